@@ -9,7 +9,9 @@ NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends 
 # Of these, under the older Paddle: layers, engine, ranks, and one model of each kind; `make test-all` runs nearly all.
 OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
-PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
+# A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
+QUIETLY  = -q -n 2 --dist worksteal --no-skips
+PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest $(QUIETLY) --ignore tests/backup/test_s3.py $(PYTEST_ARGS)
 
 .PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
@@ -20,7 +22,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-ddp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing mtrain and torch into $(VENV): about a minute"
-	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp]'
+	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-ddp
@@ -36,13 +38,13 @@ $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed
 $(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with torch alone into $(VENV)-torch"
 	@test -x $(VENV)-torch/bin/python || scripts/quietly scripts/make-venv $(VENV)-torch
-	@scripts/quietly $(VENV)-torch/bin/python -m pip install -c constraints.txt -e '.[ddp]'
+	@scripts/quietly $(VENV)-torch/bin/python -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
 	@touch $@
 
 $(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
 	@test -x $(VENV)-paddle2/bin/python || scripts/quietly scripts/make-venv $(VENV)-paddle2
-	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev]' 'paddlepaddle==2.6.2' 'protobuf<7'
+	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev,vision,report,tensorboard]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
 # A client and a server of S3. Their library wants an older python-dateutil than the client of Kubernetes, so they have an
@@ -82,11 +84,11 @@ test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 
 test-paddle2: SLOW = -m "not slow"
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest $(QUIETLY) $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
 
 test-s3: SLOW = -m "not slow"
 test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow ones
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-s3/bin/python -m pytest -q -n 2 --dist worksteal $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-s3/bin/python -m pytest $(QUIETLY) $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
 
 mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
 	$(PY) -m tests.mutants $(MUTANTS_ARGS)
@@ -118,7 +120,7 @@ fmt: $(VENV)/.installed-dev  ## format the code
 $(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovod/build.sh
 	@echo "installing mtrain, Accelerate and Lightning Fabric into $(VENV)-bench"
 	@test -x $(VENV)-bench/bin/python || scripts/quietly scripts/make-venv $(VENV)-bench
-	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp]'
+	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
 	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,bench]'
 	@scripts/build-horovod $(VENV)-bench/bin/python
 	@touch $@

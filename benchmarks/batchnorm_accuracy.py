@@ -1,7 +1,7 @@
 """Measure the accuracy of torch in float32 on the CPU, by memory layout and number of threads.
 
 Run ``python benchmarks/batchnorm_accuracy.py``. It needs torch alone, so that it can accompany a report to torch:
-``--minimal`` prints BatchNorm's two lines only. Every figure is the length of the error divided by the length of the
+``--minimal`` prints BatchNorm's two lines only. Every metric is the length of the error divided by the length of the
 float64 result. ``docs/accuracy.md`` has a table of the results.
 """
 

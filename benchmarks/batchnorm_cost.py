@@ -2,7 +2,7 @@
 kernel in its place.
 
 One process with one thread trains YOLOv5n at 320 px, micro batches of 8, channels last: forward and backward pass,
-clipping, SGD. Each update with torch's kernel is followed by one with mtrain's sums on the same batch; the figure is
+clipping, SGD. Each update with torch's kernel is followed by one with mtrain's sums on the same batch; the metric is
 the median of the pairs' ratios. CPU time of this process is counted, so that other work on the machine disturbs little.
 There is no target: docs/accuracy.md describes the benefit.
 """

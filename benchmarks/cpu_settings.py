@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             started = time.perf_counter()
             with optimizer.micro_batch(last=True):
                 optimizer.backward(model(next(batches))["total"])
-            optimizer.step(Rates(rates=(0.01,)))
+            optimizer.step(Rates(learning_rates=(0.01,)))
             times.append((time.perf_counter() - started) * 1000)
         if session.collective.rank == 0:
             options.rank.write_text(json.dumps(times[2:]))

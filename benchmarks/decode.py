@@ -1,6 +1,6 @@
 """Measure the CPU time of inputs for evaluation with ``data.decode: exact`` and ``fast``, in turns.
 
-The pictures are those of a data set in COCO's form, enlarged to the widths that are named and stored with quality 90.
+The images are those of a data set in COCO's form, enlarged to the widths that are named and stored with quality 90.
 
     python benchmarks/decode.py COCO_FOLDER [--widths 1280 1920 2560] [--sides 640 320] [--rounds 15]
 """
@@ -17,26 +17,27 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.core.interfaces import SplitRequest
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.coco import Coco
 from mtrain.tasks.detection.source import DetectionSource
 
-PICTURES = 6
+IMAGES = 6
 
 
 def enlarged(annotations: Annotations, width: int, folder: Path) -> Annotations:
-    """Return the first pictures at another width, without boxes."""
+    """Return the first images at another width, without boxes."""
     found, empty = [], (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
-    for i, sample in enumerate(annotations.samples[:PICTURES]):
+    for i, sample in enumerate(annotations.samples[:IMAGES]):
         path, height = folder / f"{width}-{i}.jpg", sample.height * width // sample.width
-        picture = cv2.resize(cv2.imread(str(sample.path)), (width, height), interpolation=cv2.INTER_CUBIC)
-        cv2.imwrite(str(path), picture, [cv2.IMWRITE_JPEG_QUALITY, 90])
-        found.append(Picture(path, path.name, i, width, height, *empty))
+        image = cv2.resize(cv2.imread(str(sample.path)), (width, height), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(str(path), image, [cv2.IMWRITE_JPEG_QUALITY, 90])
+        found.append(AnnotatedImage(path, path.name, i, width, height, *empty))
     return assemble(found, class_names=("a",), category_ids=(1,))
 
 
 def spent(source: DetectionSource, side: int) -> float:
-    """Return the CPU seconds per picture."""
+    """Return the CPU seconds per image."""
     out, start = np.empty((side, side, 3), np.uint8), time.process_time_ns()
     for index in range(len(source)):
         source.fill(0, index, out)
@@ -51,12 +52,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     cv2.setNumThreads(0)
-    annotations = Coco(Coco.Options()).read(options.coco, None, None, None, split="train")
+    annotations = Coco(Coco.Options()).read(SplitRequest(root=options.coco, split="train"))
     with tempfile.TemporaryDirectory() as folder:
         for width in options.widths:
-            pictures = enlarged(annotations, width, Path(folder))
+            images = enlarged(annotations, width, Path(folder))
             for side in options.sides:
-                exact, fast = (DetectionSource(pictures, image_size=side, decode=way) for way in ("exact", "fast"))
+                exact, fast = (DetectionSource(images, image_size=side, decode=way) for way in ("exact", "fast"))
                 pairs = [(spent(exact, side), spent(fast, side)) for _ in range(options.rounds)]
                 ratios = sorted(a / b for a, b in pairs)
                 times = [statistics.median(values) * 1000 for values in zip(*pairs, strict=True)]

@@ -1,21 +1,27 @@
 """Strike an elastic job on three hosts with random faults, and measure the seconds that each one costs.
 
-Needs the hosts of ``tests/cluster/hosts.sh``. Prints a Markdown table, and the largest difference to a job that was not
-disturbed. A fault costs the seconds from the strike to the next update that had not been made before.
+Needs the hosts of ``tests/cluster/hosts.sh``. Every fourth time, two hosts are struck at once. After each fault the job
+must run on all hosts again, with no rank of an earlier attempt beside its own. Prints a Markdown table, and the largest
+difference to a job that was not disturbed. A fault costs the seconds from the strike to the next update that had not
+been made before; the seconds until all hosts take part again are printed too.
 
     python -m benchmarks.elastic_soak --backend ddp --faults 20 --seed 1
 """
 
 import argparse
+import signal
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.cluster.jobs import FIRST, Job, Jobs, prepare
-from tests.cluster.lab import Lab, wait_for
+from tests.cluster.lab import Lab, Process, wait_for
 from tests.cluster.test_elastic import arrays, difference
 
 HOSTS = 3
@@ -29,15 +35,30 @@ VALUES = {
     "cluster__rejoin_s": 1,
 }
 PATIENCE_S = 300.0
+PAIR_EVERY = 4
+"""Every so many faults, two hosts are struck at once."""
+BESIDE = " & "
+"""Between the names of two faults that struck together."""
+
+
+def ranks(lab: Lab, node: str | None = None) -> list[Process]:
+    """Return the ranks on a host or on all, their loader processes left out."""
+    actual = [process for process in lab.processes(node) if process.module == "mtrain.rank.worker"]
+    pids = {(process.node, process.pid) for process in actual}
+    return [process for process in actual if (process.node, process.parent) not in pids]
 
 
 def kill(lab: Lab, node: str) -> None:
     """Kill one rank of a host, of several the first."""
-    pids = {process.pid for process in lab.processes(node) if process.module == "mtrain.rank.worker"}
+    for process in ranks(lab, node)[:1]:
+        lab.kill(process, "KILL")
+
+
+def kill_agent(lab: Lab, node: str) -> None:
+    """Kill the agent of a host, whose ranks must not outlive it."""
     for process in lab.processes(node):
-        if process.pid in pids and process.parent not in pids:
+        if process.module == "mtrain.jobs.hosts.agent":
             lab.kill(process, "KILL")
-            return
 
 
 def for_a_while(begin: Callable[[], None], end: Callable[[], None], *, seconds: float) -> None:
@@ -66,6 +87,7 @@ def slow(lab: Lab, node: str, *, pauses: int) -> None:
 
 FAULTS: dict[str, Callable[[Lab, str], None]] = {
     "kill -9 of a rank": kill,
+    "kill -9 of an agent": kill_agent,
     "halt, and on again": lambda lab, node: for_a_while(
         lambda: lab.power(node, "halt"), lambda: lab.up(HOSTS), seconds=2
     ),
@@ -83,7 +105,7 @@ FAULTS: dict[str, Callable[[Lab, str], None]] = {
     ),
     "slow for 5 s": lambda lab, node: slow(lab, node, pauses=5),
     "suspended for 5 s": lambda lab, node: suspend(lab, node, seconds=5),
-    "suspended for 20 s": lambda lab, node: suspend(lab, node, seconds=20),
+    "suspended for 30 s": lambda lab, node: suspend(lab, node, seconds=30),
 }
 
 
@@ -92,19 +114,38 @@ def newest(job: Job) -> int:
     return max(job.updates(), default=-1)
 
 
-def strike(lab: Lab, job: Job, fault: str, node: str) -> float:
-    """Return the seconds from a fault until updates are made that had not been made before it ended."""
+def strike(lab: Lab, job: Job, faults: dict[str, str]) -> float:
+    """Return the seconds from faults, by host, until updates are made that had not been made before they ended."""
     began = time.monotonic()
     before = newest(job)
-    FAULTS[fault](lab, node)
+    threads = [threading.Thread(target=FAULTS[fault], args=(lab, node)) for node, fault in faults.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fault = BESIDE.join(faults.values())
 
     def went_on() -> bool:
         if job.leader.process.poll() is not None:
-            raise SystemExit(f"after {fault} of {node} the job ended:\n{job.leader.text}")
+            raise SystemExit(f"1 job lost, after {faults}:\n{job.leader.text}")
         return newest(job) > before + 1
 
     wait_for(went_on, timeout_s=PATIENCE_S, what=f"an update after {fault}")
     return time.monotonic() - began
+
+
+def drawn(draw: np.random.Generator, number: int) -> dict[str, str]:
+    """Draw the faults that strike together, by host; in a pair, no two are alike."""
+    nodes = [f"node{each}" for each in range(2, HOSTS + 1)]
+    count = 2 if number % PAIR_EVERY == PAIR_EVERY - 1 else 1
+    faults = draw.choice(list(FAULTS), size=count, replace=False)
+    return dict(zip(draw.choice(nodes, size=count, replace=False).tolist(), faults.tolist(), strict=True))
+
+
+def orphans(lab: Lab, *, each: int) -> int:
+    """Return how many ranks run beyond those of the attempt on all hosts."""
+    counts = Counter(process.node for process in ranks(lab))
+    return sum(max(0, count - each) for count in counts.values())
 
 
 def settled(job: Job) -> None:
@@ -125,31 +166,33 @@ def soak(lab: Lab, jobs: Jobs, *, backend: str, faults: int, seed: int, more: Se
     """Run one job through all faults, and compare it with one that was not disturbed."""
     draw = np.random.Generator(np.random.PCG64(seed))
     flags = ["--nnodes", "1:3", "--failure-timeout-s", str(SILENCE_S), "--max-restarts", "1000", *more]
-    options = {**VALUES, "backend": backend}
+    options: dict[str, Any] = {**VALUES, "backend": backend}
     if backend == "fleet":
         options["cluster__shards"] = 6
     job = jobs.over_ssh("soak", model__name="slow_yolov5", train__updates=100_000, more=flags, **options).reach(2)
     rows: dict[str, list[float]] = {}
+    strange, per_host = 0, int(options.get("cluster__shards", HOSTS)) // HOSTS
     for number in range(faults):
-        fault, node = str(draw.choice(list(FAULTS))), f"node{draw.integers(2, HOSTS + 1)}"
-        rows.setdefault(fault, []).append(strike(lab, job, fault, node))
+        chosen, began = drawn(draw, number), time.monotonic()
+        fault = "two at once" if len(chosen) > 1 else next(iter(chosen.values()))
+        rows.setdefault(fault, []).append(strike(lab, job, chosen))
         settled(job)
-        print(f"{number + 1}: {fault} of {node}: {rows[fault][-1]:.0f} s", flush=True)
+        strange += orphans(lab, each=per_host)
+        whole_s = time.monotonic() - began
+        print(f"{number + 1}: {chosen}: {rows[fault][-1]:.0f} s, all hosts after {whole_s:.0f} s", flush=True)
     lab.kill(job.starter(FIRST), "TERM")
     job.leader.finish(timeout_s=PATIENCE_S)
     left = [process for process in lab.left(within_s=10.0) if process.node != FIRST]
     updates = newest(job) + 1
-    ranks = 6 if backend == "fleet" else HOSTS
-    calm = jobs.on_one("calm", train__updates=updates, ranks=ranks, more=more, **options)
+    calm = jobs.on_one("calm", train__updates=updates, ranks=per_host * HOSTS, more=more, **options)
     calm.finish(timeout_s=1200)
     worst = difference(arrays(calm.folder), arrays(job.folder))
     again = len(job.updates()) - len(set(job.updates()))
     print(
-        f"\n{backend}: {faults} faults, {updates} updates, {again} of them made again, {len(left)} processes left, largest"
+        f"\n{backend}: {faults} times, 0 jobs lost, {updates} updates, {again} of them made again, {strange} orphans,"
     )
-    print(
-        f"difference to an undisturbed job {worst:.1e}\n\n| fault | times | seconds lost, median (largest) |\n|---|--:|--:|"
-    )
+    print(f"{len(left)} processes left, largest difference to an undisturbed job {worst:.1e}\n")
+    print("| fault | times | seconds lost, median (largest) |\n|---|--:|--:|")
     for fault, seconds in sorted(rows.items()):
         print(f"| {fault} | {len(seconds)} | {np.median(seconds):.0f} ({max(seconds):.0f}) |")
 
@@ -161,6 +204,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     arguments, more = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Without it the hosts would stay.
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder))
         lab.up(HOSTS)

@@ -1,10 +1,10 @@
-"""CPU milliseconds per picture that scoring takes after the model: YOLOv5's own val.py against mtrain, in turns.
+"""CPU milliseconds per image that scoring takes after the model: YOLOv5's own val.py against mtrain, in turns.
 
-    python benchmarks/evaluation.py --yolov5 CHECKOUT [--pictures 96] [--candidates 1000] [--rounds 5] [--json FILE]
+    python benchmarks/evaluation.py --yolov5 CHECKOUT [--images 96] [--candidates 1000] [--rounds 5] [--json FILE]
 
 Both sides get the same decoded outputs of a detector, made up around made-up objects: suppression with the thresholds of
-val.py, then the figures. mtrain computes the twelve figures of COCO. val.py computes its own precision, recall and AP
-(``own figures``), and with ``--save-json`` those of COCO by pycocotools too (``figures``). The checkout is run by the interpreter that
+val.py, then the metrics. mtrain computes the twelve metrics of COCO. val.py computes its own precision, recall and AP
+(``own figures``), and with ``--save-json`` those of COCO by pycocotools too (``metrics``). The checkout is run by the interpreter that
 ``--python`` names, in processes of its own; nothing of it is part of mtrain. Where that has no torchvision with operators,
 of which there is no build for the CPU on PyPI, ``peers/greedy_nms.c`` takes the place of ``torchvision.ops.nms``.
 """
@@ -31,7 +31,7 @@ CONFIDENCE, IOU, KEPT = 0.001, 0.6, 300
 BATCH = 8
 SAME_AP = 1e-4
 """By how much AP may differ: equal scores may be in another order."""
-WORDS = {"own figures": "figures", "all with own figures": "all"}
+WORDS = {"own figures": "metrics", "all with own figures": "all"}
 """What is compared with a part that only the original has."""
 
 
@@ -40,8 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--yolov5", type=Path, required=True, help="checkout of ultralytics/yolov5")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has what the checkout needs")
-    parser.add_argument("--pictures", type=int, default=96)
-    parser.add_argument("--candidates", type=int, default=1000, help="boxes of a picture above the threshold")
+    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--candidates", type=int, default=1000, help="boxes of an image above the threshold")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -52,7 +52,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         outputs = Path(folder, "outputs.npz")
-        np.savez(outputs, **made(arguments.pictures, arguments.candidates))
+        np.savez(outputs, **made(arguments.images, arguments.candidates))
         rounds = []
         for number in range(arguments.rounds):
             order = list(SIDES) if number % 2 else list(SIDES)[::-1]
@@ -61,37 +61,37 @@ def main() -> None:
             precisions = [one["AP"] for one in rounds[-1].values()]
             if abs(precisions[0] - precisions[1]) > SAME_AP:
                 raise SystemExit(f"AP differs: {precisions}; the sides do not score the same boxes")
-    row: dict[str, Any] = {"pictures": arguments.pictures, "candidates": arguments.candidates}
-    for part in ("suppression", "figures", "own figures", "all", "all with own figures"):
+    row: dict[str, Any] = {"images": arguments.images, "candidates": arguments.candidates}
+    for part in ("suppression", "metrics", "own figures", "all", "all with own figures"):
         found = [[one[side].get(part, one[side][WORDS.get(part, part)]) for one in rounds] for side in SIDES]
         ratios = [theirs / mine for theirs, mine in zip(*found, strict=True)]
         row[part] = {"original": median(found[0]), "ours": median(found[1]), "ratio": median(ratios)}
         print(
-            f"{part}: original {median(found[0]):.2f} ms CPU per picture, mtrain {median(found[1]):.2f}; "
+            f"{part}: original {median(found[0]):.2f} ms CPU per image, mtrain {median(found[1]):.2f}; "
             f"ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(row, indent=1))
 
 
-def made(pictures: int, candidates: int) -> dict[str, Any]:
+def made(images: int, candidates: int) -> dict[str, Any]:
     """Return decoded outputs (N, A, 5 + classes) float32 and the objects (N, K, 5): class and box, in pixels."""
     generator = np.random.default_rng(0)
     anchors = 3 * sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
-    outputs = np.zeros((pictures, anchors, 5 + CLASSES), np.float32)
+    outputs = np.zeros((images, anchors, 5 + CLASSES), np.float32)
     outputs[..., :4], outputs[..., 4], outputs[..., 5:] = SIDE / 2, 1e-5, 1e-3
-    centres = generator.uniform(40, SIDE - 40, (pictures, OBJECTS, 2))
-    sizes = generator.uniform(24, 72, (pictures, OBJECTS, 2))
-    classes = generator.integers(0, CLASSES, (pictures, OBJECTS))
-    for picture in range(pictures):
+    centres = generator.uniform(40, SIDE - 40, (images, OBJECTS, 2))
+    sizes = generator.uniform(24, 72, (images, OBJECTS, 2))
+    classes = generator.integers(0, CLASSES, (images, OBJECTS))
+    for image in range(images):
         which = generator.integers(0, OBJECTS, candidates)
         rows = generator.choice(anchors, candidates, replace=False)
-        near = np.concatenate((centres[picture, which], sizes[picture, which]), axis=1)
+        near = np.concatenate((centres[image, which], sizes[image, which]), axis=1)
         spread = generator.exponential(0.3, (candidates, 1))
-        boxes = near + generator.normal(0, 1, (candidates, 4)) * np.tile(sizes[picture, which], 2) * spread
-        outputs[picture, rows, :4] = np.maximum(boxes, 2)
-        outputs[picture, rows, 4] = np.exp(-4 * spread[:, 0]) * generator.uniform(0.3, 1, candidates) + 0.01
-        outputs[picture, rows, 5 + classes[picture, which]] = generator.uniform(0.2, 1, candidates)
+        boxes = near + generator.normal(0, 1, (candidates, 4)) * np.tile(sizes[image, which], 2) * spread
+        outputs[image, rows, :4] = np.maximum(boxes, 2)
+        outputs[image, rows, 4] = np.exp(-4 * spread[:, 0]) * generator.uniform(0.3, 1, candidates) + 0.01
+        outputs[image, rows, 5 + classes[image, which]] = generator.uniform(0.2, 1, candidates)
     corners = np.concatenate((centres - sizes / 2, centres + sizes / 2), axis=2)
     return {"outputs": outputs, "objects": np.concatenate((classes[..., None], corners), axis=2)}
 
@@ -120,7 +120,7 @@ def measured(side: str, outputs: Path, arguments: argparse.Namespace) -> dict[st
 
 
 def original(data: dict[str, Any], checkout: Path) -> dict[str, float]:
-    """Suppress and score as val.py does. Its limit of time, which drops pictures on a busy machine, is lifted."""
+    """Suppress and score as val.py does. Its limit of time, which drops images on a busy machine, is lifted."""
     sys.path.insert(0, str(checkout))
     os.chdir(checkout)
     import torch
@@ -148,17 +148,17 @@ def original(data: dict[str, Any], checkout: Path) -> dict[str, float]:
         stats = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
         metrics.ap_per_class(*stats, plot=False, names=dict(enumerate("0123456789")))
         own, began = time.process_time() - began - suppressing, time.process_time()
-        coco = pycocotools_figures(data["objects"][:count], results)
-        figures = time.process_time() - began
+        coco = pycocotools_metrics(data["objects"][:count], results)
+        scoring = time.process_time() - began
         print(f"COCO's AP {coco:.6f}", file=sys.stderr)
-        return {"suppression": suppressing, "figures": figures, "own figures": own, "AP": coco}
+        return {"suppression": suppressing, "metrics": scoring, "own figures": own, "AP": coco}
 
     with torch.inference_mode():
         return timed(once, len(outputs))
 
 
-def pycocotools_figures(objects: Any, results: list[Any]) -> float:
-    """Compute COCO's figures as val.py does from the file that it writes; return AP."""
+def pycocotools_metrics(objects: Any, results: list[Any]) -> float:
+    """Compute COCO's metrics as val.py does from the file that it writes; return AP."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -219,7 +219,7 @@ def own_match(checkout: Path) -> Any:
 def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
     """Suppress and score as an evaluation of mtrain does."""
     from mtrain.models.common.nms import Selection, detections
-    from mtrain.tasks.detection.annotations import Picture, assemble
+    from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
     from mtrain.tasks.detection.evaluator import CocoEvaluator
 
     selection = Selection(
@@ -229,13 +229,15 @@ def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
     scale_pad = np.tile(np.array([1, 1, 0, 0], np.float32), (BATCH, 1))
 
     def once(count: int) -> dict[str, float]:
-        pictures = []
+        images = []
         for number, rows in enumerate(objects[:count]):
             boxes = np.concatenate((rows[:, 1:3], rows[:, 3:] - rows[:, 1:3]), axis=1)
             crowd, areas = np.zeros(len(rows), bool), boxes[:, 2:].prod(1)
-            name = f"{number:06}.jpg"  # pictures are sorted by name
-            pictures.append(Picture(Path(name), name, number, SIDE, SIDE, boxes, rows[:, 0].astype(int), crowd, areas))
-        annotations = assemble(pictures, class_names="0123456789", category_ids=range(CLASSES))
+            name = f"{number:06}.jpg"  # images are sorted by name
+            images.append(
+                AnnotatedImage(Path(name), name, number, SIDE, SIDE, boxes, rows[:, 0].astype(int), crowd, areas)
+            )
+        annotations = assemble(images, class_names="0123456789", category_ids=range(CLASSES))
         began, suppressing = time.process_time(), 0.0
         evaluator = CocoEvaluator(annotations)
         for start in range(0, count, BATCH):
@@ -245,17 +247,17 @@ def ours(data: dict[str, Any], checkout: Path) -> dict[str, float]:
             index = np.arange(start, start + len(found))
             evaluator.add({"index": index, "scale_pad": scale_pad[: len(found)]}, found)
         score = evaluator.result([evaluator.partial()])["AP"]
-        return {"suppression": suppressing, "figures": time.process_time() - began - suppressing, "AP": score}
+        return {"suppression": suppressing, "metrics": time.process_time() - began - suppressing, "AP": score}
 
     return timed(once, len(outputs))
 
 
 def timed(once: Any, count: int) -> dict[str, float]:
-    """Return the milliseconds per picture of a run after one that warms up."""
+    """Return the milliseconds per image of a run after one that warms up."""
     once(BATCH)
     found = once(count)
     taken = {part: 1000 * seconds / count for part, seconds in found.items() if part != "AP"}
-    taken["all"] = taken["suppression"] + taken["figures"]
+    taken["all"] = taken["suppression"] + taken["metrics"]
     if "own figures" in taken:
         taken["all with own figures"] = taken["suppression"] + taken["own figures"]
     return {**taken, "AP": found["AP"]}

@@ -2,7 +2,7 @@
 
     python benchmarks/export_equality.py [MODEL ...] [--threads 1]
 
-Prints a Markdown row for each output of each model: max |difference| / max |reference| over a batch of two random pictures.
+Prints a Markdown row for each output of each model: max |difference| / max |reference| over a batch of two random images.
 Weights are drawn: the model's start values, but with BatchNorms and last layers that are neither the identity nor zero, so
 that every array matters. The ONNX graph is what ``mtrain export`` writes, with the model's form for inference (PP-YOLOE's
 parallel convolutions are one); torch and Paddle compute the form that is trained. Paddle runs in a process of its own.
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 SIDES = {"yolov5": 320, "ppyoloe": 320, "vit": 224, "resnet": 224, "unet": 256, "liteseg": 256}
-"""Side of the pictures in pixels, by the begin of a model's name."""
+"""Side of the images in pixels, by the begin of a model's name."""
 MODELS = (
     *(f"yolov5{size}" for size in "nsmlx"), *(f"ppyoloe_{size}" for size in "smlx"),
     "vit", "vit_tiny", "vit_small", "vit_base", "resnet18", "resnet34", "resnet50", "unet", "liteseg",
@@ -82,10 +82,10 @@ def plugin_and_task(model: str):
     return plugin, Task(kind=plugin.kind, class_names=names, image_size=side_of(model), global_batch=1)
 
 
-def pictures(model: str):
+def drawn_pixels(model: str):
     rng = np.random.default_rng(1)
     side = side_of(model)
-    # Smooth pictures rather than noise: their features are of a size that real ones have.
+    # Smooth images rather than noise: their features are of a size that real ones have.
     coarse = rng.integers(0, 256, (2, side // 16, side // 16, 3)).astype(np.uint8)
     return coarse.repeat(16, axis=1).repeat(16, axis=2) // 2 + rng.integers(0, 128, (2, side, side, 3)).astype(np.uint8)
 
@@ -117,7 +117,7 @@ def with_torch(model: str, folder: Path, threads: int) -> None:
     from mtrain.backends._torch import exporting, nn, ops, state
     from mtrain.core import binding
     from mtrain.core.collective import OneRank
-    from mtrain.core.program import Program, ProgramInput
+    from mtrain.core.interfaces.program import Program, ProgramInput
 
     torch.set_num_threads(threads)
     binding.bind(nn, ops)
@@ -125,7 +125,7 @@ def with_torch(model: str, folder: Path, threads: int) -> None:
     network = plugin.build(task, OneRank()).eval()
     weights = drawn(plugin, task, {name: tuple(array.shape) for name, array in network.state_dict().items()})
     np.savez(folder / "weights.npz", **weights)
-    images = pictures(model)
+    images = drawn_pixels(model)
     state.fill(network.state_dict(), weights, what="weights")
     batch = {"images": torch.from_numpy(images), "pixels": torch.from_numpy(images)}
     with torch.no_grad():
@@ -167,7 +167,7 @@ def with_paddle(model: str, folder: Path, threads: int) -> None:
     network = plugin.build(task, OneRank())
     network.eval()
     state.fill(network.state_dict(), dict(np.load(folder / "weights.npz")), what="weights")
-    images = paddle.to_tensor(pictures(model))
+    images = paddle.to_tensor(drawn_pixels(model))
     with paddle.no_grad():
         np.savez(folder / "paddle.npz", **outputs_of(network, {"images": images, "pixels": images}, state.to_numpy))
 

@@ -1,7 +1,7 @@
 """Milliseconds per update of torch and Paddle, side by side: YOLOv5n and PP-YOLOE-s at 320 px, batch 8, one process.
 
 Each framework runs with the best settings known for it on CPU, one or two threads, as mtrain's ``solo`` starts it. A
-round measures all four combinations once, each in its own process; figures are medians over the rounds. There is no
+round measures all four combinations once, each in its own process; metrics are medians over the rounds. There is no
 target: the table shows the cost of the choice of a framework.
 """
 
@@ -91,7 +91,7 @@ def measure(framework: str, model: str, out: str, *, updates: int) -> int:
             started = time.perf_counter()
             with optimizer.micro_batch(last=True):
                 optimizer.backward(trained(next(batches))["total"])
-            optimizer.step(Rates(rates=(0.01,)))
+            optimizer.step(Rates(learning_rates=(0.01,)))
             times.append((time.perf_counter() - started) * 1000)
         Path(out).write_text(json.dumps(times[2:]))
     return 0

@@ -1,7 +1,7 @@
 """Measure mtrain on a machine with GPUs, in one command: `scripts/gpu-bench --data COCO`. One JSON file is the result.
 
 It runs the conformance kit of each backend on 1, 2, 4, ... GPUs, short jobs in each precision, and YOLOv5l and PP-YOLOE-l on
-the pictures of ``--data``, in turn with the originals' own scripts where their checkouts are given. Nothing is judged here but
+the images of ``--data``, in turn with the originals' own scripts where their checkouts are given. Nothing is judged here but
 exit codes: the file holds what was measured, with the commands and the machine. ``--tiny`` does all of it on a CPU in a minute,
 with small models: it shows that the script works and measures nothing.
 """
@@ -166,7 +166,7 @@ def check_backends(plan: Plan, results: Results) -> None:
 
 
 def check_precisions(plan: Plan, results: Results) -> None:
-    """Train the digits in each precision, on the fewest and the most GPUs, with figures read at once and one update later."""
+    """Train the digits in each precision, on the fewest and the most GPUs, with metrics read at once and one update later."""
     precisions = ("fp32",) if plan.tiny else ("fp32", "bf16", "fp16")
     counts = sorted({min(plan.gpus), max(plan.gpus)})
     for backend, precision, count in product(plan.arguments.backends, precisions, counts):
@@ -192,7 +192,7 @@ def precision_row(plan: Plan, backend: str, precision: str, count: int, *, late:
         "weights_sha256": summary.get("weights_sha256"),
         "device": summary.get("device"),
         "last_losses": [record["losses"]["total"] for record in records][-3:],
-        "skipped": records[-1]["skipped"] if records else None,
+        "skipped": records[-1]["skipped_updates"] if records else None,
     }
 
 
@@ -232,7 +232,7 @@ def measure(plan: Plan, results: Results) -> None:
 
 
 def of_mtrain(plan: Plan, spec: str, backend: str, count: int, *, precision: str) -> dict[str, Any]:
-    """Return the pictures per second of mtrain, by two jobs and by the records of the longer one."""
+    """Return the images per second of mtrain, by two jobs and by the records of the longer one."""
     share = plan.arguments.batch_per_gpu
     values = [f"train.batch_size={share * count}", f"backend.name={backend}", f"train.precision={precision}"]
     if plan.arguments.data is not None:
@@ -248,14 +248,14 @@ def of_mtrain(plan: Plan, spec: str, backend: str, count: int, *, precision: str
         seconds.append(row["seconds"])
         if row["exit"]:
             break
-    rates = [record["samples_per_s"] for record in records[WARM_UP:]]
-    pictures = records[-1]["updates_per_epoch"] * share * count if records else None
-    waits = [record["wait_share"] for record in records[WARM_UP:]]
+    rates = [record["samples_per_second"] for record in records[WARM_UP:]]
+    images = records[-1]["updates_per_epoch"] * share * count if records else None
+    waits = [record["data_wait_share"] for record in records[WARM_UP:]]
     measured = {
         "by_records": statistics.median(rates) if rates else None,
-        **by_difference(seconds, pictures),
-        "pictures": pictures,
-        "wait_share": statistics.median(waits) if waits else None,
+        **by_difference(seconds, images),
+        "images": images,
+        "data_wait_share": statistics.median(waits) if waits else None,
         "memory_bytes": max((record["memory_bytes"] for record in records), default=None),
         "device": summary.get("device"),
     }
@@ -264,7 +264,7 @@ def of_mtrain(plan: Plan, spec: str, backend: str, count: int, *, precision: str
 
 
 def of_original(plan: Plan, original: str, checkout: Path, count: int) -> dict[str, Any]:
-    """Return the pictures per second of an original's own script, by two runs."""
+    """Return the images per second of an original's own script, by two runs."""
     given, seconds, row = plan.arguments, [], {}
     template = getattr(given, f"{original}_command") or ORIGINALS[original]
     for epochs in (1, 2):
@@ -277,15 +277,15 @@ def of_original(plan: Plan, original: str, checkout: Path, count: int) -> dict[s
         seconds.append(row["seconds"])
         if row["exit"]:
             break
-    return {"who": original, "gpus": count, **row, **by_difference(seconds, given.pictures)}
+    return {"who": original, "gpus": count, **row, **by_difference(seconds, given.images)}
 
 
-def by_difference(seconds: Sequence[float], pictures: int | None) -> dict[str, Any]:
-    """Return the seconds of one epoch, and pictures per second where their number is known."""
+def by_difference(seconds: Sequence[float], images: int | None) -> dict[str, Any]:
+    """Return the seconds of one epoch, and images per second where their number is known."""
     if len(seconds) < 2:
         return {"epoch_s": None, "by_difference": None}
     epoch_s = seconds[1] - seconds[0]
-    rate = pictures / epoch_s if pictures is not None and epoch_s > 0 else None
+    rate = images / epoch_s if images is not None and epoch_s > 0 else None
     return {"epoch_s": round(epoch_s, 3), "by_difference": rate}
 
 
@@ -305,12 +305,12 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; can be repeated")
     parser.add_argument("--gpus", help="numbers of GPUs, such as 1,2,4,8; by default powers of two up to what is there")
     parser.add_argument("--backends", default="ddp,fleet,deepspeed,horovod", help="those to test, if installed")
-    parser.add_argument("--data", type=Path, help="COCO's folder; some thousand pictures are enough")
-    parser.add_argument("--pictures", type=int, help="training pictures in it, for the originals' pictures per second")
+    parser.add_argument("--data", type=Path, help="COCO's folder; some thousand images are enough")
+    parser.add_argument("--images", type=int, help="training images in it, for the originals' images per second")
     parser.add_argument("--batch-per-gpu", type=int, default=16)
-    parser.add_argument("--size", type=int, default=640, help="side of the pictures in pixels")
+    parser.add_argument("--size", type=int, default=640, help="side of the images in pixels")
     parser.add_argument("--limit-s", type=float, default=7200.0, help="seconds for one command")
-    parser.add_argument("--yolov5-data", type=Path, help="YOLOv5's own file that describes the same pictures")
+    parser.add_argument("--yolov5-data", type=Path, help="YOLOv5's own file that describes the same images")
     for original in ORIGINALS:
         parser.add_argument(f"--{original}", type=Path, help="checkout of the original")
         parser.add_argument(f"--{original}-python", help="interpreter of the original; by default this one")
@@ -333,11 +333,11 @@ def missing(arguments: argparse.Namespace) -> str | None:
     commands = {name: getattr(arguments, f"{name}_command") or ORIGINALS[name] for name in ORIGINALS}
     wanted = [commands[name] for name in ORIGINALS if getattr(arguments, name) is not None]
     if arguments.data is None:
-        return "--data: not given; expected COCO's folder, of which some thousand pictures are enough"
-    if wanted and arguments.pictures is None:
-        return "--pictures: not given; expected the number of training pictures, for the originals' pictures per second"
+        return "--data: not given; expected COCO's folder, of which some thousand images are enough"
+    if wanted and arguments.images is None:
+        return "--images: not given; expected the number of training images, for the originals' images per second"
     if any("{data_file}" in command for command in wanted) and arguments.yolov5_data is None:
-        return "--yolov5-data: not given; expected the original's own file that describes the pictures"
+        return "--yolov5-data: not given; expected the original's own file that describes the images"
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.loader import BATCH, BATCHES, SIDE, glance, loader, pictures, seconds
+from benchmarks.loader import BATCH, BATCHES, SIDE, glance, images, loader, seconds
 from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
 
@@ -24,7 +24,7 @@ PASSES = 15
 
 
 class Drawn:
-    """The samples of a pass in the form of a source of grain: item i is picture i, augmented."""
+    """The samples of a pass in the form of a source of grain: item i is image i, augmented."""
 
     def __init__(self, annotations: Any) -> None:
         self._source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec())
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        annotations, what = pictures(Path(folder))
+        annotations, what = images(Path(folder))
         pool, ours = loader(annotations, cache="none")
         import grain
 

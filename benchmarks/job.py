@@ -1,4 +1,4 @@
-"""Train YOLOv5n or PP-YOLOE-s at 320 pixels on generated pictures: the job of the update benchmarks, on either
+"""Train YOLOv5n or PP-YOLOE-s at 320 pixels on generated images: the job of the update benchmarks, on either
 framework."""
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Measure the CPU time per update with mtrain's own kernels and with the framework's alone, on the same batches.
 
 One process with one thread trains one model of each kind, in turn: forward and backward pass, clipping, SGD, EMA. CPU
-time of this process is counted, so that other work on the machine disturbs little; the figure is the median of the
+time of this process is counted, so that other work on the machine disturbs little; the metric is the median of the
 pairs' ratios. There is no target.
 """
 
@@ -83,7 +83,7 @@ def training(stack: ExitStack, framework: str, model: str, kind: str) -> Callabl
     def update() -> None:
         with optimizer.micro_batch(last=True):
             optimizer.backward(trained(next(batches))["total"])
-        optimizer.step(Rates(rates=(RATE,)))
+        optimizer.step(Rates(learning_rates=(RATE,)))
 
     return update
 

@@ -1,10 +1,10 @@
-"""Measure what a picture costs that one loader process delivers: mtrain against a plain torch DataLoader with the same
+"""Measure what an image costs that one loader process delivers: mtrain against a plain torch DataLoader with the same
 steps, and against the loader of the original YOLOv5 where its checkout is named.
 
 All draw mosaics of four at 640 from 640 x 480 JPEGs, with zoom, shift, hsv, flip and uint8 batches. Blocks of all
 alternate in one run. A ratio is the median over rounds of the other's CPU seconds (its worker's, and this process's
-while it reads) over mtrain's, with the least and the largest; pictures per second are of one CPU second. In the first
-rows no one caches pictures; in the last, mtrain's RAM cache is on and filled.
+while it reads) over mtrain's, with the least and the largest; images per second are of one CPU second. In the first
+rows no one caches images; in the last, mtrain's RAM cache is on and filled.
 
     python benchmarks/loader.py [--rounds 9] [--side 640] [--coco FOLDER] [--yolov5 CHECKOUT] [--json FILE]
 """
@@ -26,8 +26,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data.loader.pool import ShardedLoader, WorkerPool
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.coco import Coco
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
@@ -37,11 +38,11 @@ BATCH, BATCHES = 16, 6
 TARGET = 2.0
 
 
-def pictures(folder: Path, coco: Path) -> tuple[Annotations, str]:
-    """Return the training pictures of a data set in COCO's form if it is there, else variants of scikit-learn's
+def images(folder: Path, coco: Path) -> tuple[Annotations, str]:
+    """Return the training images of a data set in COCO's form if it is there, else variants of scikit-learn's
     photographs."""
     if coco.is_dir():
-        return Coco(Coco.Options()).read(coco, None, None, None, split="train"), str(coco)
+        return Coco(Coco.Options()).read(SplitRequest(root=coco, split="train")), str(coco)
     from sklearn.datasets import load_sample_images
 
     rng = np.random.default_rng(0)
@@ -54,14 +55,16 @@ def pictures(folder: Path, coco: Path) -> tuple[Annotations, str]:
         boxes = np.concatenate([rng.uniform(0, 380, (12, 2)), rng.uniform(20, 100, (12, 2))], axis=1)
         no_crowd = np.zeros(12, dtype=bool)
         generated.append(
-            Picture(path, path.name, i, 640, 480, boxes, rng.integers(3, size=12), no_crowd, boxes[:, 2:].prod(1))
+            AnnotatedImage(
+                path, path.name, i, 640, 480, boxes, rng.integers(3, size=12), no_crowd, boxes[:, 2:].prod(1)
+            )
         )
     return assemble(generated, class_names="abc", category_ids=(1, 2, 3)), "photographs, 640 x 480"
 
 
 def loader(annotations: Annotations, side: int, *, cache: str) -> tuple[WorkerPool, ShardedLoader]:
     source = DetectionSource(annotations, image_size=side, augment=AugmentSpec())
-    source.pictures.keep(DetectionDataSpec(cache=cache).cache)
+    source.images.keep(DetectionDataSpec(cache=cache).cache)
     pool = WorkerPool({"train": source}, workers=1)
 
     def indices(epoch: int, update: int) -> list[Any]:
@@ -156,18 +159,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        annotations, what = pictures(Path(folder), options.coco)
+        annotations, what = images(Path(folder), options.coco)
         found, pools = runners(annotations, options, Path(folder))
         fill = -(-len(annotations) // (BATCH * BATCHES)) + 1
         seconds = costs(found, fill=fill, rounds=options.rounds)
         for pool in pools:
             pool.close()
-    rows = [row(seconds, "none", "peer", "loader"), row(seconds, "ram", "peer", "loader, pictures in RAM")]
+    rows = [row(seconds, "none", "peer", "loader"), row(seconds, "ram", "peer", "loader, images in RAM")]
     if options.yolov5:
         rows.append(row(seconds, "none", "yolov5", "loader / the original YOLOv5's"))
     print(
-        f"mosaic of four at {options.side} from {len(annotations)} pictures ({what}); one worker each, {BATCH * BATCHES} "
-        f"pictures a round, {options.rounds} rounds"
+        f"mosaic of four at {options.side} from {len(annotations)} images ({what}); one worker each, {BATCH * BATCHES} "
+        f"images a round, {options.rounds} rounds"
     )
     if options.json:
         options.json.write_text(json.dumps(rows))
@@ -183,8 +186,8 @@ def row(seconds: Mapping[str, list[float]], ours: str, peer: str, title: str) ->
         f"{title:<31} ours {mine:6.1f}/s  peer {theirs:6.1f}/s  ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}; "
         f"target >= {TARGET})"
     )
-    figures = {"ours": mine, "peer": theirs, "ratio": ratio, "target": TARGET}
-    return {"name": title, "unit": "pictures/CPU s", "better": "higher", **figures}
+    metrics = {"ours": mine, "peer": theirs, "ratio": ratio, "target": TARGET}
+    return {"name": title, "unit": "images/CPU s", "better": "higher", **metrics}
 
 
 if __name__ == "__main__":

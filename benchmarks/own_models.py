@@ -90,10 +90,12 @@ def plain_losses(name: str, *, updates: int, shares: int) -> list[float]:
     torch.manual_seed(seed)
     model = build(**spec.model.options).double().train()
     if rule.rule == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=rule.rate, momentum=rule.momentum)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rule.learning_rate, momentum=rule.momentum)
     else:
         betas = (rule.momentum, rule.beta2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rule.rate, betas=betas, weight_decay=rule.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=rule.learning_rate, betas=betas, weight_decay=rule.weight_decay
+        )
     losses = []
     for update, samples in enumerate(batches(dataset, batch_size=spec.train.batch_size, updates=updates, seed=seed)):
         size, total = len(samples) // shares, 0.0
@@ -109,7 +111,7 @@ def plain_losses(name: str, *, updates: int, shares: int) -> list[float]:
             total += float(loss.detach()) / shares
         if spec.schedule.name == "cosine":
             factor = 0.01 + 0.99 * (1 + np.cos(np.pi * update / updates)) / 2
-            optimizer.param_groups[0]["lr"] = rule.rate * factor
+            optimizer.param_groups[0]["lr"] = rule.learning_rate * factor
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)

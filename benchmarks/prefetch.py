@@ -1,7 +1,7 @@
 """Measure how long a training waits for data while single files are slow, with four micro batches ahead and with ``auto``.
 
 A sample takes 2 ms, and one in 400 takes 0.8 s, as a busy disk or network has it; the training takes 30 ms for a micro
-batch of 8. Times are sleeps, so the figures hold on any machine that is not overloaded.
+batch of 8. Times are sleeps, so the metrics hold on any machine that is not overloaded.
 
     python benchmarks/prefetch.py [--updates 300]
 """

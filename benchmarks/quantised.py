@@ -1,10 +1,10 @@
-"""Compare float32, float16 and 8-bit forms of trained models: average precision, size, and time of one picture.
+"""Compare float32, float16 and 8-bit forms of trained models: average precision, size, and time of one image.
 
     python benchmarks/quantised.py --pair runs/float0 runs/trained0 --pair runs/float1 runs/trained1
 
 A pair is a run without and one with ``train.quantise``; the second may be left out. Rows: ``fp32``, ``fp16`` and ``int8
 static`` are of the first run, ``fp32 trained`` and ``int8 trained`` of the second. Times are of ONNX Runtime with one thread
-and one picture, the forms taking turns: processor time, medians, as shares of that of fp32 of the same pair.
+and one image, the forms taking turns: processor time, medians, as shares of that of fp32 of the same pair.
 """
 
 import argparse
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.exported.data import evaluation_data, micro_batches
-from mtrain.exported.model import ExportedModel
+from mtrain.deploy.exported.data import evaluation_data, micro_batches
+from mtrain.deploy.exported.model import ExportedModel
+from mtrain.spec.resolved import Resolved
 
 
 def mtrain(*arguments: str) -> None:
@@ -51,7 +52,7 @@ def files_of(float_run: str, trained_run: str | None, folder: Path, *, samples: 
 def score(path: Path) -> float:
     """Return the score of a file on the evaluation split of its spec."""
     model = ExportedModel.open(path, threads=1)
-    data = evaluation_data(model.spec(), model.metadata)
+    data = evaluation_data(Resolved.of(model.spec()), model.metadata)
     evaluator = data.evaluator()
     for batch in micro_batches(data, size=8):
         evaluator.add(batch, model.predictions(batch))
@@ -59,7 +60,7 @@ def score(path: Path) -> float:
 
 
 def times_s(files: dict[str, Path], *, repeats: int) -> dict[str, float]:
-    """Return the median processor time of one picture, in seconds; the files take turns."""
+    """Return the median processor time of one image, in seconds; the files take turns."""
     models = {form: ExportedModel.open(path, threads=1) for form, path in files.items()}
     given = next(iter(models.values())).metadata.inputs[0]
     shape = [side if isinstance(side, int) else 1 for side in given.shape]
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", nargs="+", action="append", required=True, metavar="RUN", help="FLOAT [TRAINED]")
-    parser.add_argument("--samples", type=int, default=64, help="pictures that calibrate")
+    parser.add_argument("--samples", type=int, default=64, help="images that calibrate")
     parser.add_argument("--repeats", type=int, default=100, help="turns that are timed")
     arguments = parser.parse_args(argv)
     print("| pair | form | score | size, MiB | time |\n|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""CPU seconds per update of mtrain against the originals' own training scripts, on the same pictures, in turns.
+"""CPU seconds per update of mtrain against the originals' own training scripts, on the same images, in turns.
 
     python benchmarks/race.py --yolov5 CHECKOUT [--paddledetection CHECKOUT] [--rounds 3] [--json FILE]
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mtrain.system import processes, vectors
 
-PICTURES, VAL = 64, 8
+IMAGES, VAL = 64, 8
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 QUIET = {"WANDB_MODE": "disabled", "YOLO_OFFLINE": "true", "MPLBACKEND": "Agg", "GIT_PYTHON_REFRESH": "quiet"}
 """Keeps the originals from asking services, or drawing on a screen."""
@@ -119,7 +119,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="interpreter of the originals")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs=2, default=(1, 3), metavar=("SHORT", "LONG"))
-    parser.add_argument("--side", type=int, default=320, help="of the pictures, in pixels")
+    parser.add_argument("--side", type=int, default=320, help="of the images, in pixels")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -129,15 +129,15 @@ def parsed() -> argparse.Namespace:
             parser.error(f"--{flag} {checkout}: expected a checkout that has {file}")
     if not (arguments.yolov5 or arguments.paddledetection):
         parser.error("name a checkout: --yolov5 FOLDER, --paddledetection FOLDER")
-    if PICTURES % arguments.batch:
-        parser.error(f"--batch {arguments.batch}: expected a divisor of {PICTURES}, so that no side drops a batch")
+    if IMAGES % arguments.batch:
+        parser.error(f"--batch {arguments.batch}: expected a divisor of {IMAGES}, so that no side drops a batch")
     return arguments
 
 
 def made_data(folder: Path) -> None:
-    """Make one data set of pictures of 640 pixels: in COCO's form, and in YOLO's."""
+    """Make one data set of images of 640 pixels: in COCO's form, and in YOLO's."""
     mtrain = [sys.executable, "-m", "mtrain", "data"]
-    sizes = ["--train", str(PICTURES), "--val", str(VAL), "--size", "640"]
+    sizes = ["--train", str(IMAGES), "--val", str(VAL), "--size", "640"]
     subprocess.run([*mtrain, "make", "digits", str(folder / "coco"), *sizes], check=True, stdout=subprocess.DEVNULL)
     converted = [*mtrain, "convert", str(folder / "yolo"), "--to", "yolo", "--format", "coco"]
     subprocess.run([*converted, "--root", str(folder / "coco")], check=True, stdout=subprocess.DEVNULL)
@@ -154,7 +154,7 @@ def ours(
             "data.image_size": arguments.side,
             "data.workers": 1,
             "train.epochs": None,
-            "train.updates": epochs * PICTURES // arguments.batch,
+            "train.updates": epochs * IMAGES // arguments.batch,
             "schedule.horizon_epochs": epochs,
             "train.batch_size": arguments.batch,
             "evaluate.enabled": False,
@@ -200,7 +200,7 @@ def paddledetection(arguments: argparse.Namespace, folder: Path) -> Race:
         config.write_text(PADDLE.format(**values, batch=arguments.batch, side=arguments.side))
         return [arguments.python, "tools/train.py", "-c", str(config)]
 
-    # One size of pictures, as in the original's batch transforms above, and its interpolations.
+    # One size of images, as in the original's batch transforms above, and its interpolations.
     values = {"data.root": str(data), "data.format": "coco", "data.augment.sizes": [arguments.side]}
     pairs = [word for key, value in values.items() for word in ("-o", f"{key}={json.dumps(value)}")]
     own = ours(arguments, spec="ppyoloe_s", backend="fleet", data=pairs)
@@ -214,7 +214,7 @@ def row(race: Race, arguments: argparse.Namespace, folder: Path) -> dict[str, ob
     sides = race.sides(folder)
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     short, long = arguments.epochs
-    updates = (long - short) * PICTURES / race.batch
+    updates = (long - short) * IMAGES / race.batch
     order = [(side, epochs) for side in sides for epochs in (short, long)]
     for number in range(arguments.rounds):
         taken = {}

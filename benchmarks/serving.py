@@ -1,10 +1,10 @@
-"""Compare `mtrain serve` with a bare loop over ONNX Runtime: the same file, pictures and threads, in turn.
+"""Compare `mtrain serve` with a bare loop over ONNX Runtime: the same file, images and threads, in turn.
 
-The loop does for each picture what a request needs: decode, prepare, compute (one picture at a time), read predictions.
-Its process and that of the server stay alive; in each round every form is measured for the same number of pictures, and
+The loop does for each image what a request needs: decode, prepare, compute (one image at a time), read predictions.
+Its process and that of the server stay alive; in each round every form is measured for the same number of images, and
 the ratio is taken within the round. Clients are coroutines of this process with one open connection each.
 
-    python -m benchmarks.serving --weights digits.onnx --pictures digits/images
+    python -m benchmarks.serving --weights digits.onnx --images digits/images
 """
 
 import argparse
@@ -23,10 +23,10 @@ from statistics import median
 import numpy as np
 import psutil
 
-from mtrain import serving
-from mtrain.serving.decoding import decoded
-from mtrain.serving.predictor import ExportedPredictor
-from mtrain.serving.uploads import Upload
+from mtrain.deploy import serve as serving
+from mtrain.deploy.serve.decoding import decoded
+from mtrain.deploy.serve.predictor import ExportedPredictor
+from mtrain.deploy.serve.uploads import Upload
 
 CONFIDENCE = 0.25
 WARMUP = 8
@@ -46,15 +46,15 @@ class Block:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True, help="an exported model")
-    parser.add_argument("--pictures", type=Path, required=True, help="a folder")
+    parser.add_argument("--images", type=Path, required=True, help="a folder")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--requests", type=int, default=200, help="pictures of one measurement")
+    parser.add_argument("--requests", type=int, default=200, help="images of one measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="threads that compute, in both")
     parser.add_argument("--flags", default="", help="further flags of `mtrain serve`")
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    files = sorted(file for file in options.pictures.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    files = sorted(file for file in options.images.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
     contents = [files[number % len(files)].read_bytes() for number in range(options.requests)]
     if options.loop:
         bare_loop(options.weights, contents, options.threads)
@@ -106,7 +106,10 @@ def measured(options: argparse.Namespace, contents: Sequence[bytes]) -> dict[str
 
 def row(blocks: Sequence[Block], bare: Sequence[Block]) -> list[str]:
     pairs = list(zip(blocks, bare, strict=True))
-    rates = [f"{median(block.rate for block in blocks):.0f}", f"{median(a.rate / b.rate for a, b in pairs):.2f}"]
+    rates = [
+        f"{median(block.rate for block in blocks):.0f}",
+        f"{median(a.rate / b.rate for a, b in pairs):.2f}",
+    ]
     spans = [f"{median(np.percentile(block.latencies_ms, part) for block in blocks):.1f}" for part in (50, 99)]
     cpu = [f"{median(block.cpu_ms for block in blocks):.1f}", f"{median(a.cpu_ms / b.cpu_ms for a, b in pairs):.2f}"]
     return rates + spans + cpu
@@ -118,7 +121,7 @@ def bare_loop(weights: Path, contents: Sequence[bytes], threads: int) -> None:
     limit = serving.Settings().max_pixels
 
     def answer(content: bytes) -> str:
-        sample = predictor.sample(decoded(Upload("picture", content), max_pixels=limit))
+        sample = predictor.sample(decoded(Upload("image", content), max_pixels=limit))
         found = predictor.found(predictor.outputs([sample])[0], sample, confidence=CONFIDENCE)
         return json.dumps(list(found.rows))
 
@@ -135,7 +138,7 @@ def bare_loop(weights: Path, contents: Sequence[bytes], threads: int) -> None:
 
 
 async def block(port: int, contents: Sequence[bytes], clients: int) -> tuple[float, list[float]]:
-    """Send all pictures with so many clients at once; return requests per second, and the seconds of each."""
+    """Send all images with so many clients at once; return requests per second, and the seconds of each."""
     remaining, seconds = iter(contents), []
 
     async def client() -> None:

@@ -186,7 +186,7 @@ EVENTS = (
     Event("`scontrol suspend` for 5 s", lambda soak: suspended(soak, 5), ends=False),
     Event(f"`scontrol suspend` for {2 * SILENCE_S} s", lambda soak: suspended(soak, 2 * SILENCE_S), ends=False),
     Event("`kill -9` of a rank", rank_killed),
-    Event("`kill -9` of an agent", killed("node2", "mtrain.cluster.agent")),
+    Event("`kill -9` of an agent", killed("node2", "mtrain.jobs.hosts.agent")),
     Event("`kill -9` of mtrain itself", killed(FIRST, "mtrain")),
     Event("`kill -9` of an `srun`", srun_killed),
     Event("time limit without a warning", short_limit, mend=long_limit, script="plain"),

@@ -91,7 +91,7 @@ def peer(library: str, root: Path, folder: Path) -> tuple[float, float]:
 
 
 def dataset(folder: Path) -> Path:
-    """Return real pictures if they are available, else digits."""
+    """Return real images if they are available, else digits."""
     shared = HERE.parent.parent / "shared" / "data" / "bccd"
     if shared.is_dir():
         return shared

@@ -38,7 +38,7 @@ class Turns:
 
 
 class Ours:
-    """The Trainer, recording every update."""
+    """The training loop, recording every update."""
 
     def __init__(self, session: Any, *, channels_last: bool) -> None:
         from benchmarks import job
@@ -57,25 +57,29 @@ class Ours:
         self.model, self.optimizer = session.prepare(lambda: job.build(BATCH), recipe)
         shapes = {name: x.shape for name, x in session.state(self.model, self.optimizer).weights.items()}
         session.restore(self.model, self.optimizer, State(weights=job.start_values(shapes, BATCH)))
-        self.schedule = lambda update: Rates(rates=(RATE, RATE, RATE))
+        self.schedule = lambda update: Rates(learning_rates=(RATE, RATE, RATE))
         self.loader = Endless(job.micro_batches(BATCH // RANKS, seed=session.collective.rank))
         self.records: list[dict[str, Any]] = []
 
     def updates(self, count: int) -> None:
+        from mtrain.core.cadence import Cadences
+        from mtrain.core.feed import LoaderFeed
         from mtrain.core.interfaces import Progress
-        from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+        from mtrain.core.loop import Hooks, Job, Loop
+        from mtrain.core.sampler import Shares
+        from mtrain.core.stepping import Stepper
+        from mtrain.core.trainer import train
 
         work = Job(
             session=self.session,
-            model=self.model,
-            optimizer=self.optimizer,
-            loader=self.loader,
-            schedule=self.schedule,
+            steppers=[Stepper(self.optimizer, self.schedule)],
+            feed=LoaderFeed(session=self.session, loader=self.loader, global_batch=BATCH),
             total_updates=count,
-            accumulate=1,
-            global_batch=BATCH,
+            shares=Shares.even(self.session.collective, rounds=1),
+            sums_metrics=True,
         )
-        Trainer(work, Cadences(evaluate_at_end=False), Hooks(on_update=self.records.append)).run(Progress())
+        hooks = Hooks(on_update=self.records.append)
+        train(Loop(work, Cadences(evaluate_at_end=False), hooks, Progress()), self.model)
 
     def weights(self) -> Mapping[str, Any]:
         return self.session.state(self.model, self.optimizer).weights

@@ -15,11 +15,17 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt '.[ddp,deepspeed,fleet-cpu]' \
+RUN pip install --no-cache-dir -c constraints.txt '.[all]' \
     && scripts/build-horovod /opt/venv/bin/python
 
 FROM python:3.11.13-slim-bookworm
-RUN groupadd --gid 1000 mtrain && useradd --uid 1000 --gid 1000 --create-home mtrain
+# gcc compiles mtrain's kernels for the processor at hand, which is not the one that builds this image.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 1000 mtrain \
+    && useradd --uid 1000 --gid 1000 --create-home mtrain
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 USER 1000:1000

@@ -18,12 +18,13 @@ WORKDIR /src
 RUN pip install --no-cache-dir "paddlepaddle-gpu==${PADDLE}" --index-url "${PADDLE_INDEX}"
 COPY . .
 # The extra `fleet` takes the Paddle that is there.
-RUN pip install --no-cache-dir -c constraints.txt '.[fleet]'
+RUN pip install --no-cache-dir -c constraints.txt '.[fleet,vision,report,tensorboard]'
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04
+# gcc compiles mtrain's kernels for the processor at hand, and Triton's launchers (python3-dev).
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/* \
     && userdel --remove ubuntu \
     && groupadd --gid 1000 mtrain \

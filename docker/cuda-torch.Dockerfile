@@ -19,13 +19,14 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url "${TORCH_INDEX}"
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt '.[ddp,deepspeed]' \
+RUN pip install --no-cache-dir -c constraints.txt '.[ddp,deepspeed,vision,report,tensorboard]' \
     && scripts/build-horovod /opt/venv/bin/python
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04
+# gcc compiles mtrain's kernels for the processor at hand, and Triton's launchers (python3-dev).
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/* \
     && userdel --remove ubuntu \
     && groupadd --gid 1000 mtrain \

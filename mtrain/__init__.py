@@ -1,6 +1,6 @@
 """One YAML spec, any training backend.
 
-``mtrain.train("my.yml", backend="ddp")`` does what ``mtrain train -c my.yml --backend ddp`` does; see ``mtrain.api``.
+``mtrain.train("my.yml", backend="ddp")`` does what ``mtrain train -c my.yml --backend ddp`` does; see ``mtrain.api.functions``.
 
 Importing ``mtrain`` imports no framework, and nothing else that takes time: the functions are loaded when they are first used.
 torch and paddle are imported by ranks, one framework per process, once the backend is known.
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mtrain.api import (
+    from mtrain.api.derived import export, prune, quantise
+    from mtrain.api.functions import (
         JobFailed,
         compare_backends,
         doctor,
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
         run,
         train,
     )
-    from mtrain.derived import export, prune, quantise
-    from mtrain.results import EvaluateResult, Evaluation, Metrics, PredictResult, TrainResult
-    from mtrain.script.rules import (
+    from mtrain.api.queue import SubmittedJob
+    from mtrain.api.results import EvaluateResult, Evaluation, PredictResult, Records, TrainResult
+    from mtrain.api.submitted import open_job, submit
+    from mtrain.api.swept import SweepResult, SweepTrial, open_sweep, sweep
+    from mtrain.api.typed import Spec
+    from mtrain.api.watching import serve_runs, write_report
+    from mtrain.deploy.serve import serve
+    from mtrain.rank.script.rules import (
         LAMB,
         SGD,
         Adadelta,
@@ -42,12 +48,7 @@ if TYPE_CHECKING:
         RMSprop,
         Step,
     )
-    from mtrain.script.session import Session, session
-    from mtrain.serving import serve
-    from mtrain.submitted import SubmittedJob, open_job, submit
-    from mtrain.swept import SweepResult, SweepTrial, open_sweep, sweep
-    from mtrain.typed import Spec
-    from mtrain.watching import serve_runs, write_report
+    from mtrain.rank.script.session import Session, session
 
 __all__ = [
     "LAMB",
@@ -64,11 +65,11 @@ __all__ = [
     "JobFailed",
     "Linear",
     "Lion",
-    "Metrics",
     "OneCycle",
     "Polynomial",
     "PredictResult",
     "RMSprop",
+    "Records",
     "Session",
     "Spec",
     "Step",
@@ -98,38 +99,22 @@ __all__ = [
     "train",
     "write_report",
 ]
-_IN_SCRIPTS = {"session": "session", "Session": "session"} | dict.fromkeys(
-    (
-        "SGD",
-        "Adam",
-        "AdamW",
-        "Lion",
-        "RMSprop",
-        "Adadelta",
-        "LAMB",
-        "Group",
-        "Constant",
-        "Cosine",
-        "Exponential",
-        "Linear",
-        "OneCycle",
-        "Polynomial",
-        "Step",
+_HOMES = {
+    "api.derived": ("export", "prune", "quantise"),
+    "api.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
+    "api.queue": ("SubmittedJob",),
+    "api.submitted": ("open_job", "submit"),
+    "api.swept": ("SweepResult", "SweepTrial", "open_sweep", "sweep"),
+    "api.typed": ("Spec",),
+    "api.watching": ("serve_runs", "write_report"),
+    "deploy.serve": ("serve",),
+    "rank.script.rules": (
+        *("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adadelta", "LAMB", "Group"),
+        *("Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
     ),
-    "rules",
-)
-"""Names for users' own training scripts, with the module of ``mtrain.script`` that defines each."""
-
-_RESULTS = ("EvaluateResult", "Evaluation", "Metrics", "PredictResult", "TrainResult")
-"""Names that ``mtrain.results`` defines."""
-_SUBMITTED = ("SubmittedJob", "open_job", "submit")
-"""Names that ``mtrain.submitted`` defines."""
-_WATCHING = ("serve_runs", "write_report")
-"""Names that ``mtrain.watching`` defines."""
-_DERIVED = ("export", "prune", "quantise")
-"""Names that ``mtrain.derived`` defines."""
-_SWEPT = ("SweepResult", "SweepTrial", "open_sweep", "sweep")
-"""Names that ``mtrain.swept`` defines."""
+    "rank.script.session": ("session", "Session"),
+}
+"""Module below ``mtrain`` -> the public names that it defines; all others are in ``api.functions``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -137,11 +122,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        modules = dict.fromkeys(_RESULTS, "results") | dict.fromkeys(_SUBMITTED, "submitted")
-        modules |= dict.fromkeys(_WATCHING, "watching") | {"serve": "serving"}
-        modules |= dict.fromkeys(_SWEPT, "swept") | dict.fromkeys(_DERIVED, "derived")
-        module = f"script.{_IN_SCRIPTS[name]}" if name in _IN_SCRIPTS else modules.get(name, "api")
-        return getattr(import_module(f"mtrain.{module}"), name)
+        home = next((module for module, names in _HOMES.items() if name in names), "api.functions")
+        return getattr(import_module(f"mtrain.{home}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
 
 

@@ -5,7 +5,7 @@
     MtrainError               exit code 1
     ├── UsageError            2    the command line is wrong
     │   ├── SpecError         2    the spec is wrong: one line per problem, all at once
-    │   ├── DataError         2    pictures or annotations are missing, unreadable or disagree with the spec
+    │   ├── DataError         2    images or annotations are missing, unreadable or disagree with the spec
     │   ├── PluginError       2    a plugin is unknown, disabled, ambiguous or broken
     │   ├── ScriptError       2    a user's own training script uses its session wrongly
     │   └── CheckpointError   2    no intact checkpoint where one is required
@@ -17,6 +17,9 @@
 """
 
 from collections.abc import Sequence
+
+MAX_PROBLEMS = 120
+"""Most mistakes of a spec that are listed; the rest are only counted."""
 
 
 class MtrainError(Exception):
@@ -32,15 +35,17 @@ class UsageError(MtrainError):
 
 
 class SpecError(UsageError):
-    """The spec is wrong. ``problems`` holds one line per mistake, ``file:line path: message``."""
+    """The spec is wrong. ``problems`` holds one line per mistake, ``file:line path: message``, ``MAX_PROBLEMS`` at most."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        lines = (problems,) if isinstance(problems, str) else tuple(problems)
+        rest = len(lines) - MAX_PROBLEMS
+        self.problems = (*lines[:MAX_PROBLEMS], f"... and {rest} more mistakes") if rest > 0 else lines
         super().__init__("\n".join(self.problems))
 
 
 class DataError(UsageError):
-    """Pictures or annotations are missing, unreadable, or disagree with the spec."""
+    """Images or annotations are missing, unreadable, or disagree with the spec."""
 
 
 class PluginError(UsageError):

@@ -5,7 +5,7 @@ never holds both: that is checked at the end of every session.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     others = [name for name in FRAMEWORKS if name != config.getoption("--framework")]
     return True if any(collection_path.name.startswith(f"test_{name}_") for name in others) else None
+
+
+def _encodable(text: str) -> str:
+    """Return ``text`` with every lone surrogate, as names of files have them, written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep lone surrogates out of reports: a worker cannot send them, and the whole run would end there."""
+    report = yield
+    report.sections = [(title, _encodable(text)) for title, text in report.sections]
+    told = str(report.longrepr or "")
+    if told != _encodable(told):
+        report.longrepr = _encodable(told)
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -51,21 +51,21 @@ def test_train_returns_what_the_run_folder_says(trained):
     summary = json.loads((folder / result.run_dir / "summary.json").read_text())
     assert (result.summary["updates"], summary["updates"]) == (4, 4)
     assert result.last.update == 4
-    assert result.best.figures["score"] == max(summary["best"]["score"], summary["last"]["score"])
-    assert result.best.figures["accuracy"] == summary["best"]["accuracy"]
+    assert result.best.metrics["score"] == max(summary["best"]["score"], summary["last"]["score"])
+    assert result.best.metrics["accuracy"] == summary["best"]["accuracy"]
     assert (folder / result.last.checkpoint).name == "step-00000004"
     assert (folder / result.last.checkpoint / "MANIFEST.json").is_file()
 
 
 def test_a_result_has_records_curves_and_the_best_checkpoint(here, trained):
     result = trained[1]
-    assert [row["update"] for row in result.metrics.updates] == [0, 1, 2, 3]
-    assert [row["figures.accuracy"] for row in result.metrics.evaluations][-1] == result.last.figures["accuracy"]
+    assert [row["update"] for row in result.records.updates] == [0, 1, 2, 3]
+    assert [row["metrics.accuracy"] for row in result.records.evaluations][-1] == result.last.metrics["accuracy"]
     assert result.checkpoint == result.best.checkpoint
     assert "loss" in [axes.get_title(loc="left") for axes in result.plot().axes]
     opened = mtrain.open_run(result.run_dir)
     assert (opened.best, opened.last, opened.exit_reason) == (result.best, result.last, result.exit_reason)
-    assert (opened.metrics, repr(opened)) == (result.metrics, repr(result))
+    assert (opened.records, repr(opened)) == (result.records, repr(result))
 
 
 def test_python_and_command_line_train_to_the_same_bits(trained, tmp_path, monkeypatch):
@@ -87,20 +87,20 @@ def test_a_run_is_resumed_from_python(here):
     assert (result.summary["updates"], result.last.update) == (6, 6)
 
 
-def test_evaluate_gives_the_figures_of_the_best_checkpoint(here, trained):
+def test_evaluate_gives_the_metrics_of_the_best_checkpoint(here, trained):
     result = mtrain.evaluate(run=f"runs/{SPEC}", quiet=True)
-    assert result.figures["accuracy"] == trained[1].best.figures["accuracy"]
-    assert result.metrics[0]["figures.accuracy"] == result.figures["accuracy"]
+    assert result.metrics["accuracy"] == trained[1].best.metrics["accuracy"]
+    assert result.records[0]["metrics.accuracy"] == result.metrics["accuracy"]
     assert result.checkpoint == trained[1].best.checkpoint
     assert (result.run_dir / "summary.json").is_file()
 
 
 def test_predict_returns_what_it_writes(here):
-    from mtrain.data.images.drawing import save_picture
+    from mtrain.data.images.drawing import save_image
 
-    save_picture(np.full((16, 16, 3), 200, np.uint8), Path("pictures/a.png"))
-    Path("pictures/broken.png").write_bytes(b"no picture")
-    result = mtrain.predict("pictures", run=f"runs/{SPEC}", confidence=0.0)
+    save_image(np.full((16, 16, 3), 200, np.uint8), Path("images/a.png"))
+    Path("images/broken.png").write_bytes(b"no image")
+    result = mtrain.predict("images", run=f"runs/{SPEC}", confidence=0.0)
     assert [entry["file_name"] for entry in result.skipped] == ["broken.png"]
     assert list(result.predictions) == json.loads((result.out / "predictions.json").read_text())
     assert {entry["file_name"] for entry in result.predictions} == {"a.png"}
@@ -112,7 +112,7 @@ import torch
 import mtrain
 
 with mtrain.session() as session:
-    model, optimizer = session.prepare(lambda: torch.nn.Linear(2, 1), optimizer=mtrain.SGD(rate=0.1))
+    model, optimizer = session.prepare(lambda: torch.nn.Linear(2, 1), optimizer=mtrain.SGD(learning_rate=0.1))
     for batch in session.batches(torch.arange(16.0).reshape(8, 2), global_batch=4, epochs=int(sys.argv[1])):
         optimizer.update(model(batch).square().mean())
 """
@@ -123,7 +123,7 @@ def test_a_script_is_run_with_its_arguments_and_resumed(tmp_path, monkeypatch):
     Path("loop.py").write_text(SCRIPT)
     result = mtrain.run("loop.py", arguments=[2], backend="solo", quiet=True)
     assert (result.exit_reason, result.summary["updates"], result.run_dir) == ("finished", 4, Path("runs/loop"))
-    assert len(result.metrics.updates) == 4
+    assert len(result.records.updates) == 4
     longer = mtrain.run(Path("loop.py"), arguments=["3"], backend="solo", resume=result.run_dir, quiet=True)
     assert (longer.summary["updates"], longer.run_dir) == (6, result.run_dir)
 
@@ -137,8 +137,10 @@ def test_plan_starts_nothing(tmp_path, monkeypatch):
 
 
 def test_overrides_may_be_nested_or_dotted_and_are_named_in_errors():
-    loaded = mtrain.load_spec("digits", backend="solo", overrides={"train": {"seed": 7}, "optimizer.rate": 0.5})
-    assert (loaded.spec.train.seed, loaded.spec.optimizer.rate, loaded.spec.backend.name) == (7, 0.5, "solo")
+    loaded = mtrain.load_spec(
+        "digits", backend="solo", overrides={"train": {"seed": 7}, "optimizer.learning_rate": 0.5}
+    )
+    assert (loaded.spec.train.seed, loaded.spec.optimizer.learning_rate, loaded.spec.backend.name) == (7, 0.5, "solo")
     with pytest.raises(SpecError, match=re.escape("overrides['train.seeed']")):
         mtrain.load_spec("digits", overrides={"train": {"seeed": 7}})
     with pytest.raises(SpecError, match="nobody"):
@@ -164,11 +166,13 @@ def test_doctor_returns_its_findings_and_prints_nothing(tmp_path, monkeypatch, c
         (lambda: mtrain.train("no_such_spec"), "no_such_spec: no such file"),
         (lambda: mtrain.run("no_such.py"), "no_such.py: No such file or directory"),
         (lambda: mtrain.evaluate(run="nowhere"), "nowhere"),
-        (lambda: mtrain.predict([]), "no picture was given"),
+        (lambda: mtrain.predict([]), "no image was given"),
         (lambda: mtrain.predict("nothing.png"), "no such file or folder"),
         (lambda: mtrain.predict("x.png", confidence=2), "confidence=2"),
         (lambda: mtrain.compare_backends("digits", backends="ddp", profile="exact"), "profile='exact'"),
         (lambda: mtrain.compare_backends("digits", backends=["ddp", "ddp"]), "given twice"),
+        (lambda: mtrain.compare_backends("digits", backends="ddp,solo", updates=0), "updates=0, ranks=2"),
+        (lambda: mtrain.compare_backends("digits", backends="ddp,solo", arguments=["x"]), "without a script"),
     ],
 )
 def test_mistakes_raise_an_error_of_mtrain_and_leave_nothing(call, message, tmp_path, monkeypatch):
@@ -180,8 +184,8 @@ def test_mistakes_raise_an_error_of_mtrain_and_leave_nothing(call, message, tmp_
 
 def test_a_job_that_fails_raises_and_names_its_logs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    # No start value survives this rate, so every update is refused until the job gives up.
-    fatal = {**TINY, "optimizer.rate": 1e38, "train.clip_norm": None, "train.max_nonfinite": 1}
+    # No start value survives this learning rate, so every update is refused until the job gives up.
+    fatal = {**TINY, "optimizer.learning_rate": 1e38, "train.clip_norm": None, "train.max_nonfinite": 1}
     with pytest.raises(mtrain.JobFailed, match="training ended with exit code 1") as caught:
         mtrain.train(SPEC, backend="solo", overrides={**fatal, "train": {**TINY["train"], "updates": 50}}, quiet=True)
     assert caught.value.run_dir.is_dir()
@@ -208,7 +212,7 @@ def test_another_thread_is_told_to_use_the_main_one():
 def test_importing_mtrain_loads_nothing_heavy():
     code = (
         "import mtrain, sys; dir(mtrain)\n"
-        "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'torch', 'paddle', 'mtrain.api') if name in sys.modules]\n"
+        "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'torch', 'paddle', 'mtrain.api.functions') if name in sys.modules]\n"
         "assert not bad, bad\n"
         "mtrain.load_spec('digits')\n"
         "assert not {'torch', 'paddle'} & set(sys.modules)"

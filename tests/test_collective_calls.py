@@ -61,9 +61,14 @@ def collective_calls(tree: ast.AST) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_no_collective_call_depends_on_the_rank(file):
-    assert collective_calls(ast.parse(file.read_text(encoding="utf-8"))) == []
+def test_no_collective_call_depends_on_the_rank():
+    guilty = [
+        f"{file.relative_to(PACKAGE)}:{call}"
+        for file in FILES
+        for call in collective_calls(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert len(FILES) > 100
+    assert guilty == []
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ def test_its_last_stage_runs_as_a_numbered_user_that_is_not_root(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_its_last_stage_has_a_compiler_and_the_headers_of_c_for_the_kernels(file):
+    stage = re.split(r"(?m)^FROM ", file.read_text())[-1]
+    assert {"gcc", "libc6-dev"} <= set(stage.split())
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_its_bases_are_pinned_and_nothing_in_it_is_secret(file):
     text = file.read_text()
     defaults = dict(re.findall(r"(?m)^ARG (\w+)=(\S+)$", text))

@@ -1,7 +1,7 @@
 """A straightforward loader for comparison: OpenCV, a torch Dataset and a torch DataLoader.
 
-It draws mosaics of four at S from picture files, with random zoom and shift, hsv by tables, left-right flip, uint8
-tensors in NCHW and rows of boxes collated as detection code does: the same steps, ranges and number of pictures per
+It draws mosaics of four at S from image files, with random zoom and shift, hsv by tables, left-right flip, uint8
+tensors in NCHW and rows of boxes collated as detection code does: the same steps, ranges and number of images per
 sample as mtrain's loader.
 """
 
@@ -91,7 +91,7 @@ class MosaicDataset(torch.utils.data.Dataset):
 
 
 def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stack the pictures, and write each picture's number into its rows."""
+    """Stack the images, and write each image's number into its rows."""
     for i, (_, rows) in enumerate(items):
         rows[:, 0] = i
     return torch.stack([image for image, _ in items]), torch.cat([rows for _, rows in items])
@@ -103,7 +103,7 @@ def alone(_: int) -> None:
 
 
 def data_loader(samples: Sequence[Sample], side: int, spec: AugmentSpec, *, batch: int, count: int) -> Any:
-    """Return a loader of ``count`` pictures per pass, with one persistent worker."""
+    """Return a loader of ``count`` images per pass, with one persistent worker."""
     dataset = MosaicDataset(samples, side, spec)
     order = [i % len(samples) for i in range(count)]
     return torch.utils.data.DataLoader(

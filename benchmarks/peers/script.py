@@ -26,8 +26,8 @@ from mtrain.core import binding
 from mtrain.core.interfaces import Task
 
 
-class Pictures(Dataset):
-    """Letterboxed pictures with flips: less work than mtrain's augmentation, to the peer's advantage."""
+class Images(Dataset):
+    """Letterboxed images with flips: less work than mtrain's augmentation, to the peer's advantage."""
 
     def __init__(self, root: Path, side: int):
         content = json.loads((root / "annotations" / "instances_train.json").read_text())
@@ -72,7 +72,7 @@ def main():
     binding.bind(nn, ops)
     from mtrain.models.yolov5.model import YOLOv5n
 
-    data = Pictures(arguments.root, arguments.side)
+    data = Images(arguments.root, arguments.side)
     task = Task(
         kind="detection",
         class_names=[str(i) for i in range(len(data.classes))],

@@ -16,7 +16,7 @@ from mtrain.tasks.detection.annotations import Sample
 
 
 def written(samples: Sequence[Sample], folder: Path) -> Path:
-    """Write a data set in YOLO's form, with links to the pictures; return the folder of the pictures."""
+    """Write a data set in YOLO's form, with links to the images; return the folder of the images."""
     images, labels = folder / "images" / "train", folder / "labels" / "train"
     images.mkdir(parents=True)
     labels.mkdir(parents=True)

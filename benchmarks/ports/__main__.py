@@ -14,7 +14,7 @@ from benchmarks.ports.jobs import FOLDER, PORTS, JobError, Port
 README = FOLDER / "README.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.ports -->", "<!-- end -->"
 SIZES = (1, 2, 3)
-Figures = dict[str, dict[str, Any]]
+Metrics = dict[str, dict[str, Any]]
 """Name of a port -> name of a cell -> its value, see ``cells``."""
 
 
@@ -53,15 +53,15 @@ def tried(what: str, run: Callable[[], Any]) -> Any:
     return value
 
 
-def tables(figures: Figures) -> str:
+def tables(metrics: Metrics) -> str:
     """Return the tables of the README."""
     rows = [
         "| port | lines: mtrain | lines: peer | deleted | one rank | mtrain 1 / 2 / 3 ranks | peer 1 / 2 / 3 ranks |",
         "|---|--:|--:|--:|---|---|---|",
     ]
-    ports = [port for port in PORTS if port.name in figures]
+    ports = [port for port in PORTS if port.name in metrics]
     for port in ports:
-        row = figures[port.name]
+        row = metrics[port.name]
         ours = lines.changes(port.folder / "plain.py", port.folder / "port.py")
         peer = lines.changes(port.folder / "plain.py", port.folder / "peer.py")
         bits = {True: "same bits", False: "**other bits**"}.get(row.get("bits"), "not measured")
@@ -72,7 +72,7 @@ def tables(figures: Figures) -> str:
     names = list(dict.fromkeys(backend for port in PORTS for backend in port.backends if backend != "solo"))
     rows += ["", f"| port | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for port in ports:
-        row = figures[port.name]
+        row = metrics[port.name]
         rows.append(f"| {port.title} | {' | '.join(_by_size(row, f'B {name}') for name in names)} |")
     return "\n".join(rows)
 
@@ -87,22 +87,22 @@ def _cell(value: float | str | None) -> str:
 
 
 def main() -> int:
-    """Measure the named ports. Figures that are in the file already, of a call that was interrupted, are kept."""
+    """Measure the named ports. Metrics that are in the file already, of a call that was interrupted, are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="folders of examples/ports; none: all")
-    parser.add_argument("--json", type=Path, default=Path("build/ports.json"), help="the figures; kept where it exists")
+    parser.add_argument("--json", type=Path, default=Path("build/ports.json"), help="the metrics; kept where it exists")
     parser.add_argument("--readme", action="store_true", help="write the tables into examples/ports/README.md")
-    parser.add_argument("--dry", action="store_true", help="measure nothing, show the figures of the file")
+    parser.add_argument("--dry", action="store_true", help="measure nothing, show the metrics of the file")
     flags = parser.parse_args()
-    figures: Figures = json.loads(flags.json.read_text()) if flags.json.exists() else {}
+    metrics: Metrics = json.loads(flags.json.read_text()) if flags.json.exists() else {}
     flags.json.parent.mkdir(parents=True, exist_ok=True)
     for name in [] if flags.dry else flags.names or [port.name for port in PORTS]:
-        row = figures.setdefault(name, {})
+        row = metrics.setdefault(name, {})
         for cell, run in cells(jobs.by_name(name)).items():
             if cell not in row:
                 row[cell] = tried(f"{name} {cell}", run)
-                flags.json.write_text(json.dumps(figures, indent=1))
-    text = tables(figures)
+                flags.json.write_text(json.dumps(metrics, indent=1))
+    text = tables(metrics)
     print(text)
     if flags.readme:
         before, _, rest = README.read_text().partition(BEGIN)

@@ -1,4 +1,4 @@
-"""A small network that finds the pixels of discs: plain torch, with two losses and pictures that are drawn on the fly."""
+"""A small network that finds the pixels of discs: plain torch, with two losses and images that are drawn on the fly."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 
 class Discs(Dataset):
-    """Noisy pictures of one disc each, and the mask of its pixels."""
+    """Noisy images of one disc each, and the mask of its pixels."""
 
     def __init__(self, split: str = "train", samples: int = 96, side: int = 16) -> None:
         self.samples, self.side = samples if split == "train" else samples // 4, side
@@ -22,7 +22,7 @@ class Discs(Dataset):
         x, y, radius = (torch.rand(3, generator=place) * torch.tensor([self.side, self.side, 4.0])).tolist()
         rows, columns = torch.meshgrid(torch.arange(self.side), torch.arange(self.side), indexing="ij")
         mask = ((rows - y) ** 2 + (columns - x) ** 2 <= (radius + 2) ** 2).float()[None]
-        return {"picture": mask + 0.3 * torch.randn(mask.shape), "mask": mask}  # mtrain has seeded torch for the noise
+        return {"image": mask + 0.3 * torch.randn(mask.shape), "mask": mask}  # mtrain has seeded torch for the noise
 
 
 class Segmenter(nn.Module):
@@ -36,7 +36,7 @@ class Segmenter(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the loss to minimise under ``total``, and its two parts to be reported."""
-        logits, mask = self.layers(batch["picture"]), batch["mask"]
+        logits, mask = self.layers(batch["image"]), batch["mask"]
         entropy = binary_cross_entropy_with_logits(logits, mask)
         shares = logits.sigmoid()
         overlap = (2 * (shares * mask).sum((1, 2, 3)) + 1) / (shares.sum((1, 2, 3)) + mask.sum((1, 2, 3)) + 1)
@@ -45,7 +45,7 @@ class Segmenter(nn.Module):
 
     def predict(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the pixels that are found, and those that are right."""
-        return self.layers(batch["picture"]) > 0, batch["mask"] > 0.5
+        return self.layers(batch["image"]) > 0, batch["mask"] > 0.5
 
 
 def overlap(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:

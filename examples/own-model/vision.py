@@ -7,22 +7,22 @@ from transformers import ViTConfig, ViTForImageClassification
 
 
 class Digits:
-    """Pictures of 8 x 8, moved by up to one pixel at random in training."""
+    """Images of 8 x 8, moved by up to one pixel at random in training."""
 
     def __init__(self, split: str = "train") -> None:
-        pictures, labels = load_digits(return_X_y=True)
+        images, labels = load_digits(return_X_y=True)
         chosen = (np.arange(len(labels)) % 6 != 0) == (split == "train")
-        self.pictures, self.labels = pictures[chosen].reshape(-1, 1, 8, 8) / 16, labels[chosen]
+        self.images, self.labels = images[chosen].reshape(-1, 1, 8, 8) / 16, labels[chosen]
         self.moves = split == "train"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        picture = self.pictures[index].astype(np.float32)
+        image = self.images[index].astype(np.float32)
         if self.moves:
-            picture = np.roll(picture, np.random.randint(-1, 2, 2), (1, 2))
-        return picture, int(self.labels[index])
+            image = np.roll(image, np.random.randint(-1, 2, 2), (1, 2))
+        return image, int(self.labels[index])
 
 
 class Vit(nn.Module):

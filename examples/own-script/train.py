@@ -7,19 +7,19 @@ import mtrain
 
 
 class Digits:
-    """Pictures (1, 8, 8) of digits and their classes."""
+    """Images (1, 8, 8) of digits and their classes."""
 
     def __init__(self, *, training: bool) -> None:
         digits = load_digits()
         part = slice(0, 1440) if training else slice(1440, None)
-        self.pictures = (digits.images[part, None] / 16).astype("float32")
+        self.images = (digits.images[part, None] / 16).astype("float32")
         self.classes = digits.target[part].astype("int64")
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int):
-        return self.pictures[index], self.classes[index]
+        return self.images[index], self.classes[index]
 
 
 def network() -> nn.Module:
@@ -43,13 +43,17 @@ def main() -> None:
     """Train, evaluate, and say how well."""
     with mtrain.session() as session:
         model, optimizer = session.prepare(
-            network, optimizer=mtrain.AdamW(rate=3e-3), schedule=mtrain.Cosine(warmup=10), clip_norm=1.0, ema=0.95
+            network,
+            optimizer=mtrain.AdamW(learning_rate=3e-3),
+            schedule=mtrain.Cosine(warmup=10),
+            clip_norm=1.0,
+            ema=0.95,
         )
-        for pictures, classes in session.batches(Digits(training=True), global_batch=48, epochs=10):
-            loss = nn.functional.cross_entropy(model(pictures), classes)
+        for images, classes in session.batches(Digits(training=True), global_batch=48, epochs=10):
+            loss = nn.functional.cross_entropy(model(images), classes)
             optimizer.update(loss)
-        figures = session.evaluate(model, Digits(training=False), metric=accuracy, score="accuracy")
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, Digits(training=False), metric=accuracy, score="accuracy")
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ class Slow:
 
     def update(self, record) -> None:
         """Compare the seconds of an update with the median of those before."""
-        if self.seconds and record["seconds"] > self.factor * median(self.seconds):
-            self.file.write(f"update {record['update']}: {record['seconds']:.2f} s\n")
-        self.seconds.append(record["seconds"])
+        if self.seconds and record["update_seconds"] > self.factor * median(self.seconds):
+            self.file.write(f"update {record['update']}: {record['update_seconds']:.2f} s\n")
+        self.seconds.append(record["update_seconds"])
 
     def end(self, record) -> None:
         """Write how the job ended."""
@@ -26,4 +26,4 @@ class Slow:
 def best(record) -> None:
     """Print a line for each evaluation that is the best so far."""
     if record["kind"] == "evaluation" and record["best"]:
-        print(f"epoch {record['epoch']}: {record['figures']['score']:.3f}", flush=True)
+        print(f"epoch {record['epoch']}: {record['metrics']['score']:.3f}", flush=True)

@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
-from typing_extensions import override
 
 from mtrain.core.interfaces import Backend, Recipe
+from mtrain.core.overriding import override
 from mtrain.errors import LaunchError
 from mtrain.spec import remedies
 

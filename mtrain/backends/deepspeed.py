@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from typing_extensions import override
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
 
@@ -68,7 +68,7 @@ class DeepSpeed(TorchBackend):
             raise SpecError(
                 f"session.prepare: backend deepspeed with stage {self.options.stage} splits arrays over the ranks, but an "
                 "optimizer of torch.optim needs whole ones; use -o backend.options.stage=0, or a rule such as "
-                "mtrain.AdamW(rate=1e-3)"
+                "mtrain.AdamW(learning_rate=1e-3)"
             )
         if self.options.stage > 0:
             check_parts(recipe, splits=f"backend.options.stage {self.options.stage}")

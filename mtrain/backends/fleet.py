@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
-from typing_extensions import override
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
 from mtrain.core.interfaces import RankSession, Recipe
+from mtrain.core.overriding import override
 
 if TYPE_CHECKING:
     from mtrain.backends._paddle.job import FleetJob

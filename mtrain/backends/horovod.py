@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:

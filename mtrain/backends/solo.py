@@ -3,11 +3,11 @@
 from typing import Literal
 
 from pydantic import Field
-from typing_extensions import override
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
 from mtrain.core.interfaces import RankSession, Recipe
+from mtrain.core.overriding import override
 
 
 class Solo(EngineBackend):

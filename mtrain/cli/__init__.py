@@ -4,6 +4,7 @@ Commands are imported when they run, so that ``--help`` costs nothing and no com
 """
 
 import importlib
+import logging
 import os
 import shlex
 import signal
@@ -15,7 +16,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from mtrain import __version__
-from mtrain.errors import MtrainError, SpecError
+from mtrain.errors import MtrainError, SpecError, UsageError
+from mtrain.spec import terminal
+from mtrain.spec.files import path_problem
 from mtrain.spec.suggest import closest
 
 __all__ = ["Front", "front", "main"]
@@ -29,7 +32,7 @@ COMMANDS = {
     "logs": ("mtrain.cli.queued:logs", "Show what a submitted job has printed."),
     "cancel": ("mtrain.cli.queued:cancel", "End a submitted job, which saves its state first."),
     "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
-    "predict": ("mtrain.cli.predict:predict", "Pictures in; what is found in them, as JSON and drawn, out."),
+    "predict": ("mtrain.cli.predict:predict", "Images in; what is found in them, as JSON and drawn, out."),
     "export": (
         "mtrain.cli.export:export",
         "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
@@ -121,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
     if argv is None:  # A scheduler's SIGUSR1 asks a job to save; until there is one, it must not end this process.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if logging.lastResort is not None:  # It prints warnings, which may name files of others.
+        logging.lastResort.setFormatter(terminal.PrintableFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv)
     if COMPLETE in os.environ:  # Only a completing shell needs the import.
         from mtrain.cli import completing_bash
@@ -138,9 +143,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except MemoryError:
-        click.echo(f"error: mtrain {' '.join(arguments[:1])}: out of memory in this process", err=True)
+        terminal.say(f"error: mtrain {' '.join(arguments[:1])}: out of memory in this process", err=True)
         return 1
-    except Exception:
+    except Exception as error:
+        words = path_problem(error)
+        if words:
+            terminal.say(f"error: {words}", err=True)
+            return UsageError.exit_code
         traceback.print_exc()
         return 1
     return result if isinstance(result, int) else 0
@@ -154,5 +163,5 @@ def _report(error: MtrainError) -> int:
         traceback.print_exception(error)
     problems = error.problems if isinstance(error, SpecError) else (str(error).replace("\n", "\n  "),)
     for problem in problems:
-        click.echo(f"error: {problem}", err=True)
+        terminal.say(f"error: {problem}", err=True)
     return error.exit_code

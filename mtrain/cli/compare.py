@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand, spec_options
+from mtrain.spec import terminal
 
 if TYPE_CHECKING:
-    from mtrain.comparing.results import Comparison
+    from mtrain.api.comparing import Compared
 
 PROFILES = ("bitwise", "float32", "loose")
-SCRIPT_ARGUMENTS = "mtrain.script_arguments"
+SCRIPT_ARGUMENTS = "mtrain.rank.script_arguments"
 """Key of the words after ``--`` in the context of the command."""
 
 
@@ -75,54 +76,36 @@ def compare(context: click.Context, /, **params: Any) -> None:
 
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
-    from mtrain.comparing import jobs
-    from mtrain.comparing.order import Order, parse_variants
-    from mtrain.comparing.profiles import PROFILES as KNOWN
-    from mtrain.system import runfolder
+    from mtrain.api import comparing
 
-    variants, arguments = parse_variants(params["backends"]), context.meta[SCRIPT_ARGUMENTS]
+    arguments = context.meta[SCRIPT_ARGUMENTS]
     if arguments and params["script"] is None:
         raise click.UsageError(
             f"-- {' '.join(arguments)}: arguments for a script, but no script; name it with --script FILE"
         )
-    order = Order(
-        config=params["config"],
-        overrides=params["overrides"],
-        variants=variants,
-        updates=params["updates"],
-        ranks=params["ranks"],
-        profile=KNOWN[params["profile"]],
-        rounds=params["rounds"],
-        apart=params["apart"],
-        out=params["out"] or runfolder.next_name(Path("runs"), "compare"),
-        tell=lambda text: click.echo(text, err=True),
-        script=params["script"],
-        arguments=arguments,
-    )
-    result = jobs.compare(order)
-    figures, shown = jobs.write(result, order.out)
+    request = comparing.CompareRequest(arguments=arguments, **params)
+    result = comparing.compare(request, tell=lambda text: terminal.say(text, err=True))
     show(result)
-    click.echo(f"page:  {shown}\nfigures: {figures}")
-    context.exit(0 if result.agree else 1)
+    terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
+    context.exit(0 if result.comparison.agree else 1)
 
 
-def show(result: "Comparison") -> None:
+def show(result: "Compared") -> None:
     """Print the two tables and the summary on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
-    from mtrain.comparing.tables import agreement, speeds
-    from mtrain.comparing.wording import headline, summary
-
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for title, (columns, rows), left_columns in (("agreement", agreement(result), 3), ("speed", speeds(result), 1)):
+    for title, (columns, rows) in result.tables().items():
+        left_columns = 3 if title == "agreement" else 1
         table = Table(title=title, title_justify="left", title_style="bold")
         for i, column in enumerate(columns):
             table.add_column(column, justify="left" if i < left_columns else "right", overflow="fold")
         for cells in rows:
             table.add_row(*cells)
         console.print(table)
-    console.print(headline(result), style="bold green" if result.agree else "bold red", markup=False)
-    for sentence in summary(result):
+    style = "bold green" if result.comparison.agree else "bold red"
+    console.print(result.headline(), style=style, markup=False)
+    for sentence in result.sentences():
         mark = {True: "+", False: "!", None: "-"}[sentence.good]
         console.print(f"{mark} {sentence.text}", markup=False, soft_wrap=True)

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
 ENDINGS = (".yml", ".yaml")
-FORMER_LAUNCHER = "cluster.launcher"
-"""Former key that names a plugin of two kinds: see ``spec.former_keys``."""
 
 
 def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -46,16 +44,13 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def _values(path: str) -> list[str]:
     """Return the values that a path of the spec may have, where they can be listed."""
-    from mtrain.spec import plugins
     from mtrain.spec.plugin_kinds import SELECTORS
+    from mtrain.spec.registry import Registry
     from mtrain.spec.schema import choices
 
-    if path == FORMER_LAUNCHER:
-        kinds = ["launchers", "clusters"]
-    else:
-        kinds = [selector.kind for selector in SELECTORS if ".".join(selector.path) == path]
+    kinds = [selector.kind for selector in SELECTORS if ".".join(selector.path) == path]
     if kinds:
-        return [entry.name for kind in kinds for entry in plugins.names(kind) if entry.enabled]
+        return [entry.name for kind in kinds for entry in Registry.read().usable(kind)]
     keys = tuple(path.split("."))
     return list(dict.fromkeys(word for schema in _schemas() for word in choices(schema, keys)))
 
@@ -84,8 +79,8 @@ def _schemas() -> "list[type[Spec]]":
 
 
 def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of launchers, and of clusters, which the flag takes too."""
-    return _plugins("launchers", incomplete) + _plugins("clusters", incomplete)
+    """Complete names of launchers."""
+    return _plugins("launchers", incomplete)
 
 
 def complete_cluster(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -109,7 +104,7 @@ def complete_importer(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def _plugins(kind: str, incomplete: str) -> list[CompletionItem]:
-    from mtrain.spec import plugins
+    from mtrain.spec.registry import Registry
 
-    entries = [entry for entry in plugins.names(kind) if entry.enabled]
+    entries = Registry.read().usable(kind)
     return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]

@@ -7,7 +7,8 @@ import click
 
 from mtrain.cli.completing import complete_config, complete_path
 from mtrain.cli.config_import import import_
-from mtrain.cli.options import JobCommand, load_job, quiet_job_options
+from mtrain.cli.options import JobCommand, load_job, quiet_job_options, spec_request
+from mtrain.spec import terminal
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -30,16 +31,16 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.cluster import allocated_hosts
+    from mtrain.api.planning import described
     from mtrain.spec.config import resolved_json
 
-    loaded = allocated_hosts.described(load_job(params))
+    loaded = described(spec_request(params))
     if as_json:
-        click.echo(resolved_json(loaded.spec), nl=False)
+        terminal.say(resolved_json(loaded.spec), nl=False)
         return
-    click.echo(f"# {loaded.source}")
+    terminal.say(f"# {loaded.source}")
     for line in _yaml_lines(loaded.values, loaded if origins else None):
-        click.echo(line)
+        terminal.say(line)
 
 
 @config.command(cls=JobCommand)
@@ -50,35 +51,34 @@ def explain(path: str, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.cluster import allocated_hosts
+    from mtrain.api.planning import described
     from mtrain.spec.provenance import lookup
     from mtrain.spec.schema import describe, dotted, field_at, has_value, walk
     from mtrain.spec.suggest import hint
 
-    loaded = allocated_hosts.described(load_job(params))
+    loaded = described(spec_request(params))
     schema = type(loaded.spec)
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     field = field_at(schema, keys)
     if field is None and (not has_value(schema, keys) or lookup(loaded.values, keys) is None):
         known_paths = [dotted(known_path) for known_path, _ in walk(schema)]
         raise click.UsageError(f"{path}: no such value{hint(path, known_paths)}")
-    click.echo(f"{path} = {_flow(lookup(loaded.values, keys))}")
+    terminal.say(f"{path} = {_flow(lookup(loaded.values, keys))}")
     if field is not None:
         if field.description:
-            click.echo(f"  {field.description}")
-        click.echo(f"  type     {describe(field.annotation, field.metadata)}")
-        click.echo(f"  default  {_flow(lookup(schema().model_dump(mode='json'), keys))}")
-    click.echo(f"  from     {loaded.origin(path)}")
+            terminal.say(f"  {field.description}")
+        terminal.say(f"  type     {describe(field.annotation, field.metadata)}")
+        terminal.say(f"  default  {_flow(lookup(schema().model_dump(mode='json'), keys))}")
+    terminal.say(f"  from     {loaded.origin(path)}")
     for line in _option_lines(loaded, path):
-        click.echo(line)
+        terminal.say(line)
     for value, origin in reversed(loaded.history.get(path, ())):
-        click.echo(f"  over     {_flow(value)}  from {origin}")
+        terminal.say(f"  over     {_flow(value)}  from {origin}")
 
 
 def _option_lines(loaded: "Loaded", path: str) -> list[str]:
     """Return lines about the options of the selected plugin, where ``path`` is its section ``options``; else none."""
     from mtrain.errors import PluginError
-    from mtrain.spec import plugins
     from mtrain.spec.plugin_kinds import SELECTORS
     from mtrain.spec.provenance import lookup
 
@@ -87,7 +87,7 @@ def _option_lines(loaded: "Loaded", path: str) -> list[str]:
         return []
     name = lookup(loaded.values, selector.path)
     try:
-        lines = plugins.option_lines(selector.kind, name, policy=loaded.policy)
+        lines = loaded.registry.option_lines(selector.kind, name)
     except PluginError as error:
         return [f"  known    {error}"]
     return [f"  of       {'.'.join(selector.path)} {name}:", *(f"    {line}" for line in lines)]
@@ -111,10 +111,10 @@ def schema(*, config: str | None, markdown: bool) -> None:
         spec = load_job({"config": config}).spec
         schemas = {spec.task: type(spec)}
     if not markdown:
-        click.echo(json.dumps(reference.json_schema(schemas), indent=2))
+        terminal.say(json.dumps(reference.json_schema(schemas), indent=2))
         return
     for line in reference.markdown(schemas):
-        click.echo(line)
+        terminal.say(line)
 
 
 @config.command()
@@ -131,7 +131,7 @@ def validate(files: tuple[str, ...]) -> None:
         except SpecError as error:
             problems.extend(error.problems)
         else:
-            click.echo(f"{file}: valid ({loaded.source})")
+            terminal.say(f"{file}: valid ({loaded.source})")
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
 

@@ -7,9 +7,11 @@ import click
 
 from mtrain.cli.completing import complete_importer
 from mtrain.cli.options import JobCommand
+from mtrain.spec import terminal
+from mtrain.spec.terminal import one_line
 
 if TYPE_CHECKING:
-    from mtrain.importers.conversion import Imported
+    from mtrain.spec.importers.conversion import Imported
 
 
 @click.command("import", cls=JobCommand)
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     "--cards",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Cards that PaddleDetection's batch per card and rate are meant for; 8 where it is not given.",
+    help="Cards that PaddleDetection's batch per card and learning rate are meant for; 8 where it is not given.",
 )
 @click.option(
     "-o", "--opt", "--override", "--set", "overrides", multiple=True, metavar="PATH=VALUE ...",
@@ -41,21 +43,21 @@ def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: 
     The spec goes to --to, or is printed; what became of every key of FILE is told beside it.
     """
     from mtrain.errors import UsageError
-    from mtrain.importers.conversion import convert
+    from mtrain.spec.importers.conversion import convert
 
     if to is not None:
         _check_target(to, force=force)
     imported = convert(files, **params)
     for line in report(imported):
-        click.echo(line, err=True)
+        terminal.say(line, err=True)
     if to is None:
-        click.echo(imported.text, nl=False)
+        terminal.say(imported.text, nl=False)
         return
     try:
         to.write_text(imported.text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--to {to}: cannot be written: {error.strerror}") from error
-    click.echo(f"written: {to}", err=True)
+    terminal.say(f"written: {to}", err=True)
 
 
 def _check_target(to: Path, *, force: bool) -> None:
@@ -74,7 +76,7 @@ def _check_target(to: Path, *, force: bool) -> None:
 
 def report(imported: "Imported") -> list[str]:
     """Return lines that report what became of every key of the imported files."""
-    from mtrain.importers.key_report import shown
+    from mtrain.spec.importers.key_report import shown
 
     assumed = [f"{path}: {shown(value.value)} - {value.source}" for path, value in imported.assumed.items()]
     parts = (
@@ -86,4 +88,4 @@ def report(imported: "Imported") -> list[str]:
     lines = [f"read: {', '.join(imported.files)}"]
     for title, entries in parts:
         lines += ["", f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)]
-    return ["".join(character if character.isprintable() else "?" for character in line) for line in lines]
+    return [one_line(line) for line in lines]

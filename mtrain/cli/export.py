@@ -1,14 +1,12 @@
 """``mtrain export``: write trained weights as a file that other programs can run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, loader, spec_options, values_and_output
-
-if TYPE_CHECKING:
-    pass
+from mtrain.cli.options import JobCommand, spec_options, spec_request, values_and_output
+from mtrain.spec import terminal
 
 MIB = 2**20
 
@@ -20,7 +18,7 @@ MIB = 2**20
 @click.option("--weights", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
 @click.option(
     "--format",
-    "format_",
+    "format",
     type=click.Choice(["onnx", "torch", "paddle", "safetensors"]),
     default="onnx",
     show_default=True,
@@ -35,46 +33,34 @@ MIB = 2**20
     show_default=True,
     help="Outputs: as the last layers give them, as evaluation reads them, or detections after suppression.",
 )
-@click.option("--dynamic-batch/--no-dynamic-batch", default=True, help="Any number of pictures in a batch.")
+@click.option("--dynamic-batch/--no-dynamic-batch", default=True, help="Any number of images in a batch.")
 @click.option(
     "--batch-size", "--batch", "batch", type=click.IntRange(1, 4096), default=None, help="That many in a batch."
 )
-@click.option("--dynamic-size", is_flag=True, help="Pictures of any size that the model can take.")
+@click.option("--dynamic-size", is_flag=True, help="Images of any size that the model can take.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True, help="Of weights.")
 @click.option("--opset", type=click.IntRange(18, 24), help="ONNX's set of operators. Default: the exporter's.")
 @click.option("--confidence", type=click.FloatRange(0, 1, max_open=True), help="With --form nms: lowest score kept.")
 @click.option("--iou-threshold", type=click.FloatRange(0, 1, min_open=True), help="With --form nms: largest overlap.")
-@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most findings in a picture.")
+@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most findings in an image.")
 @click.pass_context
 def export(context: click.Context, /, **params: Any) -> None:
     """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing."""
-    from mtrain.exporting import job
-    from mtrain.exporting.request import Request
+    from mtrain.api import deploying
 
-    overrides, out = values_and_output(params["overrides"], params["out"])
-    suppression = {key: params[key] for key in ("confidence", "iou_threshold", "max_detections")}
-    suppression = {key: value for key, value in suppression.items() if value is not None}
-    if suppression and params["form"] != "nms":
-        raise click.UsageError(f"--{next(iter(suppression)).replace('_', '-')}: is for --form nms")
-    request = Request(
-        format=params["format_"],
+    overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
+    suppression = {name: params.pop(name) for name in ("confidence", "iou_threshold", "max_detections")}
+    has_any_batch = params.pop("dynamic_batch")
+    request = deploying.ExportRequest(
+        spec=spec_request({"config": params.pop("config"), "overrides": overrides}),
         out=None if out is None else Path(out),
-        config=params["config"],
-        run=params["run"],
-        checkpoint=params["checkpoint"],
-        weights=params["weights"],
-        form=params["form"],
-        batch=params["batch"] or (None if params["dynamic_batch"] else 1),
-        dynamic_size=params["dynamic_size"],
-        precision=params["precision"],
-        opset=params["opset"],
-        suppression=suppression,
-        force=params["force"],
+        batch=params.pop("batch") or (None if has_any_batch else 1),
+        suppression={name: value for name, value in suppression.items() if value is not None},
+        **params,
     )
-
-    result = job.export(request, loader(overrides))
+    result = deploying.export(request)
     for path in result.files:
-        click.echo(f"written: {path} ({path.stat().st_size / MIB:.1f} MiB)")
+        terminal.say(f"written: {path} ({path.stat().st_size / MIB:.1f} MiB)")
     if result.facts.get("outputs"):
-        click.echo(f"outputs: {', '.join(result.facts['outputs'])}")
+        terminal.say(f"outputs: {', '.join(result.facts['outputs'])}")
     context.exit(result.code)

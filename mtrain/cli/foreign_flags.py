@@ -1,4 +1,4 @@
-"""Flags of YOLOv5's and PaddleDetection's training scripts, so that their command lines work here.
+"""Flags of YOLOv5's, PaddleDetection's and Megatron's training scripts, so that their command lines work here or are answered.
 
 Each flag becomes values of the spec, with the flag as their origin, or is refused with a message that names its
 replacement.
@@ -32,7 +32,7 @@ REFUSED: Mapping[str, tuple[bool, str]] = {
         "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
     ),
     "--evolve": (False, "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve"),
-    "--rect": (False, "training pictures are square here; data.resize says how they become so (letterbox or stretch)"),
+    "--rect": (False, "training images are square here; data.resize says how they become so (letterbox or stretch)"),
     "--single-cls": (False, "label all objects with one class in the data set instead"),
     "--quad": (False, "mtrain has no such loader; data.image_size is the side that is trained"),
     "--nosave": (False, "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least"),
@@ -47,9 +47,47 @@ REFUSED: Mapping[str, tuple[bool, str]] = {
 Typing one ends the command with a usage error."""
 
 
+_DIVIDED = "no layer is divided among ranks here; parameters, gradients and moments are: -b deepspeed -o backend.options.stage=3"
+MEGATRON: Mapping[str, tuple[bool, str]] = {
+    "--tensor-model-parallel-size": (True, _DIVIDED),
+    "--pipeline-model-parallel-size": (True, _DIVIDED),
+    "--context-parallel-size": (True, _DIVIDED),
+    "--expert-model-parallel-size": (True, _DIVIDED),
+    "--sequence-parallel": (False, _DIVIDED),
+    "--use-distributed-optimizer": (False, "-b deepspeed -o backend.options.stage=1 divides the optimizer's state among ranks"),
+    "--micro-batch-size": (
+        True,
+        "the batch that is given is that of the whole job, --batch-size; -o train.max_micro_batch={value} limits how many "
+        "samples a rank computes at once",
+    ),
+    "--train-iters": (True, "-o train.updates={value}"),
+    "--lr": (True, "-o optimizer.learning_rate={value}"),
+    "--clip-grad": (True, "-o train.clip_norm={value}"),
+    "--weight-decay": (True, "-o optimizer.weight_decay={value}"),
+    "--lr-warmup-iters": (True, "-o 'schedule.warmup={{updates: {value}}}'"),
+    "--lr-decay-style": (True, "the curve is named by -o schedule.name=cosine, linear or another one"),
+    "--save": (True, "run folders are made in: -o report.dir={value}"),
+    "--load": (True, "--resume {value}"),
+    "--save-interval": (True, "-o checkpoint.every_updates={value}"),
+    "--eval-interval": (True, "-o evaluate.every_updates={value}"),
+    "--fp16": (False, "--amp=fp16"),
+    "--bf16": (False, "--amp"),
+    "--recompute-activations": (False, "-o train.recompute=true"),
+    "--tensorboard-dir": (True, "curves are written into the run folder; run folders are made in: -o report.dir={value}"),
+    "--distributed-backend": (True, "the backend chooses NCCL or gloo by the device; a stack is chosen with -b"),
+}  # fmt: skip
+"""Flags of Megatron-LM, as ``REFUSED``; ``mtrain run`` answers them too."""
+
+
+def megatron_options() -> list[Option]:
+    """Return the hidden flags of Megatron-LM, which are refused with advice."""
+    return [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in MEGATRON.items()]
+
+
 def foreign_options() -> list[Option]:
     """Return the flags that become values of the spec, and hidden ones that are refused with advice."""
-    return [*_yolov5_options(), *_paddledetection_options(), *_refused_options()]
+    refused = [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()]
+    return [*_yolov5_options(), *_paddledetection_options(), *refused, *megatron_options()]
 
 
 def _yolov5_options() -> list[Option]:
@@ -61,7 +99,7 @@ def _yolov5_options() -> list[Option]:
         click.option("--workers", type=int, metavar="N", help="Loader processes of each rank."),
         click.option(
             "--cache", is_flag=False, flag_value="ram", type=click.Choice(["ram", "disk"]),
-            help="Keep decoded pictures; in memory unless --cache=disk.",
+            help="Keep decoded images; in memory unless --cache=disk.",
         ),
         click.option("--noval", is_flag=True, help="Evaluate at the end only."),
         click.option(
@@ -74,34 +112,39 @@ def _yolov5_options() -> list[Option]:
         ),
         click.option("--save-period", type=int, metavar="N", help="A checkpoint every N epochs."),
         click.option("--label-smoothing", type=float, metavar="X", help="Of the model's loss, where it has that option."),
-        click.option("--cos-lr", is_flag=True, help="The rate follows a cosine."),
+        click.option("--cos-lr", is_flag=True, help="The learning rate follows a cosine."),
         click.option("--optimizer", type=click.Choice(["SGD", "Adam", "AdamW"], case_sensitive=False), help="Rule of the optimizer."),
         click.option("--project", metavar="FOLDER", help="Where run folders are made."),
-        click.option("--noplots", is_flag=True, help="Draw no curves and pictures."),
+        click.option("--noplots", is_flag=True, help="Draw no curves and images."),
         click.option("--multi-scale", is_flag=True, help="Another input size for each update: 0.5 to 1.5 of it."),
-        click.option("--image-weights", is_flag=True, help="Train pictures of rare and badly found classes more often."),
+        click.option("--image-weights", is_flag=True, help="Train images of rare and badly found classes more often."),
     ]  # fmt: skip
 
 
 def _paddledetection_options() -> list[Option]:
     return [
         click.option("--fleet", is_flag=True, help="Train with Paddle Fleet: --backend fleet."),
-        click.option("--use-vdl", type=bool, metavar="true|false", help="Write curves; here as TensorBoard events."),
+        click.option(
+            "--use-vdl",
+            is_flag=False,
+            flag_value=True,
+            type=bool,
+            metavar="[true|false]",
+            help="Write curves for VisualDL: the reporter visualdl.",
+        ),
     ]
 
 
-def _refused_options() -> list[Option]:
-    return [
-        click.option(flag, flag.strip("-").replace("-", "_"), is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
-        for flag, (takes_value, _) in REFUSED.items()
-    ]  # fmt: skip
+def _refused(flag: str, *, takes_value: bool) -> Option:
+    name = flag.strip("-").replace("-", "_")
+    return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
 
 
 def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value in (None, False):
         return
     flag = parameter.opts[0]
-    takes_value, instead = REFUSED[flag]
+    takes_value, instead = {**REFUSED, **MEGATRON}[flag]
     typed = f"{flag} {shlex.quote(str(value))}" if takes_value else flag
     raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 
@@ -165,7 +208,6 @@ _PLAIN = {
     "cache": ("data.cache", "--cache"),
     "label_smoothing": ("model.options.label_smoothing", "--label-smoothing"),
     "project": ("report.dir", "--project"),
-    "use_vdl": ("report.tensorboard", "--use-vdl"),
 }
 """Parameter -> (path in the spec, flag): the value is taken as it is."""
 _SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -191,11 +233,11 @@ def _data(file: str) -> Values:
 
 
 def _cfg(file: str) -> Values:
-    from mtrain.spec import plugins
     from mtrain.spec.config import Given
+    from mtrain.spec.registry import Registry
 
     name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
-    if name not in {entry.name for entry in plugins.names("models")}:
+    if name not in {entry.name for entry in Registry.read().names("models")}:
         raise click.UsageError(
             f"--cfg {file}: {name!r} is no model here (mtrain plugins list models); `mtrain config import {shlex.quote(file)}` tells "
             "whether it is one under another name"
@@ -242,6 +284,12 @@ def _freeze(words: tuple[str, ...]) -> Values:
     return {"train.freeze": Given([pattern] if layers else [], typed)}
 
 
+def _use_vdl(on: bool) -> Values:  # noqa: FBT001  # the value of the flag
+    from mtrain.spec.config import Given
+
+    return {"report.reporters.visualdl": Given(on, f"--use-vdl {str(on).lower()}")}
+
+
 def _optimizer(rule: str) -> Values:
     from mtrain.spec.config import Given
 
@@ -256,5 +304,6 @@ _CONVERTED: Mapping[str, Callable[[Any], Values]] = {
     "save_period": _save_period,
     "freeze": _freeze,
     "optimizer": _optimizer,
+    "use_vdl": _use_vdl,
 }
 """Parameter -> the function that converts its value to values of the spec."""

@@ -20,22 +20,25 @@ from mtrain.cli.completing import (
     complete_launcher,
     complete_override,
 )
-from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values
+from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values, megatron_options
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, Source
+    from mtrain.spec.config import Loaded, RunValues, Source
+    from mtrain.spec.request import SpecRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+AUTO_BATCH = -1
+"""YOLOv5's value of ``--batch`` for a batch that fills the memory."""
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
 _DIRECT = {
     "backend": ("backend.name", "--backend"),
     "cluster": ("cluster.name", "--cluster"),
-    "launcher": ("cluster.launcher", "--launcher"),
-    "ssh_port": ("cluster.ssh.port", "--ssh-port"),
-    "ssh_identity_file": ("cluster.ssh.identity_file", "--ssh-identity-file"),
+    "launcher": ("launcher.name", "--launcher"),
+    "ssh_port": ("cluster.options.port", "--ssh-port"),
+    "ssh_identity_file": ("cluster.options.identity_file", "--ssh-identity-file"),
     "control_port": ("cluster.control_port", "--control-port"),
     "failure_timeout_s": ("cluster.failure_timeout_s", "--failure-timeout-s"),
     "node_rank": ("cluster.node_rank", "--node-rank"),
@@ -127,7 +130,7 @@ def job_options(command: F) -> F:
 
 def script_options(command: F) -> F:
     """Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
-    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags()]):
+    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags(), *megatron_options()]):
         command = option(command)
     return command
 
@@ -172,15 +175,15 @@ def host_options(command: F) -> F:
     return command
 
 
-def load_job(params: Mapping[str, Any]) -> "Loaded":
-    """Return the spec that the parameters of a command describe.
+def load_job(params: Mapping[str, Any], *, run: "RunValues | None" = None) -> "Loaded":
+    """Return the spec that the parameters of a command describe; ``run``: what was chosen for the run that is resumed.
 
     Raises: ``SpecError`` for a wrong spec, ``click.UsageError`` for flags that contradict one another.
     """
     from mtrain.spec import config
 
     def load(flags: Mapping[str, Any]) -> "Loaded":
-        return config.load(chosen, overrides=params.get("overrides") or (), flags=flags)
+        return config.load(chosen, overrides=params.get("overrides") or (), flags=flags, run=run)
 
     chosen, flags = config_of(params), spec_flags(params)
     loaded = load(flags)
@@ -196,6 +199,12 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
     from mtrain.spec.config import Given
 
     flags: dict[str, Any] = {}
+    if params.get("batch_size") == AUTO_BATCH:
+        raise click.UsageError(
+            f"--batch {AUTO_BATCH}: the batch of an update is a fixed number of samples of the whole job, because what is "
+            "learnt depends on it; give it, such as --batch 64, and -o train.max_micro_batch=auto finds how many of them fit "
+            "into memory at once"
+        )
     for parameter, (path, flag) in _DIRECT.items():
         if (value := params.get(parameter)) is not None:
             flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {shlex.quote(str(value))}")
@@ -267,8 +276,8 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
 
 def _hosts_of(file: Path) -> list[str]:
     """Read an MPI-style host file: on each line ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    from mtrain.spec.hostnames import bracketed
     from mtrain.spec.yaml_reader import read_text
-    from mtrain.system.placement import bracketed
 
     try:
         lines = read_text(file).splitlines()
@@ -336,7 +345,7 @@ def _cluster_flags() -> list[Option]:
         ),
         click.option(
             "--launcher", metavar="NAME", shell_complete=complete_launcher,
-            help="What starts the ranks of a host: torchrun, ...; ssh and manual are the same as for --cluster.",
+            help="What starts the ranks of a host: torchrun, deepspeed, ...",
         ),
         click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
         click.option("--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
@@ -346,14 +355,15 @@ def _cluster_flags() -> list[Option]:
             help="A job ends so soon when a host is silent or does not come.",
         ),
         click.option(
-            "-N", "--nnodes", "--nodes", "nnodes", metavar="N",
+            "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
             help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",
         ),
         click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
         click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
         click.option("--master-port", type=number, help="Port of the meeting point."),
         click.option(
-            "--nproc-per-node", "--ntasks-per-node", "nproc_per_node", type=click.IntRange(min=1), metavar="N", help="Ranks on each host."
+            "--nproc-per-node", "--ntasks-per-node", "--num-gpus", "nproc_per_node", type=click.IntRange(min=1), metavar="N",
+            help="Ranks on each host.",
         ),
         click.option(
             "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
@@ -378,7 +388,10 @@ def _precision_flags() -> list[Option]:
 def _training_flags() -> list[Option]:
     return [
         click.option("--epochs", type=int, help="Passes over the training split."),
-        click.option("--batch-size", "--batch", "batch_size", type=int, help="GLOBAL batch: samples per update over all ranks."),
+        click.option(
+            "--batch-size", "--batch", "--global-batch-size", "batch_size", type=int,
+            help="GLOBAL batch: samples per update over all ranks.",
+        ),
         *_precision_flags(),
         click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
         click.option("--seed", type=int, help="Of weights, order and augmentation."),
@@ -398,14 +411,18 @@ def _run_flags() -> list[Option]:
     ]  # fmt: skip
 
 
-def loader(overrides: Sequence[str]) -> "Callable[[Source, Mapping[str, Any]], Loaded]":
-    """Return a function that loads a spec with the typed values, and with values that the work needs besides."""
+def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
+    """Return the spec that the parameters of a command ask for, with every typed value."""
+    from mtrain.spec.config import Given
+    from mtrain.spec.request import NOTHING, SpecRequest
 
-    def load(config: "Source", needed: Mapping[str, Any]) -> "Loaded":
-        further = [f"{path}={json.dumps(value)}" for path, value in needed.items()]  # JSON is read as YAML
-        return load_job({"config": config, "overrides": (*overrides, *further)})
+    def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        typed = {path: value for path, value in needed.items() if isinstance(value, Given)}
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items() if path not in typed]  # JSON is YAML
+        overrides, flags = (*(params.get("overrides") or ()), *further), {**(params.get("flags") or {}), **typed}
+        return load_job({**params, "config": config, "overrides": overrides, "flags": flags}, run=run)
 
-    return load
+    return SpecRequest(config=params.get("config"), read=read)
 
 
 def values_and_output(given: Sequence[str] | None, out: str | None) -> tuple[tuple[str, ...], str | None]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 
 from mtrain.errors import UsageError
-from mtrain.spec import plugins
 from mtrain.spec.plugin_kinds import SINGULAR
+from mtrain.spec.registry import Registry
 
 FILES: Mapping[str, Mapping[str, str]] = {
     "backends": {"backends.py.txt": "backend.py", "backends_engine.py.txt": "engine.py"},
@@ -50,7 +50,7 @@ def _check(kind: str, name: str) -> None:
         raise UsageError(
             f"NAME: {name!r} given, expected a word of lower-case letters, digits and _ that begins with a letter, at most 40 long"
         )
-    taken = [entry for entry in plugins.names(kind) if entry.name == name]
+    taken = [entry for entry in Registry.read().names(kind) if entry.name == name]
     if taken:
         raise UsageError(
             f"NAME: there is a {SINGULAR[kind]} {name!r} already, of {taken[0].distribution}; choose another"

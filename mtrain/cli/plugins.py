@@ -1,6 +1,5 @@
 """``mtrain plugins``: list plugins, show one, write a new one, or test one."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand
-from mtrain.errors import UsageError
-from mtrain.spec import remedies
+from mtrain.spec import remedies, terminal
 from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 
 if TYPE_CHECKING:
@@ -29,23 +27,24 @@ def plugins() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_plugins(kind: str | None, *, as_json: bool) -> None:
     """List every plugin that is installed or declared, without importing any."""
-    from mtrain.spec import plugins as registry
+    from mtrain.spec.registry import Registry
 
+    registry = Registry.read()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     if as_json:
         import dataclasses
         import json
 
-        click.echo(json.dumps([{**dataclasses.asdict(entry), "state": state(entry)} for entry in entries], indent=2))
+        terminal.say(json.dumps([{**dataclasses.asdict(entry), "state": state(entry)} for entry in entries], indent=2))
         return
     width = max((len(entry.name) for entry in entries), default=0)
     last = ""
     for entry in entries:
         if entry.kind != last:
-            click.echo(f"{entry.kind}:")
+            terminal.say(f"{entry.kind}:")
             last = entry.kind
         provider = f"{entry.distribution} {entry.version}".strip()
-        click.echo(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.summary or entry.target}  ({provider})")
+        terminal.say(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.summary or entry.target}  ({provider})")
 
 
 @plugins.command("show")
@@ -56,9 +55,10 @@ def show(name: str, *, kind: str | None) -> None:
     import inspect
 
     from mtrain.errors import PluginError
-    from mtrain.spec import plugins as registry
+    from mtrain.spec.registry import Registry
     from mtrain.spec.suggest import hint
 
+    registry = Registry.read()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     matches = [entry for entry in entries if entry.name == name]
     if not matches:
@@ -66,14 +66,14 @@ def show(name: str, *, kind: str | None) -> None:
             f"no plugin {name!r}{hint(name, [entry.name for entry in entries])}; see `mtrain plugins list`"
         )
     for entry in matches:
-        click.echo(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.distribution} {entry.version})")
+        terminal.say(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.distribution} {entry.version})")
         section = _OPTIONS_OF.get(entry.kind)
         text = "" if section is None else inspect.cleandoc(registry.load(entry.kind, name).__doc__ or "")
-        click.echo(text.replace("``", "`") or entry.summary or entry.target)
+        terminal.say(text.replace("``", "`") or entry.summary or entry.target)
         if section is not None:
-            click.echo(f"\n{section.replace('NAME', name)}:")
+            terminal.say(f"\n{section.replace('NAME', name)}:")
             for line in registry.option_lines(entry.kind, name):
-                click.echo(f"  {line}")
+                terminal.say(f"  {line}")
 
 
 _OPTIONS_OF = {selector.kind: ".".join(selector.options) for selector in SELECTORS if not selector.planned} | {
@@ -90,8 +90,8 @@ def state(entry: "Entry") -> str:
         return f"also in {', '.join(entry.rivals)}"
     if not entry.installed:
         if entry.install is not None:
-            return f"needs {entry.library}: {entry.remedy(sys.executable)}"
-        return f"needs {entry.needs}" + (f": {remedies.install(entry.extra)}" if entry.extra else "")
+            return f"needs {', '.join(entry.libraries)}: {entry.remedy(sys.executable)}"
+        return f"needs {', '.join(entry.missing())}" + (f": {remedies.install(entry.extra)}" if entry.extra else "")
     return "ready"
 
 
@@ -104,9 +104,9 @@ def new_plugin(kind: str, name: str, out: Path | None) -> None:
     from mtrain.cli import plugin_skeleton
 
     folder = plugin_skeleton.write(kind, name, out)
-    click.echo(f"{folder}: written; install it and test it:")
-    click.echo(f"  {sys.executable} -m pip install --no-deps --no-build-isolation -e {folder}")
-    click.echo(f"  mtrain plugins test {name} --kind {plugin_skeleton.KINDS[kind]}")
+    terminal.say(f"{folder}: written; install it and test it:")
+    terminal.say(f"  {sys.executable} -m pip install --no-deps --no-build-isolation -e {folder}")
+    terminal.say(f"  mtrain plugins test {name} --kind {plugin_skeleton.KINDS[kind]}")
 
 
 @plugins.command("test", cls=JobCommand)
@@ -137,70 +137,18 @@ def new_plugin(kind: str, name: str, out: Path | None) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep logs in this folder.  [default: a temporary one]",
 )
-@click.option("--limit", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for one check.")
+@click.option(
+    "--limit", "limit_s", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for one check."
+)
 def test_plugin(name: str, **params: Any) -> int:
     """Test plugin NAME with real jobs: that a backend trains as solo does; that a model, data set or task can be repeated,
     resumed and trained on both frameworks; that a launcher starts and ends ranks.
 
     Exit code 0: every check passed; 1: some failed, or the job on solo did; 2: it could not be tested.
     """
-    import json
-    import shutil
-    import tempfile
+    from mtrain.api.plugin_tests import PluginTestRequest, run_tests
 
-    from mtrain.system import environment
-    from mtrain.testing import kit, plugin_kit, wording
-
-    kind = params["kind"] or _kind_of(name, params["overrides"])
-    order = kit.KitRequest(
-        backend=name,
-        ranks=params["ranks"],
-        overrides=params["overrides"],
-        only=params["only"],
-        limit_s=params["limit"],
-        environ=environment.cleaned(environment.caller()),
-        python=sys.executable,
-        say=lambda text: click.echo(text, err=True),
-    )
-    report = params["json_file"]
-    if report is not None:
-        _check_can_be_written(report)
-    folder = params["out"] or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(name).name}-"))
-    _make_folder(folder)
-    try:
-        conformance = kit.run(order, folder) if kind == "backends" else plugin_kit.run(kind, order, folder)
-    except UsageError:
-        if params["out"] is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if report is not None:
-        report.write_text(json.dumps(conformance.as_json(), indent=2) + "\n", encoding="utf-8")
-    click.echo(wording.report(conformance))
-    if conformance.passed and params["out"] is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0 if conformance.passed else 1
-
-
-def _kind_of(name: str, overrides: tuple[str, ...]) -> str:
-    """Return the kind of the plugin to test: the first that has the name. An unknown name is taken for a backend's."""
-    from mtrain.spec import plugins as registry
-
-    files = [text.partition("=")[2] for text in overrides if text.startswith("plugins=")]
-    policy = registry.read_policy(files[-1] if files else None)
-    kinds = (kind for kind in TESTED if any(entry.name == name for entry in registry.names(kind, policy=policy)))
-    return next(kinds, "backends")
-
-
-def _check_can_be_written(file: Path) -> None:
-    """Refuse a file that cannot be written, before minutes are spent on its content."""
-    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(
-            f"--json {file}: cannot be written; name a file in a folder that exists and that you may write to"
-        )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {folder}: cannot be made ({error.strerror}); name another folder") from error
+    request = PluginTestRequest(name=name, **params)
+    result = run_tests(request, tell=lambda text: terminal.say(text, err=True))
+    terminal.say(result.report)
+    return 0 if result.passed else 1

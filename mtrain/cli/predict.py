@@ -1,18 +1,16 @@
-"""``mtrain predict``: apply trained weights to pictures; write the results as JSON and as drawings."""
+"""``mtrain predict``: apply trained weights to images; write the results as JSON and as drawings."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, loader, spec_options
-
-if TYPE_CHECKING:
-    pass
+from mtrain.cli.options import JobCommand, spec_options, spec_request
+from mtrain.spec import terminal
 
 
 @click.command("predict", cls=JobCommand)
 @spec_options
-@click.argument("sources", nargs=-1, required=True, metavar="PICTURE|FOLDER ...")
+@click.argument("sources", nargs=-1, required=True, metavar="IMAGE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option(
@@ -36,32 +34,29 @@ if TYPE_CHECKING:
     show_default=True,
     help="Lowest score kept.",
 )
-@click.option("--draw/--no-draw", default=True, help="Also write the pictures with what was found.")
-@click.option("--strict", is_flag=True, help="Stop at a picture that cannot be read. Default: skip it with a warning.")
+@click.option("--draw/--no-draw", default=True, help="Also write the images with what was found.")
+@click.option("--strict", is_flag=True, help="Stop at an image that cannot be read. Default: skip it with a warning.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
-    """Find objects in pictures, or their classes, with the averaged weights of a checkpoint."""
-    from mtrain.cluster import prediction
-    from mtrain.data.reading import listed
-    from mtrain.rank.predict import SKIPPED
+    """Find objects in images, or their classes, with the averaged weights of a checkpoint."""
+    from mtrain.api.prediction import PredictRequest
+    from mtrain.api.prediction import predict as predict_on
 
-    overrides = tuple(params.pop("overrides") or ())
-    request = prediction.Request(**params)
-
-    result = prediction.predict(request, loader(overrides))
+    spec = spec_request({name: params.pop(name) for name in ("config", "overrides")})
+    request = PredictRequest(spec=spec, **params)
+    result = predict_on(request)
     if result.skipped:
-        problems = listed([f"{entry['file_name']}: {entry['reason']}" for entry in result.skipped])
-        head = f"warning: skipped {len(result.skipped)} pictures that cannot be read (--strict stops there)"
-        click.echo(f"{head}:\n{problems}", err=True)
+        head = f"warning: skipped {len(result.skipped)} images that cannot be read (--strict stops there)"
+        terminal.say(f"{head}:\n{result.skipped_text()}", err=True)
     if result.code == 0:
-        total = result.pictures + len(result.skipped)
+        total = result.images + len(result.skipped)
         left_out = f" ({len(result.skipped)} of {total} skipped)" if result.skipped else ""
         count = f"{len(result.predictions)} predictions with a score >= {request.confidence:g}"
-        click.echo(f"{result.pictures} pictures{left_out}: {count}")
-        click.echo(f"found:     {result.out / prediction.PREDICTIONS}")
+        terminal.say(f"{result.images} images{left_out}: {count}")
+        terminal.say(f"found:     {result.found_file}")
         if result.skipped:
-            click.echo(f"skipped:   {result.out / SKIPPED}")
+            terminal.say(f"skipped:   {result.skipped_file}")
         if request.draw:
-            click.echo(f"pictures:  {result.out}")
+            terminal.say(f"images:  {result.out}")
     context.exit(result.code)

@@ -1,13 +1,11 @@
 """``mtrain prune``: make a smaller network of a trained one."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, loader, spec_options, values_and_output
-
-if TYPE_CHECKING:
-    pass
+from mtrain.cli.options import JobCommand, spec_options, spec_request, values_and_output
+from mtrain.spec import terminal
 
 
 @click.command("prune", cls=JobCommand)
@@ -45,17 +43,14 @@ if TYPE_CHECKING:
 @click.pass_context
 def prune(context: click.Context, /, **params: Any) -> None:
     """Remove the least important channels of a trained model; write a smaller network that trains like any other."""
-    from mtrain.pruning import command, tables
-    from mtrain.pruning.worker import WEIGHTS
+    from mtrain.api import deploying
 
     overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
     if out is None:
         raise click.UsageError("no folder to write: give -o FOLDER")
-    request = command.Request(**params, out=out)
-
-    result = command.prune(request, loader(overrides))
+    spec = spec_request({"config": params.pop("config"), "overrides": overrides})
+    result = deploying.prune(deploying.PruneRequest(spec=spec, out=out, **params))
     if result.code == 0:
-        for line in tables.lines(result.report):
-            click.echo(line)
-        click.echo(f"written: {result.out / command.SPEC}, {result.out / WEIGHTS}")
+        for line in result.lines():
+            terminal.say(line)
     context.exit(result.code)

@@ -1,15 +1,13 @@
 """``mtrain quantise``: write an exported model whose layers compute with 8-bit integers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from mtrain.cli.completing import complete_config
-from mtrain.cli.options import JobCommand, loader, values_and_output
-
-if TYPE_CHECKING:
-    pass
+from mtrain.cli.options import JobCommand, spec_request, values_and_output
+from mtrain.spec import terminal
 
 MIB = 2**20
 
@@ -30,7 +28,7 @@ MIB = 2**20
 @click.option("--out", "--output", "out", metavar="FILE", help="File to write; `-o FILE` too. Default: NAME-int8.onnx.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option(
-    "--samples", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Pictures that calibrate."
+    "--samples", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Images that calibrate."
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of their draw.")
 @click.option(
@@ -42,15 +40,15 @@ MIB = 2**20
 )
 @click.pass_context
 def quantise(context: click.Context, /, **params: Any) -> None:
-    """Quantise weights and activations to 8 bits, with ranges that training found or that pictures calibrate."""
-    from mtrain.quantising import job
+    """Quantise weights and activations to 8 bits, with ranges that training found or that images calibrate."""
+    from mtrain.api import deploying
 
-    overrides, out = values_and_output(params["overrides"], params["out"])
-
-    chosen = {key: params[key] for key in ("weights", "run", "config", "samples", "seed", "method", "force")}
-    result = job.quantise(job.Request(**chosen, out=None if out is None else Path(out)), loader(overrides))
+    overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
+    spec = spec_request({"config": params.pop("config"), "overrides": overrides})
+    request = deploying.QuantiseRequest(spec=spec, out=None if out is None else Path(out), **params)
+    result = deploying.quantise(request)
     if result.path is not None:
-        click.echo(f"written: {result.path} ({result.path.stat().st_size / MIB:.1f} MiB)")
-        click.echo(f"layers: {result.layers} with 8 bits, {result.float_layers} last ones in float")
-        click.echo(f"ranges: {result.trained} trained, the others measured on {result.measured} pictures")
+        terminal.say(f"written: {result.path} ({result.path.stat().st_size / MIB:.1f} MiB)")
+        terminal.say(f"layers: {result.layers} with 8 bits, {result.float_layers} last ones in float")
+        terminal.say(f"ranges: {result.trained} trained, the others measured on {result.measured} images")
     context.exit(result.code)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from mtrain.core.queue import Queue, QueuedJob
+from mtrain.spec import terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,34 +20,25 @@ def job_argument(command: F) -> F:
     return click.argument("job", metavar="[ID]", required=False)(command)
 
 
-def found(folder: Path, number: str | None) -> "tuple[QueuedJob, Queue]":
-    """Return a submitted job, the newest where no id is given, and the queue it was given to."""
-    from mtrain.cluster import submission
-
-    job = submission.find(folder, number)
-    return job, submission.queue_of_job(job)
-
-
 @click.command()
 @job_argument
 @click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None:
     """Show the state of a submitted job, and the hosts that take part; without ID, of the newest one."""
-    from mtrain.cluster import host_log, submission
+    from mtrain.api import queue
 
     if every:
-        for line in submission.summary_lines(submission.jobs(folder)):
-            click.echo(line)
+        for line in queue.job_lines(folder):
+            terminal.say(line)
         return
-    queued, queue = found(folder, job)
-    state = queue.state(queued)
-    progress = submission.progress(queued, folder)
+    submitted = queue.find(folder, job)
+    queued, state, progress = submitted.job, submitted.state(), submitted.progress()
     if as_json:
         import json
 
         fields = {
-            "id": queued.id,
+            "id": state.id or queued.id,
             "cluster": queued.cluster,
             "name": queued.name,
             "phase": state.phase,
@@ -57,23 +47,14 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
             "code": state.code,
             **progress,
         }
-        click.echo(json.dumps(fields, indent=2))
+        terminal.say(json.dumps(fields, indent=2))
         return
     code = "" if state.code is None else f", exit code {state.code}"
     hosts = f" on {', '.join(state.hosts)}" if state.hosts else ""
-    click.echo(f"job {queued.id} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
-    if progress:
-        click.echo(
-            f"update {progress['update']} of {progress['total_updates']}, run folder {progress['run_dir']}"
-            if progress.get("total_updates")
-            else f"run folder {progress['run_dir']}"
-        )
-        for line in host_log.words(progress["participants"]) if state.phase == "running" else ():
-            click.echo(line)
-        if progress["copied"]:
-            from mtrain.report.wording import copy_words
-
-            click.echo(f"newest copy: {copy_words(progress['copied'])}")
+    number = f"{state.id}, which continues job {queued.id}," if state.id else queued.id
+    terminal.say(f"job {number} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
+    for line in queue.progress_lines(progress, is_running=state.phase == "running"):
+        terminal.say(line)
 
 
 @click.command()
@@ -81,20 +62,23 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
 @click.option("-f", "--follow", is_flag=True, help="Also show the lines to come, until the job ends.")
 def logs(job: str | None, folder: Path, *, follow: bool) -> None:
     """Show what a submitted job has printed; without ID, the newest one."""
-    queued, queue = found(folder, job)
-    for line in queue.logs(queued, follow=follow):
-        click.echo(line)
+    from mtrain.api import queue
+
+    for line in queue.find(folder, job).logs(follow=follow):
+        terminal.say(line)
 
 
 @click.command()
 @job_argument
 def cancel(job: str | None, folder: Path) -> None:
     """End a submitted job, which saves its state first; without ID, the newest one."""
-    queued, queue = found(folder, job)
-    state = queue.state(queued)
+    from mtrain.api import queue
+
+    submitted = queue.find(folder, job)
+    queued, state = submitted.job, submitted.state()
     if state.ended:
-        click.echo(f"job {queued.id} has ended already: {state.phase} [{state.text}]")
+        terminal.say(f"job {state.id or queued.id} has ended already: {state.phase} [{state.text}]")
         return
-    queue.cancel(queued)
-    click.echo(f"job {queued.id} ({queued.cluster}), run {queued.name}: asked to end")
-    click.echo(f"to go on with it later, submit the same again with --name {queued.name}")
+    submitted.cancel()
+    terminal.say(f"job {state.id or queued.id} ({queued.cluster}), run {queued.name}: asked to end")
+    terminal.say(f"to go on with it later, submit the same again with --name {queued.name}")

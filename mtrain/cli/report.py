@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from mtrain.spec import terminal
+
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
@@ -17,10 +19,10 @@ import click
     help="The file to write. Default: report.html in the run folder.",
 )
 def report(run: Path, out: Path | None) -> None:
-    """Write report.html of a run: its curves, figures, pictures, spec and environment in one file.
+    """Write report.html of a run: its curves, metrics, images, spec and environment in one file.
 
     RUN is a run folder, such as runs/digits, also of a run that goes on or has failed.
     """
-    from mtrain.pages.report import write
+    from mtrain.api.watching import write_report
 
-    click.echo(f"report: {write(run, out)}")
+    terminal.say(f"report: {write_report(run, out=out)}")

@@ -9,8 +9,8 @@ import click
 from mtrain.cli.options import (
     ASSIGNMENT,
     JobCommand,
-    load_job,
     script_options,
+    spec_request,
     spread_lists,
     spread_overrides,
 )
@@ -65,9 +65,7 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
 
     The first word that is no flag is the script; everything after it belongs to the script.
     """
-    from mtrain.cluster import script_job
-    from mtrain.script.settings import PLAIN
+    from mtrain.api.training import TrainRequest
 
-    params["config"] = params.get("config") or PLAIN
-    loaded = script_job.with_script(load_job(params), Path(script), arguments)
-    train_job(context, loaded, resume=params.get("resume"), params=params)
+    request = TrainRequest(spec=spec_request(params), resume=params["resume"], script=Path(script), arguments=arguments)
+    context.exit(train_job(request, dry_run=params["dry_run"]))

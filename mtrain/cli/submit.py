@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from mtrain.cli.options import job_options, load_job
+from mtrain.cli.options import job_options, spec_request
 from mtrain.cli.run import ScriptCommand
+from mtrain.spec import terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,29 +67,21 @@ def submit(script: str | None, arguments: tuple[str, ...], **params: Any) -> Non
 
     The job is checked here first. `mtrain status`, `logs` and `cancel` know it by its id.
     """
-    from mtrain.cluster import submission
+    from mtrain.api import queue
+    from mtrain.api.training import TrainRequest
 
-    if params.get("resume") not in (None, "if-any"):
-        raise click.UsageError(
-            "--resume: a submitted job continues the run of its name if there is one; name it with --name, or start "
-            "from other weights with -o model.weights=FILE"
-        )
-    params = with_queue_flags(params)
-    if script is not None:
-        from mtrain.cluster import script_job
-        from mtrain.script.settings import PLAIN
-
-        params["config"] = params.get("config") or PLAIN
-        loaded = script_job.with_script(load_job(params), Path(script), arguments)
-    else:
-        loaded = load_job(params)
-    prepared = submission.prepare(loaded)
-    if params.get("dry_run"):
-        click.echo(prepared.request, nl=False)
+    job = TrainRequest(
+        spec=spec_request(with_queue_flags(params)),
+        resume=params["resume"],
+        any_name=True,
+        script=None if script is None else Path(script),
+        arguments=arguments,
+    )
+    request = queue.SubmitRequest(job=job, name=params["name"])
+    if params["dry_run"]:
+        terminal.say(queue.request_text(request), nl=False)
         return
-    for note in loaded.notes:
-        click.echo(note, err=True)
-    job = submission.submit(prepared)
-    click.echo(f"submitted job {job.id} to {job.cluster}: run {job.name}")
-    click.echo(f"request: {job.request}")
-    click.echo(f"next: mtrain status {job.id} | mtrain logs -f {job.id} | mtrain cancel {job.id}")
+    submitted = queue.submit(request, tell=lambda note: terminal.say(note, err=True)).job
+    terminal.say(f"submitted job {submitted.id} to {submitted.cluster}: run {submitted.name}")
+    terminal.say(f"request: {submitted.request}")
+    terminal.say(f"next: mtrain status {submitted.id} | mtrain logs -f {submitted.id} | mtrain cancel {submitted.id}")

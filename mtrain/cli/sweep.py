@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.options import JobCommand, host_options, load_job
+from mtrain.spec import terminal
 
 if TYPE_CHECKING:
-    from mtrain.sweeping.starting import Opened
+    from mtrain.api.sweeping import SweepTable
 
 SAMPLERS = ("grid", "random", "tpe", "cmaes", "evolve")
 PRUNERS = ("none", "median", "halving")
@@ -31,7 +32,7 @@ PRUNERS = ("none", "median", "halving")
 @click.option(
     "--metric",
     metavar="NAME[:min]",
-    help="A figure of the evaluations, else score. Higher is better, or lower with :min.",
+    help="A metric of the evaluations, else score. Higher is better, or lower with :min.",
 )
 @click.option("--seed", type=int, help="Of the proposals, and of training: train.seed.")
 @click.option(
@@ -60,52 +61,40 @@ def sweep(context: click.Context, /, **params: Any) -> None:
 
     Exit code: 0 done, 1 too many trials failed, 2 wrong use, 130 or 143 ended by a signal; --resume goes on.
     """
-    from mtrain.sweeping import starting
+    from mtrain.api import sweeping
 
-    starting.need_libraries()
+    sweeping.need_libraries()
     if params["show"] is not None:
-        show(starting.opened(params["show"]))
+        show(sweeping.table_of(params["show"]))
         return
-    from mtrain.sweeping import sweep as sweeps
-
     own = {"space", "over", "trials", "jobs", "sampler", "pruner", "metric", "out", "resume", "max_failures"}
     spec_params = {name: value for name, value in params.items() if name not in {*own, "show"}}
-    wish = starting.Wish(
+    wish = sweeping.Wish(
         load=lambda: load_job(spec_params),
         named=any(value not in (None, (), False) for value in spec_params.values()),
-        tell=lambda text: click.echo(text, err=True),
+        tell=lambda text: terminal.say(text, err=True),
         **{name: params[name] for name in own},
     )
-    order = starting.order_of(wish)
-    verdict = sweeps.run(order)
-    show(starting.opened(order.folder))
+    folder, verdict = sweeping.sweep(wish)
+    show(sweeping.table_of(folder))
     if verdict.text:
-        click.echo(verdict.text if verdict.reason == "interrupted" else f"error: {verdict.text}", err=True)
+        terminal.say(verdict.text if verdict.reason == "interrupted" else f"error: {verdict.text}", err=True)
     context.exit(verdict.code)
 
 
-def show(opened: "Opened") -> None:
+def show(result: "SweepTable") -> None:
     """Print the table of a sweep, its best trial and its files."""
     from rich.console import Console
     from rich.table import Table
 
-    from mtrain.sweeping.table import best_trial, columns, rows, shown
-
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    names = columns(opened.request)
-    empty = {name for i, name in enumerate(names) if all(row[i] is None for row in rows(opened.request, opened.trials))}
-    table = Table(title=f"sweep {opened.folder.name}", title_justify="left", title_style="bold")
-    for name in names:
-        if name not in empty:
-            table.add_column(name, justify="left" if name in ("state", "reason") else "right", overflow="fold")
-    best = best_trial(opened.request, opened.trials)
-    for row in rows(opened.request, opened.trials):
-        cells = [shown(cell) for name, cell in zip(names, row, strict=True) if name not in empty]
-        table.add_row(*cells, style="bold" if best is not None and row[0] == best.number else None)
+    table = Table(title=f"sweep {result.folder.name}", title_justify="left", title_style="bold")
+    for name in result.columns:
+        table.add_column(name, justify="left" if name in ("state", "reason") else "right", overflow="fold")
+    for i, cells in enumerate(result.rows):
+        table.add_row(*cells, style="bold" if i == result.best else None)
     console.print(table)
-    if best is not None:
-        console.print(f"best: trial {best.number}, {opened.request.metric} {shown(best.value)}", markup=False)
-    files = {"table": "trials.csv", "best spec": "best.yml", "trials": "parallel.png", "importance": "importance.png"}
-    for word, file in files.items():
-        if (opened.folder / file).exists():
-            console.print(f"{word}: {opened.folder / file}", markup=False, soft_wrap=True)
+    if result.best_text:
+        console.print(result.best_text, markup=False)
+    for word, file in result.files.items():
+        console.print(f"{word}: {file}", markup=False, soft_wrap=True)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from mtrain.spec import terminal
+
 
 @click.command("ui")
 @click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="[RUNS]")
@@ -20,6 +22,6 @@ def ui(runs: Path, host: str, port: int) -> None:
 
     RUNS is the folder of the run folders; it is only read. Default: runs.
     """
-    from mtrain.pages.server import serve
+    from mtrain.api.watching import serve_pages
 
-    serve(runs, host=host, port=port, tell=lambda text: click.echo(text, err=text.startswith("warning")))
+    serve_pages(runs, host=host, port=port, tell=lambda text: terminal.say(text, err=text.startswith("warning")))

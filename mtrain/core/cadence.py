@@ -1,6 +1,6 @@
 """Decide when an evaluation or a checkpoint is due, and advance a job's progress, as pure functions of the progress."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mtrain.core.interfaces import Progress
 from mtrain.errors import CheckpointError
@@ -27,6 +27,21 @@ class Cadence:
         Clocks differ between ranks, so the ranks must agree on an answer before they act on it.
         """
         return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadences:
+    """How often a training loop reports, evaluates and saves, and when it gives up."""
+
+    report_every: int = 1
+    """Updates per record that is reported."""
+    evaluations: Cadence = field(default_factory=Cadence)
+    saves: Cadence = field(default_factory=Cadence)
+    evaluate_at_end: bool = True
+    patience: int | None = None
+    """End after this many evaluations without a better score."""
+    max_nonfinite: int = 20
+    """Updates in a row that may be skipped because their gradient was not finite."""
 
 
 def evaluations(spec: EvaluateSpec) -> Cadence:

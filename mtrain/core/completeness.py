@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from inspect import get_annotations
-from types import MethodType
 
 from mtrain.core.interfaces import RankSession
 from mtrain.errors import PluginError
@@ -12,7 +11,7 @@ def check_session(session: object, *, backend: object, name: str) -> None:
     """Refuse what the ``__enter__`` of ``backend`` returned, if it is not a ``RankSession``.
 
     A backend that defines a method of a session without being the session is refused too: nothing would call it. A
-    session that lacks members with a default, such as ``late``, is given them.
+    session without ``capabilities`` is given the default.
 
     Args:
         session: What ``__enter__`` returned.
@@ -33,7 +32,7 @@ def check_session(session: object, *, backend: object, name: str) -> None:
             )
         return
     returned = "None" if session is None else f"a {type(session).__name__} without {', '.join(missing)}"
-    remedy = _remedy(missing, RankSession, session, RankSession.__module__)
+    remedy = _remedy(missing, RankSession, session, "mtrain.core.interfaces")
     if not all(_has_default(RankSession, member) for member in missing):
         remedy = f"return the session, such as the engine that it makes, and not the backend; {remedy}"
     raise PluginError(f"backend {name!r}: `__enter__` returned {returned}; {remedy}")
@@ -62,10 +61,9 @@ def _without_defaults(session: object, missing: list[str]) -> list[str]:
     """Give ``session`` the missing members that have a default; return the members that are still missing."""
     for name in missing:
         if session is not None and not hasattr(session, name) and _has_default(RankSession, name):
-            default = vars(RankSession)[name]
             # A class with slots has no room for it, and is refused like one that lacks another member.
             with suppress(AttributeError):
-                setattr(session, name, MethodType(default, session) if callable(default) else default)
+                setattr(session, name, vars(RankSession)[name])
     return [name for name in missing if getattr(session, name, None) is None]
 
 

@@ -37,7 +37,7 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
     augmented: Augmented | None = None,
     narrow: Narrow | None = None,
 ) -> dict[str, float]:
-    """Return the figures of the averaged weights over ``loader``, equal on every rank. Every rank must call.
+    """Return the metrics of the averaged weights over ``loader``, equal on every rank. Every rank must call.
 
     Args:
         session: this rank's session, which runs the forward passes.

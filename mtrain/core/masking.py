@@ -41,9 +41,9 @@ class Masking(ABC, Generic[Tensor]):
 
     def follow(self, rates: Rates) -> None:
         """Shrink scales and set weights to 0 after an update; ``rates``: those of the update."""
-        for tensors, rate in zip(self._scales, rates.rates, strict=True):
+        for tensors, learning_rate in zip(self._scales, rates.learning_rates, strict=True):
             for tensor in tensors:
-                self._soften(tensor, rate * self._l1)
+                self._soften(tensor, learning_rate * self._l1)
         for name, tensor in self._weights.items():
             self._multiply(tensor, self.masks[name])
             if rates.sparsity is not None:  # chosen among weights whose zeros are zeros, so that these stay

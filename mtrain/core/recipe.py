@@ -1,4 +1,4 @@
-"""Derive the recipe of a job from its spec: parameter groups, micro batch, accumulation and scaled rates.
+"""Derive the recipe of a job from its spec: parameter groups, micro batch, accumulation and scaled learning rates.
 
 All functions are pure and need no framework, because ``mtrain plan`` calls them too. Schedules are in ``schedule.py``.
 """
@@ -28,17 +28,17 @@ MOMENTS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaled:
-    """Factors by which a rate-scaling rule multiplies the values that the spec sets for ``reference_batch_size``."""
+    """Factors by which a learning rate-scaling rule multiplies the values that the spec sets for ``reference_batch_size``."""
 
-    rate: float
+    learning_rate: float
     weight_decay: float
 
 
 def scaling(spec: Spec) -> Scaled:
-    """Return the factors of ``train.rate_scaling`` for the global batch of the spec.
+    """Return the factors of ``train.learning_rate_scaling`` for the global batch of the spec.
 
     linear: Goyal et al. 2017 (arXiv 1706.02677), section 2.1; sqrt: Krizhevsky 2014 (arXiv 1404.5997), section 5;
-    yolov5: the rate stays, the weight decay grows with the batch.
+    yolov5: the learning rate stays, the weight decay grows with the batch.
     """
     ratio = spec.train.batch_size / spec.train.reference_batch_size
     factors = {
@@ -47,8 +47,8 @@ def scaling(spec: Spec) -> Scaled:
         "sqrt": (math.sqrt(ratio), 1.0),
         "yolov5": (1.0, ratio),
     }
-    rate, weight_decay = factors[spec.train.rate_scaling]
-    return Scaled(rate=rate, weight_decay=weight_decay)
+    learning_rate, weight_decay = factors[spec.train.learning_rate_scaling]
+    return Scaled(learning_rate=learning_rate, weight_decay=weight_decay)
 
 
 def group_rules(spec: Spec) -> list[Rule]:

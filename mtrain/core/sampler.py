@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.core.interfaces import Collective
 from mtrain.errors import SpecError
 
 Indices = npt.NDArray[np.int64]
@@ -83,13 +84,13 @@ class Drawn(Shuffled):
             # A product may round up to the sum itself, which belongs to the last sample with a weight.
             last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
             drawn = np.minimum(np.searchsorted(self._cumulative, points, side="right"), last)
-            order = (drawn + _repetitions(drawn) * self.length).astype(np.int64)
+            order = (drawn + repetitions(drawn) * self.length).astype(np.int64)
             order.setflags(write=False)
             self._cached = (epoch, order)
         return self._cached[1]
 
 
-def _repetitions(drawn: Indices) -> Indices:
+def repetitions(drawn: Indices) -> Indices:
     """Return for each entry how many entries before it are equal to it."""
     order = np.argsort(drawn, kind="stable")
     ordered = drawn[order]
@@ -136,6 +137,11 @@ class Shares:
     """Shards of each micro batch of the job."""
     rounds: int
     """Micro batches of the job per update."""
+
+    @classmethod
+    def even(cls, collective: Collective, *, rounds: int) -> "Shares":
+        """Return the shares of a rank where each computes one shard of each of ``rounds`` micro batches."""
+        return cls(rank=collective.rank, size=collective.size, shards=collective.size, rounds=rounds)
 
     @property
     def passes(self) -> int:

@@ -150,7 +150,7 @@ class Shares:
         """
         total = record.get("communication_s")
         if total is not None and self._former_total is not None:
-            self._shares.append(min(1.0, (total - self._former_total) / record["seconds"]))
+            self._shares.append(min(1.0, (total - self._former_total) / record["update_seconds"]))
         self._former_total = total
 
     def summary(self) -> dict[str, float]:

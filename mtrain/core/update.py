@@ -66,15 +66,15 @@ def _follows(kind: type, late: str, prompt: str) -> bool:
 
 
 class _Late:
-    """The norm and the figures of an update that the device may still be computing."""
+    """The norm and the metrics of an update that the device may still be computing."""
 
     def __init__(self, read: Callable[[], Array]) -> None:
-        """Keep ``read``, which waits for the device and returns the norm followed by the figures."""
+        """Keep ``read``, which waits for the device and returns the norm followed by the metrics."""
         self._read: Callable[[], Array] | None = read
         self._values: Array | None = None
 
     def values(self) -> Array:
-        """Return the norm followed by the figures; the first call waits for the device."""
+        """Return the norm followed by the metrics; the first call waits for the device."""
         if self._values is None:
             assert self._read is not None
             self._values, self._read = self._read(), None
@@ -232,10 +232,6 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """
         key = [self._recipe.seed, shard, self.updates + self.skipped + (self._late is not None)]
         self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
-
-    def seed_value(self, value: int) -> None:
-        """Seed the framework's random generators of this rank with ``value``, for a sample that is read."""
-        self._seed(value)
 
     def follow_ranges(self, ranges: Ranges | None) -> None:
         """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""

@@ -33,9 +33,9 @@ class FinishedUpdate:
     def record(self, session: RankSession) -> UpdateRecord:
         """Return the record of the update, with the measurements of this rank's ``session``.
 
-        It has: update, epoch, position, updates_per_epoch, total_updates, losses, rate (of the last group), rates,
-        momentum (None: each group has its own), norm, skipped (number of updates of the job whose gradient was not
-        finite), samples_per_s, wait_share (share of the time spent waiting for data), seconds, memory_bytes (of this
+        It has: update, epoch, position, updates_per_epoch, total_updates, losses, learning_rate (of the last group), learning_rates,
+        momentum (None: each group has its own), gradient_norm, skipped_updates (number of updates of the job whose gradient was not
+        finite), samples_per_s, wait_share (share of the time spent waiting for data), update_seconds, memory_bytes (of this
         rank), and the further measurements of the session.
         """
         seconds = max(self.seconds, 1e-9)
@@ -47,14 +47,14 @@ class FinishedUpdate:
             "updates_per_epoch": self.updates_per_epoch,
             "total_updates": self.total_updates,
             "losses": dict(self.losses),
-            "rate": self.rates.rates[-1],
-            "rates": list(self.rates.rates),
+            "learning_rate": self.rates.learning_rates[-1],
+            "learning_rates": list(self.rates.learning_rates),
             "momentum": self.rates.momentum,
-            "norm": self.norm,
-            "skipped": self.before.skipped + (not math.isfinite(self.norm)),
-            "samples_per_s": self.global_batch / seconds,
-            "wait_share": min(self.waited_s / seconds, 1.0),
-            "seconds": seconds,
+            "gradient_norm": self.norm,
+            "skipped_updates": self.before.skipped + (not math.isfinite(self.norm)),
+            "samples_per_second": self.global_batch / seconds,
+            "data_wait_share": min(self.waited_s / seconds, 1.0),
+            "update_seconds": seconds,
             **measured,
             "memory_bytes": int(measured["memory_bytes"]),
         }
@@ -69,6 +69,6 @@ def check_finite(before: Progress, after: Progress, *, max_nonfinite: int) -> No
     if after.skipped_in_a_row >= max_nonfinite:
         raise NonFiniteError(
             f"the gradient was not finite in {after.skipped_in_a_row} updates in a row, the last is update "
-            f"{before.update} of epoch {before.epoch}; lower the rate, lengthen the warm-up, check the data and the loss, or use "
+            f"{before.update} of epoch {before.epoch}; lower the learning rate, lengthen the warm-up, check the data and the loss, or use "
             "precision bf16 instead of fp16"
         )

@@ -1,1 +1,1 @@
-"""Decode and prepare pictures for every task: image operations and the loader. No module here imports a framework."""
+"""Decode and prepare images for every task: image operations and the loader. No module here imports a framework."""

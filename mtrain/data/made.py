@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import DataError
+from mtrain.spec.files import read_text
+
+MAX_MARK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +68,10 @@ class MadeSet:
         mark_file = directory / self.mark
         if not mark_file.is_file():
             raise DataError(f"{directory}: holds something else than the digits; name another or an empty folder")
-        existing = mark_file.read_text("utf-8")
+        try:
+            existing = read_text(mark_file, limit=MAX_MARK_BYTES)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{mark_file}: {getattr(error, 'strerror', None) or error}; remove {directory}") from error
         if existing != self.content:
             raise DataError(
                 f"{directory}: made with {existing}, asked for {self.content}; name another folder or remove it"

@@ -1,4 +1,4 @@
-"""Join predictions and targets of many batches, and turn the result of a metric into figures."""
+"""Join predictions and targets of many batches, and turn the result of a metric into metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,9 +26,19 @@ def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
             "first axis"
         )
     rows = [values[number][row] for number, row in order]
-    if isinstance(first, np.ndarray) and len({np.shape(row) for row in rows}) == 1:
+    return stacked(rows) if isinstance(first, np.ndarray) else rows
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Join the rows of all samples: arrays of equal shapes are stacked, others stay a list."""
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return {key: stacked([row[key] for row in rows]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stacked([row[place] for row in rows]) for place in range(len(first)))
+    if isinstance(first, np.ndarray | np.generic) and len({np.shape(row) for row in rows}) == 1:
         return np.stack(rows)
-    return rows
+    return list(rows)
 
 
 def is_object(metric: Any) -> bool:
@@ -62,26 +72,26 @@ def _one_process() -> bool:
     return False
 
 
-def figures_of(value: Any, *, name: str) -> dict[str, float]:
-    """Return the result of the metric ``name``, a number or a dict of numbers, as figures by name.
+def metrics_of(value: Any, *, name: str) -> dict[str, float]:
+    """Return the result of the metric ``name``, a number or a dict of numbers, as metrics by name.
 
     Raises:
         DataError: it is something else.
     """
     entries = value if isinstance(value, Mapping) else {name: value}
-    figures = {}
+    metrics = {}
     for key, entry in entries.items():
         array = trees.as_array(entry)
         number = entry if array is None else array
         try:
-            figures[str(key)] = float(number)
+            metrics[str(key)] = float(number)
         except (TypeError, ValueError):
             shape = "" if array is None else f" of shape {array.shape}"
             raise DataError(
                 f"the metric {name} returned {type(entry).__name__}{shape} for {key!r}; expected a number, or a dict of "
                 "numbers"
             ) from None
-    return figures
+    return metrics
 
 
 def name_of(metric: Any) -> str:

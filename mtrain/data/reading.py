@@ -4,14 +4,12 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
 
+from mtrain.core.interfaces import Split
 from mtrain.data.images.header import SUFFIXES, probe
 from mtrain.errors import DataError
-from mtrain.files import read_text
+from mtrain.spec.files import read_text
 
-Split: TypeAlias = Literal["train", "val", "test", "all"]
-"""Name of a split; ``all`` means every picture of the data set, which ``data.split`` divides afterwards."""
 FOLDERS_OF: Mapping[Split, Sequence[str]] = {
     "train": ("train",),
     "val": ("val", "valid", "validation"),
@@ -20,7 +18,11 @@ FOLDERS_OF: Mapping[Split, Sequence[str]] = {
 }
 """Names of the folders and lists of each split, the usual name first."""
 MAX_LIST_BYTES = 1 << 30
-"""Largest list of pictures or names that is read, in bytes."""
+"""Largest list of images or names that is read, in bytes."""
+MAX_FOLDERS, MAX_FILES = 200_000, 20_000_000
+"""Most folders and files of a data set. ImageNet has 22,000 folders and 14 million images."""
+_NOT_DATA = ("__MACOSX", "lost+found")
+"""Folders that archives and file systems add."""
 LISTED = 20
 """Number of problems that an error message lists; the rest are only counted."""
 
@@ -69,26 +71,70 @@ def first_existing(candidates: Sequence[Path], *, what: str, key: str, remedy: s
     raise DataError(f"{key}: no {what} found; looked for {places}; set {key}{remedy}")
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """Return all picture files below ``folder``, sorted; suffixes match in any case."""
+def images_in(folder: Path) -> list[Path]:
+    """Return all image files below ``folder``, sorted; suffixes match in any case."""
     return [path for path in walk(folder) if path.suffix.lower() in SUFFIXES]
 
 
 def walk(folder: Path) -> list[Path]:
     """Return all files below ``folder`` except hidden ones, sorted so that the order of a directory listing does not
-    matter."""
+    matter; none if there is no such folder.
+
+    Links are followed. A folder that several of them lead to is entered once, by its own path if that is below
+    ``folder``. A link to a folder that holds ``folder`` is left out: it would make everything beside it part of it.
+
+    Raises:
+        DataError: A folder cannot be read, or there are more than ``MAX_FOLDERS`` or ``MAX_FILES``.
+    """
+    if not os.path.isdir(folder):
+        return []
+    start = Path(os.path.realpath(folder))
+    visited = {str(parent) for parent in start.parents}
     files: list[Path] = []
-    pending: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
-    while pending:
-        directory, ancestors = pending.pop()
-        real_path = os.path.realpath(directory)
-        if real_path in ancestors:  # a link to one of its own ancestors would never end
-            continue
-        _, folders, names = next(os.walk(directory), ("", [], []))
-        subfolders = [name for name in folders if not name.startswith((".", "__MACOSX"))]
-        pending += [(directory / name, ancestors | {real_path}) for name in subfolders]
-        files += [directory / name for name in names if not name.startswith(".")]
+    links = [folder]
+    while links:
+        below = [links.pop(0)]
+        found: list[Path] = []
+        while below:
+            directory = below.pop()
+            real_path = os.path.realpath(directory)
+            if real_path in visited:
+                continue
+            visited.add(real_path)
+            _look(directory, files, below, found)
+            _need_bounded(folder, len(visited) - len(start.parents), len(files))
+        links += sorted(found)
     return sorted(files)
+
+
+def leads_around(path: Path, folder: Path) -> bool:
+    """Return whether a path is a link to ``folder`` or to a folder that holds it."""
+    return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
+
+
+def _look(directory: Path, files: list[Path], folders: list[Path], links: list[Path]) -> None:
+    """Add what is in a folder to the three lists; hidden files, and folders that systems add, are left out."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if not os.path.isdir(entry):  # unlike ``entry.is_dir``, this is no error for a link to itself
+                    files.append(directory / entry.name)
+                elif not entry.name.startswith(_NOT_DATA):
+                    (links if entry.is_symlink() else folders).append(directory / entry.name)
+    except OSError as error:
+        raise DataError(
+            f"{directory}: cannot be read ({error.strerror}); correct its permissions, or move it"
+        ) from None
+
+
+def _need_bounded(folder: Path, folders: int, files: int) -> None:
+    if folders > MAX_FOLDERS or files > MAX_FILES:
+        raise DataError(
+            f"{folder}: more than {MAX_FOLDERS} folders or {MAX_FILES} files are below it; does a link lead out of the data "
+            "set? Remove it, or give the folder of the data set"
+        )
 
 
 def lines_of(file: Path) -> list[str]:
@@ -111,15 +157,15 @@ def named(names: Sequence[str], what: str) -> str:
     return f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
-def size_of(picture: Path) -> tuple[int, int]:
-    """Return width and height of a picture as displayed, or (0, 0) for a missing file: missing files are reported
+def size_of(image: Path) -> tuple[int, int]:
+    """Return width and height of an image as displayed, or (0, 0) for a missing file: missing files are reported
     together.
 
     Raises:
-        DataError: the file is no picture, or is cut short.
+        DataError: the file is no image, or is cut short.
 
     """
-    return probe(picture) if os.path.exists(picture) else (0, 0)
+    return probe(image) if os.path.exists(image) else (0, 0)
 
 
 def unique_stems(files: Sequence[Path]) -> list[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain.data.reading import FOLDERS_OF, Split, need_root, walk
+from mtrain.core.interfaces import Split
+from mtrain.data.reading import FOLDERS_OF, need_root, walk
 from mtrain.errors import DataError
 
 

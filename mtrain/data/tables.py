@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtrain.data.reading import MAX_LIST_BYTES
 from mtrain.errors import DataError
-from mtrain.files import read_text
+from mtrain.spec.files import read_text
 
 SEPARATORS = (",", ";", "\t", "|")
 """Separators that are tried, in this order."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 
-def figure_lines(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
-    """Return lines with the figures of each class and the remarks of the evaluation."""
-    from mtrain.report.wording import class_lines
+def metric_lines(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+    """Return lines with the metrics of each class and the remarks of the evaluation."""
+    from mtrain.records.wording import class_lines
 
-    return [*class_lines(figures), *summary.get("remarks", ())]
+    return [*class_lines(metrics), *summary.get("remarks", ())]
 
 
 def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[str]:
@@ -25,7 +25,7 @@ def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[s
     run = RunFolder(run_dir)
     places = {
         "curves": run.results,
-        "pictures": run.path / "val_batch.jpg",
+        "images": run.path / "val_batch.jpg",
         "summary": run.summary,
         "checkpoints": run.checkpoints,
         "logs": run.logs,
@@ -44,12 +44,12 @@ def copy_lines(copies: Mapping[str, Any]) -> list[str]:
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return lines with the result of a finished run, from its ``summary``; none if that is empty."""
-    from mtrain.report.wording import duration, headline_figures, stopped_early
+    from mtrain.records.wording import duration, headline_metrics, stopped_early
 
     if not summary:
         return []
     best = summary.get("best") or summary.get("last") or {}
-    figures = "  ".join(f"{name} {value:.4f}" for name, value in headline_figures({**summary, "figures": best}).items())
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in headline_metrics({**summary, "metrics": best}).items())
     at = f" (update {best['update']})" if "update" in best else ""
     ranks = summary.get("ranks", 1)
     where = f" on {ranks} rank{'s' if ranks > 1 else ''}, {summary['device']}" if "device" in summary else ""
@@ -61,4 +61,4 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
             f"done, {early}; {updates} of {summary.get('total_updates', '?')} {took}",
             "--resume would end at once; to go on, give it with -o train.patience=NUMBER (a larger one), or null",
         ]
-    return lines + ([f"best evaluation: {figures}{at}", *figure_lines(summary, best)] if figures else [])
+    return lines + ([f"best evaluation: {metrics}{at}", *metric_lines(summary, best)] if metrics else [])

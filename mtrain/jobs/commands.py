@@ -7,14 +7,14 @@ from typing import Any
 
 from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher
 from mtrain.jobs import elastic
-from mtrain.jobs.hosts import address_of
+from mtrain.jobs.host_ranks import address_of
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.team import Team
 from mtrain.spec.config import Loaded
 from mtrain.system import placement
 from mtrain.system.placement import LOOPBACK
 
-AGENT = ("-m", "mtrain.cluster.agent")
+AGENT = ("-m", "mtrain.jobs.hosts.agent")
 """Arguments of the interpreter that runs an agent."""
 
 
@@ -68,8 +68,7 @@ def launch_options(team: Team, machine: Machine, *, python: str) -> dict[str, An
 
 def python_on_hosts(team: Team, machine: Machine) -> str:
     """Return the path of the hosts' interpreter that has mtrain: the cluster's, else the path used here."""
-    # Without a cluster, ``cluster.ssh.python`` counts as it did before clusters had options of their own.
-    return (team.spec.cluster.ssh.python if team.cluster is None else team.cluster.python) or machine.python
+    return (None if team.cluster is None else team.cluster.python) or machine.python
 
 
 def commands_of(team: Team, machine: Machine, launcher: Launcher, words: Sequence[str]) -> list[Command]:

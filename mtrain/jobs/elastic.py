@@ -59,17 +59,20 @@ def check_passes(recipe: Recipe, *, size: int, model: str, spans_ranks: bool) ->
     """
     if recipe.shards in (None, size):
         return
+    for reason in needs_all_shards(recipe, model=model, spans_ranks=spans_ranks):
+        raise SpecError(
+            f"{reason}, and here {size} rank{'s' if size > 1 else ''} would compute {recipe.shards} shards one after "
+            "the other; give cluster.sharing=ranks, or as many ranks as shards (cluster.shards)"
+        )
+
+
+def needs_all_shards(recipe: Recipe, *, model: str, spans_ranks: bool) -> list[str]:
+    """Return what needs all shards of a micro batch at the same time, each as a key of the spec and its reason."""
     reasons = {
         "train.sync_batchnorm: it normalises over all shards of a micro batch": recipe.sync_batchnorm,
         f"model.name: the loss of {model} is divided by a sum over all shards of a micro batch": spans_ranks,
-        "train.quantise: ranges of inputs are those of all shards of a micro batch": recipe.quantise is not None,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise SpecError(
-                f"{reason}, and here {size} rank{'s' if size > 1 else ''} would compute {recipe.shards} shards one after "
-                "the other; give cluster.sharing=ranks, or as many ranks as shards (cluster.shards)"
-            )
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def spread(hosts: Sequence[Host], present: Sequence[int], *, shards: int) -> list[Host]:

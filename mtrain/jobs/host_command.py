@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 
 from mtrain.errors import LaunchError
-from mtrain.report.history import Tail
-from mtrain.system import diagnosis, disk, environment, processes, runfolder
+from mtrain.records.history import Tail
+from mtrain.spec.files import open_file
+from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder
 from mtrain.system.runfolder import RunFolder
 
 LOG_CHARACTERS = 256 * 1024
@@ -25,7 +26,7 @@ failed."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """How to run a host's command once: the fields of a "start" message."""
+    """An order to run a host's command once: the fields of a "start" message."""
 
     host: str
     """This host's address in the list of hosts."""
@@ -67,6 +68,7 @@ class HostCommand:
 
         Raises:
             LaunchError: the command cannot be started at all.
+            UsageError: ranks of an earlier attempt still run on this host.
         """
         self._orders = orders
         self._run = run
@@ -81,13 +83,14 @@ class HostCommand:
         self._reported: set[tuple[Any, Any]] = set()
         """Rank and time of the failures that were reported."""
         self._spare = frozenset(process.pid for process in processes.descendants())
-        runfolder.set_aside_failures(run, ranks=self._ranks)
+        attempts.await_former_ranks(run.path, run.node)
+        self._mark = attempts.drawn(run.node)
+        failures.set_aside_failures(run, ranks=self._ranks)
         self._former_sizes = runfolder.sizes(run.logs)
         self._tail = Tail(run.metrics)
         try:
-            self._process = processes.start(
-                orders.argv, env=environment.joined(environ, orders.env), log=run.starter_log
-            )
+            env = {**environment.joined(environ, orders.env), **self._mark.variables()}
+            self._process = processes.start(orders.argv, env=env, log=run.starter_log)
         except OSError as error:
             raise LaunchError(
                 f"{orders.argv[0]} cannot be started: {error.strerror or error}; "
@@ -157,7 +160,7 @@ class HostCommand:
 
     def _new_failures(self) -> list[dict[str, Any]]:
         events = []
-        for failure in runfolder.read_failures(self._run, ranks=self._ranks):
+        for failure in failures.read_failures(self._run, ranks=self._ranks, attempt=self._mark.attempt):
             key = failure.get("rank"), failure.get("time")
             if key not in self._reported:
                 self._reported.add(key)
@@ -169,7 +172,7 @@ class HostCommand:
 
     def _ended(self) -> dict[str, Any]:
         former = self._former_sizes
-        with self._run.starter_log.open("rb") as file:
+        with open_file(self._run.starter_log) as file:
             file.seek(former.get(self._run.starter_log.name, 0))
             printed = file.read().decode(errors="replace")
         logs = self._run.rank_logs(self._ranks).items()

@@ -1,17 +1,18 @@
-"""The figures of a host's ranks for Prometheus, served by the process that starts and watches these ranks.
+"""The metrics of a host's ranks for Prometheus, served by the process that starts and watches these ranks.
 
-That process lives through restarts and answers while ranks hang. ``host_figures.py`` says what it answers,
+That process lives through restarts and answers while ranks hang. ``host_collector.py`` says what it answers,
 ``metrics_server.py`` how. The library ``prometheus_client`` is loaded only where a job asks for metrics.
 """
 
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.errors import UsageError
 from mtrain.jobs.metrics_place import OWN, AttemptFacts, MetricsPlace
-from mtrain.report.live import FOLDER, live_file
+from mtrain.records.live import FOLDER, live_file
 from mtrain.spec import remedies
 from mtrain.spec.model import Spec
 from mtrain.system import placement
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 KEY = "report.metrics_port"
 LIBRARY = "prometheus_client"
+READ_S = 40.0
+"""Seconds for which a job that has failed waits for Prometheus, which reads every 15 to 30 s as a rule."""
 
 
 class HostMetrics:
@@ -31,11 +34,12 @@ class HostMetrics:
         self._folder: Path | None = None
         self._began = time.time()
         self._facts = AttemptFacts(hosts=0, restarts=0, ranks=range(0))
+        self._failed = False
         self._ranks: set[int] = set()
         """All ranks that this host has had; those of an elastic job change."""
 
     def open(self, place: MetricsPlace | None, run_dir: Path) -> None:
-        """Answer at ``place``, with the figures of the run in ``run_dir``. Without a place, or once open, do nothing.
+        """Answer at ``place``, with the metrics of the run in ``run_dir``. Without a place, or once open, do nothing.
 
         Raises:
             UsageError: the port is taken, the address is none of this host, or the library is not installed.
@@ -43,12 +47,12 @@ class HostMetrics:
         if place is None or self._server is not None:
             return
         check_library()
-        from mtrain.jobs.host_figures import HostFigures
+        from mtrain.jobs.host_collector import HostCollector
         from mtrain.jobs.metrics_server import MetricsServer
 
         self._folder, self._began = run_dir, time.time()
-        figures = HostFigures(run_dir, facts=lambda: self._facts, began=self._began)
-        self._server = MetricsServer(listener_address(place), place.port, figures)
+        collector = HostCollector(run_dir, facts=lambda: self._facts, began=self._began, failed=lambda: self._failed)
+        self._server = MetricsServer(listener_address(place), place.port, collector)
 
     def begin(self, facts: AttemptFacts) -> None:
         """Answer with the facts of the attempt that begins now; forget ranks that this host no longer has."""
@@ -59,6 +63,16 @@ class HostMetrics:
                     live_file(self._folder, rank).unlink(missing_ok=True)
         self._facts = facts
         self._ranks.update(facts.ranks)
+
+    def fail(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """Tell that the job has failed, and wait until that was read, for ``READ_S`` at most.
+
+        Otherwise the port would be closed before, and nobody could tell a job that has failed from one that is done. Where
+        nobody has read any metrics so far, nobody is waited for; ``stop`` ends the waiting by returning True.
+        """
+        self._failed = True
+        if self._server is not None and self._server.asked:
+            self._server.wait_for_reader(timeout_s=READ_S, stop=stop)
 
     def close(self) -> None:
         """Answer no longer, and remove the ranks' files. It may be called twice."""

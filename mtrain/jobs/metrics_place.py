@@ -1,11 +1,11 @@
-"""Where the hosts of a job answer Prometheus, and what the leader of the job tells them for it: plain values."""
+"""Describe where the hosts of a job answer Prometheus, and what the leader tells them for it, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrain.spec.hostnames import bracketed
 from mtrain.spec.model import Spec
-from mtrain.system import placement
 
 OWN = "host"
 """Value of ``report.metrics_address`` that means the address of each host in the job."""
@@ -13,7 +13,7 @@ OWN = "host"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsPlace:
-    """Where each host of a job answers Prometheus."""
+    """The place at which each host of a job answers Prometheus."""
 
     port: int
     address: str
@@ -32,7 +32,7 @@ class MetricsPlace:
 
     def url(self) -> str:
         """Return the address for Prometheus, for people."""
-        host = "HOST" if self.address == OWN else placement.bracketed(self.address)
+        host = "HOST" if self.address == OWN else bracketed(self.address)
         return f"http://{host}:{self.port}/metrics"
 
     def as_json(self) -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""A small server that answers Prometheus with the figures of a host."""
+"""A small server that answers Prometheus with the metrics of a host."""
 
 import errno
 import socket
 import socketserver
 import threading
+import time
+from collections.abc import Callable
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from mtrain.errors import UsageError
-from mtrain.system import placement
+from mtrain.spec.hostnames import bracketed
 
 MAX_REQUESTS = 16
 """Largest number of requests that are answered at once; further connections are closed."""
+POLL_S = 0.05
+"""Seconds between two looks for an answered request."""
 REQUEST_S = 10.0
 """Seconds that a caller may take to send a request and to read the answer."""
 
@@ -32,7 +36,7 @@ def listening(address: str, port: int) -> socket.socket:
         listener.listen(MAX_REQUESTS)
     except OSError as error:
         listener.close()
-        shown = placement.bracketed(address)
+        shown = bracketed(address)
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
                 f"report.metrics_port: {port} is in use on {shown}; give each job of a host a port of its own, or end what "
@@ -48,18 +52,33 @@ def listening(address: str, port: int) -> socket.socket:
 class MetricsServer:
     """Answers requests in threads of its own until ``close``."""
 
-    def __init__(self, address: str, port: int, figures: Collector) -> None:
-        """Listen at ``address`` and answer with ``figures``, which are collected anew for each request.
+    def __init__(self, address: str, port: int, metrics: Collector) -> None:
+        """Listen at ``address`` and answer with ``metrics``, which are collected anew for each request.
 
         Raises:
             UsageError: no server can listen there.
         """
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(figures)
+        registry.register(metrics)
         self._server = _Server(listening(address, port))
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
+
+    @property
+    def asked(self) -> bool:
+        """Return whether anybody has asked for the metrics yet."""
+        return self._server.begun > 0
+
+    def wait_for_reader(self, *, timeout_s: float, stop: Callable[[], bool]) -> bool:
+        """Wait until a request that begins from now on has been answered; return whether one was.
+
+        ``stop`` ends the waiting by returning True.
+        """
+        deadline, first = time.monotonic() + timeout_s, self._server.begun
+        while self._server.answered < first and time.monotonic() < deadline and not stop():
+            time.sleep(POLL_S)
+        return self._server.answered >= first
 
     def close(self) -> None:
         """Stop listening. A request that is being answered does not delay it."""
@@ -82,6 +101,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def __init__(self, listener: socket.socket) -> None:
         address = listener.getsockname()
         self._free = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._counting = threading.Lock()
+        self.begun = 0
+        """How many requests have begun."""
+        self.answered = -1
+        """Highest number, from 0, of a request that was answered; -1: none was."""
         super().__init__(address, _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket, self.server_address = listener, address
@@ -96,9 +120,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)  # type: ignore[arg-type]
 
     def process_request_thread(self, request: object, client_address: object) -> None:
+        with self._counting:
+            number, self.begun = self.begun, self.begun + 1
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
+            with self._counting:
+                self.answered = max(self.answered, number)
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-from mtrain.core.interfaces import TaskKind
-from mtrain.errors import SpecError
-from mtrain.spec import plugins, references
+from mtrain.spec import references
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.spec.references import Reference
+from mtrain.spec.resolved import Resolved
 
 
 def own_code_of(loaded: Loaded, *, framework: str) -> dict[str, Reference]:
@@ -17,7 +16,7 @@ def own_code_of(loaded: Loaded, *, framework: str) -> dict[str, Reference]:
         SpecError: the job's task refuses the spec, or a class does not take the options of the spec.
         PluginError: a name does not exist.
     """
-    of_task = {} if loaded.script else _own_code(loaded.spec, framework, loaded.policy)
+    of_task = {} if loaded.script else _own_code(loaded.job, framework)
     return of_task | _own_reporters(loaded.spec)
 
 
@@ -34,23 +33,18 @@ def _own_reporters(spec: Spec) -> dict[str, Reference]:
     return found
 
 
-def _own_code(spec: Spec, framework: str, policy: plugins.Policy) -> dict[str, Reference]:
+def _own_code(job: Resolved, framework: str) -> dict[str, Reference]:
     """Return the user's own code that the job runs, by the key of the spec that names it, without running it.
 
     Raises:
         SpecError: the job's task refuses the spec, or a name does not exist.
     """
+    spec = job.spec
     if not spec.task:
         return {}
     if references.is_reference(spec.model.name) or references.is_reference(spec.data.format):
-        model_task = plugins.task_of("models", spec.model.name, policy=policy)
-        data_task = plugins.task_of("datasets", spec.data.format, policy=policy)
-        if model_task != data_task:
-            raise SpecError(
-                f"data.format: {spec.data.format} is a data set for {data_task}, but model.name: {spec.model.name} is for "
-                f"{model_task}; change one of them"
-            )
-    task: TaskKind = plugins.load("tasks", spec.task, policy=policy)  # type: ignore[assignment]
+        job.check_kinds(job.registry.task_of("datasets", spec.data.format))
+    task = job.task_named(spec.task)
     task.refuse(spec, framework=framework)
     return {key: references.parsed(text) for key, text in task.own_code(spec).items()}
 

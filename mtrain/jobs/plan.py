@@ -13,14 +13,14 @@ from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher, 
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import total_updates
 from mtrain.errors import SpecError
-from mtrain.jobs import chosen, commands, elastic, plan_rows
+from mtrain.jobs import commands, elastic, means, plan_rows
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.own_code import files_of, own_code_of
 from mtrain.jobs.team import Team, team_of
-from mtrain.spec import plugins
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
+from mtrain.spec.references import Reference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +50,10 @@ class Plan:
     log_dir: Path | None
     files: Mapping[str, str] = field(default_factory=dict)
     """Files besides those of the spec that every host needs, equal on all: what each is -> path."""
+    own_code: Sequence[Reference] = ()
+    """The references of the spec to the user's own code."""
     numbers: Mapping[str, Any]
-    """Values derived from the spec (global batch, micro batch, rates ...), by name, in the order of printing."""
+    """Values derived from the spec (global batch, micro batch, learning rates ...), by name, in the order of printing."""
     metrics: MetricsPlace | None = None
     """Where each host answers Prometheus; None: nowhere."""
 
@@ -73,7 +75,6 @@ class Plan:
             "backend": self.backend,
             "launcher": self.launcher_name,
             "cluster": self.cluster_name,
-            "carrier": self.cluster_name,  # its former name
             "brought": [list(argv) for argv in self.brought],
             "max_restarts": self.max_restarts,
             "numbers": dict(self.numbers),
@@ -125,7 +126,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
     recipe = _recipe(loaded, team, mode=mode)
     python = commands.python_on_hosts(team, machine)
     facts = commands.launch_options(team, machine, python=python)
-    launcher = chosen.made_launcher(team.launcher_name, team.launcher_class, facts, loaded)
+    launcher = means.made_launcher(team.launcher_name, team.launcher_class, facts, loaded.job)
     words = commands.rank_words(loaded, run_dir=run_dir, resume=resume, mode=mode)
     hosted_job = commands.hosted_job_of(team, machine, python=python)
     metrics = MetricsPlace.of(team.spec, mode)
@@ -146,6 +147,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         max_restarts=team.spec.cluster.max_restarts,
         log_dir=Path(team.spec.cluster.log_dir).absolute() if team.spec.cluster.log_dir else None,
         files=files_of(loaded, own_code),
+        own_code=tuple(own_code.values()),
         numbers={key: reference.words for key, reference in own_code.items()}
         | plan_rows.rows_of(loaded, team, recipe, threads=facts["threads"])
         | plan_rows.names_to_come(team, machine)
@@ -165,7 +167,7 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
     if loaded.script is not None:
         _check_script(spec, recipe, size=size)
     elif mode in ("train", "compare"):
-        model = plugins.load("models", spec.model.name, policy=loaded.policy) if recipe.shards is not None else None
+        model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)

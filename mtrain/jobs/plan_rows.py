@@ -5,6 +5,7 @@ from typing import Any
 
 from mtrain.core.interfaces import Recipe
 from mtrain.core.recipe import rounds, scaling
+from mtrain.core.schedule import HAVE_MOMENTUM
 from mtrain.jobs import elastic
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.team import Team
@@ -58,6 +59,21 @@ def _precision(spec: Spec, team: Team) -> str:
     return "auto: bf16 if the devices of all ranks are faster with it, else fp32; the ranks say which when they start"
 
 
+def _warmup(spec: Spec) -> str:
+    """Return how long the warm-up lasts and what it changes, in words."""
+    warmup, momentum = spec.schedule.warmup, f"{spec.optimizer.momentum:g}"
+    name = "momentum" if spec.optimizer.rule in HAVE_MOMENTUM else "beta1"
+    kept = "" if spec.optimizer.rule == "adadelta" else f"; {name} {momentum}"
+    if warmup is None or not (warmup.epochs or warmup.updates):
+        return f"none{kept}"
+    by_epochs = f"{warmup.epochs:g} x updates_per_epoch" if warmup.epochs else ""
+    lengths = [text for text in (by_epochs, str(warmup.updates or "")) if text]
+    length = f"max({', '.join(lengths)})" if len(lengths) > 1 else lengths[0]
+    if name == "momentum" and warmup.momentum_from is not None:
+        kept = f"; momentum from {warmup.momentum_from:g} to {momentum}"
+    return f"{length} updates, learning rate from {warmup.learning_rate_from:g}{kept}"
+
+
 def _batchnorm_row(recipe: Recipe, team: Team) -> dict[str, str]:
     """Say whose layers take the statistics of BatchNorm over ranks, where some do."""
     if not recipe.sync_batchnorm or team.size == 1:
@@ -107,11 +123,12 @@ def _rows_of_recipe(team: Team, recipe: Recipe, *, threads: int) -> dict[str, An
         **_largest_micro_batch(spec),
         **_elastic_numbers(spec, recipe, size=size),
         "precision": _precision(spec, team),
-        "rate": f"{spec.optimizer.rate * factors.rate:.6g}"
-        f" ({train.rate_scaling}: {spec.optimizer.rate:g} x {factors.rate:.6g})",
+        "learning_rate": f"{spec.optimizer.learning_rate * factors.learning_rate:.6g}"
+        f" ({train.learning_rate_scaling}: {spec.optimizer.learning_rate:g} x {factors.learning_rate:.6g})",
         "weight_decay": ", ".join(f"{decay:.6g}" for decay in decays)
-        + f" ({train.rate_scaling}: x {factors.weight_decay:.6g})",
+        + f" ({train.learning_rate_scaling}: x {factors.weight_decay:.6g})",
         "schedule": f"{spec.schedule.name}, final factor {spec.schedule.final_factor:g}",
+        "warmup": _warmup(spec),
         "length": f"{train.updates} updates" if train.updates else f"{train.epochs} epochs",
         "updates_per_epoch": f"samples // {train.batch_size}; samples are counted at the start",
         "threads": f"{threads} per rank",

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrain.core.interfaces import Backend, Cluster, Host, Launcher
-from mtrain.jobs import chosen, elastic, hosts
+from mtrain.jobs import elastic, host_ranks, means
 from mtrain.jobs.machine import Machine
-from mtrain.spec import plugins
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.system.devices import Devices
@@ -43,7 +42,7 @@ class Team:
 
     def as_launcher_takes(self, chosen_hosts: Sequence[Host], machine: Machine) -> Sequence[Host]:
         """Return hosts with their names, or with their addresses where the launcher takes no names."""
-        return chosen_hosts if self.launcher_class.takes_names else hosts.by_address(chosen_hosts, machine)
+        return chosen_hosts if self.launcher_class.takes_names else host_ranks.by_address(chosen_hosts, machine)
 
 
 def team_of(loaded: Loaded, machine: Machine) -> Team:
@@ -53,22 +52,20 @@ def team_of(loaded: Loaded, machine: Machine) -> Team:
         SpecError: hosts, ranks and devices do not fit together.
         PluginError: backend, cluster or launcher is unknown, or they do not fit together.
     """
-    policy = loaded.policy
-    cluster = chosen.cluster_of(loaded.spec, policy)
-    spec = hosts.with_hosts(loaded.spec, machine.hosts or chosen.names_of(loaded.spec, cluster))
-    name = spec.backend.name
-    options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
-    backend: Backend = plugins.made("backends", name, options, policy=policy)
-    launcher_name, launcher_class = chosen.launcher_for(backend.rendezvous, spec, policy)
-    devices = hosts.devices_of(spec, machine, option=str(getattr(options, "device", "auto")))
+    job = loaded.job
+    cluster = means.cluster_of(job)
+    spec = host_ranks.with_hosts(loaded.spec, machine.hosts or means.names_of(loaded.spec, cluster))
+    backend = job.backend
+    launcher_name, launcher_class = means.launcher_of(job)
+    devices = host_ranks.devices_of(spec, machine, option=str(getattr(job.backend_options, "device", "auto")))
     devices.check()
-    single = backend.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in hosts.TYPED
-    all_hosts = hosts.all_hosts(spec, machine, device=devices.option, single=single)
+    single = backend.rendezvous == "none" and loaded.origin("cluster.nproc_per_node").kind not in host_ranks.TYPED
+    all_hosts = host_ranks.all_hosts(spec, machine, device=devices.option, single=single)
     elastic.check(spec, all_hosts)
     shards = spec.cluster.shards or sum(host.slots for host in all_hosts)
-    present = hosts.present(spec, all_hosts, machine, shards=shards, on_cpu=devices.on_cpu)
+    present = host_ranks.present(spec, all_hosts, machine, shards=shards, on_cpu=devices.on_cpu)
     return Team(
-        spec=hosts.with_hosts(spec, [host.address for host in present]) if machine.present else spec,
+        spec=host_ranks.with_hosts(spec, [host.address for host in present]) if machine.present else spec,
         cluster=cluster,
         backend=backend,
         launcher_name=launcher_name,

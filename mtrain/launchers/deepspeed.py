@@ -1,6 +1,5 @@
 """Start ranks through DeepSpeed's own launcher (``python -m deepspeed.launcher.runner``), separately on each host."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -8,10 +7,7 @@ from typing import ClassVar
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
-
-FAILED_RANK = re.compile(r"^rank (\d+) ended with status (\d+)$", re.MULTILINE)
-"""The line that ``mtrain.backends._deepspeed.starter`` has printed for a failed rank; DeepSpeed reports the status
-only."""
+from mtrain.system.rank_starter import read_deaths
 
 
 class DeepSpeedLauncher(Launcher):
@@ -58,11 +54,11 @@ class DeepSpeedLauncher(Launcher):
         )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Return failed ranks as their shells report them.
+        """Return failed ranks as their shells record them; DeepSpeed reports the status only.
 
         A rank with SIGTERM may have been ended by DeepSpeed's launcher.
         """
-        return sorted({int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}.items())
+        return sorted({rank: status_of_shell(code) for rank, code in read_deaths(log)}.items())
 
 
 def _run_dir(argv: Sequence[str]) -> Path:

@@ -8,9 +8,10 @@ from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.rank_starter import read_deaths
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)
-"""The line that is printed about a failed rank. The status of a rank ended by a signal is 128 plus the signal's
+"""The line that horovodrun prints about a failed rank. The status of a rank ended by a signal is 128 plus the signal's
 number."""
 KEPT_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
 """A shell that runs the rank as its child and stays alive. To end a rank, horovodrun sends SIGTERM to the children of
@@ -81,8 +82,8 @@ class Horovodrun(Launcher):
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """Return failed ranks as they are reported. A rank that ended on SIGTERM may have been ended by horovodrun."""
-        statuses = {int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}
-        return sorted(statuses.items())
+        of_horovodrun = {int(rank): status_of_shell(int(code)) for rank, code in FAILED_RANK.findall(log)}
+        return sorted({**of_horovodrun, **dict(read_deaths(log))}.items())
 
 
 def _check(hosts: Sequence[Host]) -> None:

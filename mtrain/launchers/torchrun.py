@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.rank_starter import read_deaths
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 """One entry of the ``ChildFailedError`` report that torchrun prints."""
@@ -64,9 +65,9 @@ class Torchrun(Launcher):
         )
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
-        """Return failed ranks as torchrun reports them, all of them where several have failed at once."""
-        statuses = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
-        return sorted(statuses.items())
+        """Return failed ranks as torchrun or the starter reports them, all of them where several have failed at once."""
+        of_torchrun = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
+        return sorted({**of_torchrun, **dict(read_deaths(log))}.items())
 
 
 def _log_folder(argv: Sequence[str]) -> tuple[str, ...]:

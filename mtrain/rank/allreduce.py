@@ -8,12 +8,11 @@ import numpy as np
 
 from mtrain.core import binding, ops
 from mtrain.core.completeness import check_session
-from mtrain.core.interfaces import Array, Backend, RankSession
+from mtrain.core.interfaces import Array, RankSession
+from mtrain.core.record_files import SUMMARY, write_json
 from mtrain.errors import TrainingError
 from mtrain.rank import process
-from mtrain.report.reporter import SUMMARY, write_json
-from mtrain.spec import plugins
-from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.system.runfolder import RunFolder
 
 VALUES = 1 << 20
@@ -21,21 +20,18 @@ VALUES = 1 << 20
 ROUNDS = 5
 
 
-def allreduce(spec: Spec, run_folder: RunFolder, *, leave: process.Leaving) -> None:
+def allreduce(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leaving) -> None:
     """Run one rank. Rank 0 writes the summary: ranks, hosts, seconds to the first result, and MiB/s of the timed array.
 
     Raises:
         TrainingError: The result is not the sum.
     """
-    policy = plugins.read_policy(spec.plugins)
-    name = spec.backend.name
-    options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
     began = time.perf_counter()
-    backend: Backend = plugins.load("backends", name, policy=policy)(options)
+    backend = resolved.backend
     binding.bind(backend.nn, backend.ops)
     with backend as session:
         try:
-            check_session(session, backend=backend, name=name)
+            check_session(session, backend=backend, name=resolved.spec.backend.name)
             summary = _added(session, began=began)
         except BaseException as error:
             leave(error)

@@ -34,7 +34,6 @@ from mtrain.core.interfaces import (
     State,
     Task,
     TaskData,
-    TaskKind,
 )
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
@@ -49,8 +48,8 @@ from mtrain.errors import LaunchError, SpecError
 from mtrain.rank import precision
 from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
-from mtrain.spec import plugins
 from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.system import placement
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.datasets import open_data
@@ -61,14 +60,14 @@ log = logging.getLogger(__name__)
 AHEAD_SHARE = 1 / 16
 """Share of the available memory that the batches which all ranks of a host prepare ahead may take, each of the splits."""
 LOADER_BYTES = 192 << 20
-"""Memory that is reckoned for a loader process: 50 MB of its own, and pictures of a few megapixels."""
+"""Memory that is reckoned for a loader process: 50 MB of its own, and images of a few megapixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
     """An assembled job on one rank, which exists as long as its session."""
 
-    spec: Spec
+    resolved: Resolved
     data: JobData
     pool: WorkerPool | InProcess
     backend: Backend
@@ -82,6 +81,11 @@ class Assembly:
     """Digest of the weights of the model that is imitated; None if there is none."""
     messages: Sequence[tuple[str, str]] = ()
     """Messages about choices and start weights for the report: (``note`` or ``warning``, a sentence)."""
+
+    @property
+    def spec(self) -> Spec:
+        """Return the spec of the job."""
+        return self.resolved.spec
 
     def training_order(self) -> Shuffled:
         """Return the order that assigns samples to updates."""
@@ -176,7 +180,7 @@ def unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Map
 
 @contextmanager
 def assembled(
-    spec: Spec,
+    resolved: Resolved,
     data: JobData,
     *,
     leave: Callable[[BaseException], None],
@@ -184,11 +188,11 @@ def assembled(
     training: bool = False,
     restored: bool = False,
 ) -> Iterator[Assembly]:
-    """Assemble the job of ``spec`` on this rank, with start weights in the model; every rank must call.
+    """Assemble the job of ``resolved`` on this rank, with start weights in the model; every rank must call.
 
     Args:
-        spec: The resolved spec.
-        data: The task's data, see ``open_task``, or pictures to predict on.
+        resolved: The spec and its plugins.
+        data: The task's data, see ``open_task``, or images to predict on.
         leave: Records an error while the backend is still entered, so before other ranks notice; see
             ``process.Leaving``.
         details: Details of the task from a checkpoint; None: they are computed from the data.
@@ -200,21 +204,22 @@ def assembled(
         UsageError: The spec, the data or a plugin does not allow the job.
     """
     if training:
-        check_settled(spec)
+        check_settled(resolved.spec)
     sources = data.sources()
-    pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, spec)
+    pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, resolved.spec)
     with closing(pool):
-        backend = backend_plugin(spec)
-        plugin = model_plugin(spec)
+        backend, plugin = resolved.backend, resolved.model
         plugin.check_framework(backend.framework)
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
-            check_session(session, backend=backend, name=spec.backend.name)
-            if spec.report.times_waits:
-                session.time_waits()
-            check_device(spec, backend, session)
-            spec, choices = precision.settled(spec, session)
-            entered = _Entered(spec=spec, data=data, pool=pool, backend=backend, session=session, plugin=plugin)
+            check_session(session, backend=backend, name=resolved.spec.backend.name)
+            if resolved.spec.report.times_waits:
+                session.capabilities.time_waits()
+            check_device(resolved.spec, backend, session)
+            spec, choices = precision.settled(resolved.spec, session)
+            entered = _Entered(
+                resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
+            )
             assembly = _prepared(entered, details=details, training=training)
             weights_file = None if restored else spec.model.weights
             messages = start(assembly, weights_file=weights_file, training=training)
@@ -225,7 +230,7 @@ def assembled(
 class _Entered:
     """A job whose backend is entered and whose model is not built yet; see ``Assembly``."""
 
-    spec: Spec
+    resolved: Resolved
     data: JobData
     pool: WorkerPool | InProcess
     backend: Backend
@@ -235,7 +240,7 @@ class _Entered:
 
 def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
     """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
-    spec, data, plugin, session = entered.spec, entered.data, entered.plugin, entered.session
+    spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(
         make_recipe(spec, size=session.collective.size), own_model=plugin.native, recompute=recomputed(spec, plugin)
     )
@@ -250,11 +255,11 @@ def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training:
         return built[0]
 
     model, optimizer = session.prepare(build, recipe)
-    teacher = attach(spec, built[0], type(plugin), data, session.collective) if training else None
+    teacher = attach(entered.resolved, built[0], data, session.collective) if training else None
     if isinstance(data, TaskBase):
-        data.entered(collective=session.collective, seed_framework=optimizer.seed_value)
+        data.entered(collective=session.collective, seed_framework=session.capabilities.seed)
     return Assembly(
-        spec=spec,
+        resolved=entered.resolved,
         data=data,
         pool=entered.pool,
         backend=entered.backend,
@@ -278,94 +283,31 @@ def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
         raise
 
 
-def open_task(spec: Spec, *, training: bool = True) -> TaskData:
-    """Open the data set of ``spec`` as the model's task; its content is read when it is first needed.
+def open_task(resolved: Resolved, *, training: bool = True) -> TaskData:
+    """Open the data set of ``resolved`` as the model's task; its content is read when it is first needed.
 
     Raises:
         SpecError: Data set and model are of different kinds, or the kind does not support a setting of ``data``.
         PluginError: Data set or model are unknown.
     """
-    opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    _check_kinds(spec, opened.kind)
-    return task_kind(spec, opened.kind)(spec, opened, training=training)
+    opened = open_data(resolved.spec.data, registry=resolved.registry)
+    resolved.check_kinds(opened.kind)
+    return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
 
 
-def open_data_of(spec: Spec, *, training: bool = True) -> TaskData:
-    """Open the data set of ``spec`` without regard to the model. Without ``training`` only the evaluation split is read.
+def open_data_of(resolved: Resolved, *, training: bool = True) -> TaskData:
+    """Open the data set of ``resolved`` without regard to the model. Without ``training`` only the evaluation split is read.
 
     Raises:
         UsageError: As for ``open_task``.
     """
-    opened = open_data(spec.data, policy=plugins.read_policy(spec.plugins))
-    return task_kind(spec, opened.kind)(spec, opened, training=training)
-
-
-def task_kind(spec: Spec, kind: str) -> TaskKind:
-    """Return the task plugin that the ``kind`` of a data set or a model names.
-
-    Raises:
-        PluginError: there is none of that name, or it cannot be loaded.
-    """
-    task: Any = plugins.load("tasks", kind, policy=plugins.read_policy(spec.plugins))
-    chosen: TaskKind = task
-    return chosen
-
-
-def task_of(spec: Spec) -> TaskKind:
-    """Return the task plugin of the job, which its data set and its model name.
-
-    Raises:
-        SpecError: they name different ones.
-        PluginError: data set or model are unknown.
-    """
-    kind = plugins.task_of("datasets", spec.data.format, policy=plugins.read_policy(spec.plugins))
-    _check_kinds(spec, kind)
-    return task_kind(spec, kind)
-
-
-def _check_kinds(spec: Spec, data_kind: str) -> None:
-    model_kind = model_class(spec).kind
-    if data_kind != model_kind:
-        raise SpecError(
-            f"data.format: {spec.data.format} is a data set for {data_kind}, but model.name: {spec.model.name} is for "
-            f"{model_kind}; change one of them"
-        )
-
-
-def model_class(spec: Spec) -> type[Model]:
-    """Return the class of the model plugin of ``spec``."""
-    model: type[Model] = plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins))
-    return model
-
-
-def model_plugin(spec: Spec) -> Model:
-    """Return the model plugin of ``spec``, constructed with its checked options.
-
-    Options that the spec does not set may follow from the sections of its task.
-    """
-    model = model_class(spec)
-    defaults = {name: option.default for name, option in model.Options.model_fields.items()}
-    options = {**task_kind(spec, model.kind).model_options(spec, defaults), **spec.model.options}
-    plugin: Model = _plugin(spec, "models", spec.model.name, options, path="model.options")
-    return plugin
-
-
-def backend_plugin(spec: Spec) -> Backend:
-    """Return the backend plugin of ``spec``, constructed with its checked options."""
-    backend: Backend = _plugin(spec, "backends", spec.backend.name, spec.backend.options, path="backend.options")
-    return backend
-
-
-def _plugin(spec: Spec, kind: str, name: str, raw_options: Mapping[str, Any], *, path: str) -> Any:
-    """Construct a plugin with its options, if the ``plugins.toml`` of the spec allows it."""
-    policy = plugins.read_policy(spec.plugins)
-    options = plugins.options(kind, name, raw_options, path=path, policy=policy)
-    return plugins.made(kind, name, options, policy=policy)
+    opened = open_data(resolved.spec.data, registry=resolved.registry)
+    return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
 
 
 def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
     """Fork the loader processes of this rank."""
-    from mtrain.system.memory import available_bytes
+    from mtrain.spec.bounds import available_bytes
 
     ahead_bytes = int(available_bytes() * AHEAD_SHARE) // local_ranks(spec)
     return WorkerPool(sources, workers=loader_workers(spec), ahead_bytes=ahead_bytes)
@@ -374,7 +316,7 @@ def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
 def loader_workers(spec: Spec) -> int:
     """Return the number of loader processes of one rank. ``auto`` shares the host's cores among its ranks and leaves
     one for each rank itself; together the processes take up to half of the available memory."""
-    from mtrain.system.memory import available_bytes
+    from mtrain.spec.bounds import available_bytes
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
@@ -490,17 +432,19 @@ def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:
     return patterns(spec.train, plugin.recomputable, model=spec.model.name)
 
 
-def augmented(spec: Spec, plugin: Model) -> Augmented | None:
+def augmented(resolved: Resolved) -> Augmented | None:
     """Return how samples are varied for evaluation and prediction; None: the spec does not ask for it.
 
     Raises:
         SpecError: The model cannot join the outputs of varied copies, or its task varies nothing.
     """
+    spec = resolved.spec
     if not spec.evaluate.augment:
         return None
+    plugin = resolved.model
     if type(plugin).joined is Model.joined:
         raise SpecError(
             f"evaluate.augment: true, but {spec.model.name} cannot join what it predicts for varied copies; set it to false"
         )
-    kind = task_kind(spec, plugin.kind)
+    kind = resolved.task_named(plugin.kind)
     return Augmented(varied=lambda batch: kind.varied(batch, step=plugin.size_step), joined=plugin.joined)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.backup.copier import Copier, Copies, NoCopies
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Collective
-from mtrain.report.reporter import Report
+from mtrain.records.reporter import Report
 from mtrain.system.runfolder import RunFolder
+from mtrain.weights.backup.copier import Copier, Copies, NoCopies
 
 EVERY_S = 0.2
 """Seconds between two looks at a copy that the end of a job waits for."""
@@ -40,7 +40,8 @@ def report(copies: Copies, to: Report) -> None:
 def settle(spec: Any, copies: Copies, collective: Collective, to: Report, *, stop: Callable[[], bool]) -> None:
     """Wait until the last copy is made or has failed; every rank must call.
 
-    It takes at most twice ``checkpoint.copy_timeout_s``. ``stop``: somebody asks for the end, so the copy is given up.
+    Two copies may be due: the one under way and the newest. Each is given up once nothing of it has arrived for
+    ``checkpoint.copy_timeout_s``. ``stop``: somebody asks for the end, so the copy is given up.
     All ranks look together again and again, because one collective that waits for so long would end the job.
     """
     if spec.checkpoint.copy_to is None:

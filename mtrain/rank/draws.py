@@ -1,7 +1,7 @@
 """Training on samples that are drawn by weights, which follow the evaluations of the job.
 
 The task decides the weights. They stay the same within an epoch: those of an epoch come from the last evaluation before
-its first update. A checkpoint stores the figures of that evaluation, and those of the last one, so that a job that is
+its first update. A checkpoint stores the metrics of that evaluation, and those of the last one, so that a job that is
 resumed in mid-epoch draws the same samples.
 """
 
@@ -16,19 +16,19 @@ KEY = "draws"
 
 
 class Draws:
-    """The weights of one rank's samples; equal on every rank, because figures are."""
+    """The weights of one rank's samples; equal on every rank, because metrics are."""
 
     def __init__(self, data: TaskData, order: Drawn) -> None:
         self.order = order
         self._data = data
         self._epoch: dict[str, float] = {}
-        """Figures from which the weights of the current epoch were made."""
+        """Metrics from which the weights of the current epoch were made."""
         self._next: dict[str, float] = {}
-        """Figures of the last evaluation; the next epoch uses them."""
+        """Metrics of the last evaluation; the next epoch uses them."""
 
-    def evaluated(self, figures: Mapping[str, float]) -> None:
-        """Receive the figures of an evaluation."""
-        self._next = dict(figures)
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Receive the metrics of an evaluation."""
+        self._next = dict(metrics)
 
     def begin(self, *, in_mid_epoch: bool) -> None:
         """Set the weights for the rest of an epoch that begins, or goes on."""

@@ -1,7 +1,7 @@
 """Write a trained model as a program for inference: the job that ``mtrain export`` gives to one rank."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ import numpy as np
 from mtrain.core import binding, pruned
 from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
-from mtrain.core.interfaces import Array, Backend
-from mtrain.core.program import Program
+from mtrain.core.interfaces import Array, RankSession
+from mtrain.core.interfaces.capabilities import Export
+from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.core.quantising import trained_ranges
+from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.rank.assembly import backend_plugin, model_plugin, task_kind
-from mtrain.report.reporter import write_json
-from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
+from mtrain.tasks.datasets import open_data
 from mtrain.tasks.description import describe_task
+from mtrain.tasks.own import exporting as own_exporting
+from mtrain.tasks.own.model import OwnFacts
 from mtrain.weights.matching import match, refuse_folded
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.reading import read
@@ -28,14 +31,14 @@ FACTS = "exported.json"
 """File in the folder of the job in which the rank describes what it wrote."""
 
 
-def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseException], None]) -> None:
+def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[BaseException], None]) -> None:
     """Write the program that ``export.json`` in ``folder`` asks for, and describe it in ``exported.json``.
 
     The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset`` and
     ``class_names`` (of a file of weights, which does not say them).
 
     Args:
-        spec: The resolved spec.
+        resolved: The spec and its plugins.
         folder: Folder with the request.
         weights: A checkpoint, whose averaged weights are used, or a file of weights.
         leave: Records an error, see ``process.Leaving``.
@@ -45,25 +48,26 @@ def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseExce
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     extra: Mapping[str, Any] = store.load(weights).meta["extra"] if weights.is_dir() else {}
-    plugin: Any = model_plugin(spec)
+    spec, plugin = resolved.spec, resolved.model
+    if plugin.native:
+        _export_own(resolved, folder, weights, request, plugin, leave=leave)
+        return
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
     task = replace(
         describe_task(plugin.kind, spec, tuple(labels["class_names"])),
         details=extra.get("details") or {},
     )
-    backend: Backend = backend_plugin(spec)
+    backend = resolved.backend
     plugin.check_framework(backend.framework)
     binding.bind(backend.nn, backend.ops)
     with backend as session:
         try:
-            state = whole_weights(spec, weights, classes=len(task.class_names))
+            state = whole_weights(resolved, weights, classes=len(task.class_names))
             plugin, arrays = _for_inference(plugin, state)
-            program = program_of(spec, plugin, request)
-            outputs = session.export(
+            program = program_of(resolved, plugin, request)
+            outputs = _export_of(session, spec, program)(
                 lambda: pruned.build(plugin, task, session.collective, spec.model.pruned), arrays, program
             )
-            if not outputs:
-                raise SpecError(f"backend.name: {spec.backend.name} writes no program of format {program.format}")
         except BaseException as error:
             leave(error)
             raise
@@ -82,14 +86,85 @@ def export(spec: Spec, folder: Path, weights: Path, *, leave: Callable[[BaseExce
     write_json(folder / FACTS, facts)
 
 
-def whole_weights(spec: Spec, weights: Path, *, classes: int) -> dict[str, Array]:
-    """Return the whole state of the model of ``spec``, as a checkpoint (its averaged weights) or a file has it.
+def _export_of(session: RankSession, spec: Any, program: Program) -> Export:
+    """Return the function by which a session writes programs.
+
+    Raises:
+        SpecError: It writes none.
+    """
+    export = session.capabilities.export
+    if export is None:
+        raise SpecError(f"backend.name: {spec.backend.name} writes no program of format {program.format}")
+    return export
+
+
+def _export_own(
+    resolved: Resolved,
+    folder: Path,
+    weights: Path,
+    request: Mapping[str, Any],
+    plugin: Any,
+    *,
+    leave: Callable[[BaseException], None],
+) -> None:
+    """Write the program of a user's own module, whose inputs are the arrays of a batch of the user's data set."""
+    spec, backend = resolved.spec, resolved.backend
+    plugin.check_framework(backend.framework)
+    binding.bind(backend.nn, backend.ops)
+    with backend as session:
+        try:
+            arrays = whole_weights(resolved, weights, classes=0)
+            data = open_data(spec.data, registry=resolved.registry)
+            inputs = own_exporting.example_inputs(spec, data, batch=request["batch"])
+            task = OwnFacts(kind=plugin.kind, class_names=(), image_size=0, global_batch=1, seed=spec.train.seed)
+            program = _program(request, inputs)
+            outputs = _export_of(session, spec, program)(
+                lambda: own_exporting.exportable(
+                    plugin.build(task, session.collective), forward_gives_loss=request["own"] == "model"
+                ),
+                arrays,
+                program,
+            )
+        except BaseException as error:
+            leave(error)
+            raise
+    facts = {
+        "kind": plugin.kind,
+        "options": {},
+        "class_names": [],
+        "category_ids": [],
+        "image_size": 0,
+        "details": {},
+        "inputs": [{"name": given.name, "dtype": given.dtype, "batched": given.batched} for given in inputs],
+        "outputs": list(outputs),
+        "size_step": 0,
+        "weights_sha256": digest(arrays),
+        "ranges": {},
+    }
+    write_json(folder / FACTS, facts)
+
+
+def _program(request: Mapping[str, Any], inputs: Sequence[ProgramInput], *, size_step: int = 0) -> Program:
+    return Program(
+        format=request["format"],
+        path=Path(request["path"]),
+        inputs=inputs,
+        batch=request["batch"],
+        size_step=size_step,
+        raw=request["raw"],
+        half=request["half"],
+        opset=request["opset"],
+    )
+
+
+def whole_weights(resolved: Resolved, weights: Path, *, classes: int) -> dict[str, Array]:
+    """Return the whole state of the model of a job, as a checkpoint (its averaged weights) or a file has it.
 
     Raises:
         CheckpointError: The weights cannot be read, or are not those of this model with so many classes.
     """
     file = read(weights)
-    plugin = model_plugin(spec)
+    spec, plugin = resolved.spec, resolved.model
     expected = None if plugin.native else SpecOutline(spec, classes=classes).state
     if expected is None:
         return file.arrays
@@ -110,26 +185,18 @@ def _for_inference(plugin: Any, arrays: dict[str, Array]) -> tuple[Any, Mapping[
     return type(plugin)(plugin.options.model_copy(update={"deploy": True})), fused
 
 
-def program_of(spec: Spec, plugin: Any, request: Mapping[str, Any]) -> Program:
+def program_of(resolved: Resolved, plugin: Any, request: Mapping[str, Any]) -> Program:
     """Return the program that a request asks for.
 
     Raises:
         SpecError: The model cannot be written in this form.
     """
-    inputs = task_kind(spec, plugin.kind).inputs(spec)
+    spec = resolved.spec
+    inputs = resolved.task_named(plugin.kind).inputs(spec)
     if not inputs:
         raise SpecError(
             f"model.name: {spec.model.name} cannot be exported; its task {plugin.kind} does not say what it reads"
         )
     if request["dynamic_size"] and not plugin.size_step:
-        raise SpecError(f"--dynamic-size: {spec.model.name} takes pictures of one size only; leave the flag out")
-    return Program(
-        format=request["format"],
-        path=Path(request["path"]),
-        inputs=inputs,
-        batch=request["batch"],
-        size_step=plugin.size_step if request["dynamic_size"] else 0,
-        raw=request["raw"],
-        half=request["half"],
-        opset=request["opset"],
-    )
+        raise SpecError(f"--dynamic-size: {spec.model.name} takes images of one size only; leave the flag out")
+    return _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from mtrain.core.interfaces import Array, Progress
-from mtrain.core.reporter import InspectedUpdate
+from mtrain.core.interfaces.reporter import InspectedUpdate
 from mtrain.rank.assembly import Assembly
-from mtrain.report.reporter import Report
+from mtrain.records.reporter import Report
 
 
 class Inspection:

@@ -1,4 +1,4 @@
-"""Files that a finished job keeps for its pages beside its records: pictures, and details of the last evaluation."""
+"""Files that a finished job keeps for its pages beside its records: images, and details of the last evaluation."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces import Evaluator, TaskData
-from mtrain.report.reporter import DETAILS, INPUTS, PICTURES, Report, write_json
+from mtrain.core.record_files import DETAILS, IMAGES, INPUTS, write_json
+from mtrain.records.reporter import Report
 
 log = logging.getLogger(__name__)
 INPUT_VIEW = "augmented"
@@ -16,7 +17,7 @@ INPUT_SAMPLES = 8
 
 def draw(data: TaskData, evaluator: Evaluator, folder: Path, report: Report) -> list[str]:
     """Draw predictions of the last evaluation beside the truth; return the names of the files. Only rank 0 calls."""
-    return _tried({PICTURES: lambda: data.draw(evaluator.partial(), folder / PICTURES)}, folder, report)
+    return _tried({IMAGES: lambda: data.draw(evaluator.partial(), folder / IMAGES)}, folder, report)
 
 
 def keep(data: TaskData, evaluator: Evaluator, folder: Path, *, last: Mapping[str, Any], report: Report) -> list[str]:
@@ -26,7 +27,7 @@ def keep(data: TaskData, evaluator: Evaluator, folder: Path, *, last: Mapping[st
         data: The data of the job.
         evaluator: The evaluator of the last evaluation.
         folder: The run folder.
-        last: The figures of that evaluation, with ``update`` and ``epoch``.
+        last: The metrics of that evaluation, with ``update`` and ``epoch``.
         report: Receives a warning for each file that could not be made.
     """
     steps: dict[str, Callable[[], object]] = {
@@ -42,7 +43,7 @@ def _tried(steps: Mapping[str, Callable[[], object]], folder: Path, report: Repo
     for name, write in steps.items():
         try:
             write()
-        except Exception as error:  # a finished job must not fail because of a picture
+        except Exception as error:  # a finished job must not fail because of an image
             log.exception("%s could not be drawn", name)
             report.event("warning", message=f"{name} could not be drawn: {error}")
         else:
@@ -57,8 +58,8 @@ def _write_details(data: TaskData, evaluator: Evaluator, last: Mapping[str, Any]
 
 
 def _draw_inputs(data: TaskData, path: Path) -> None:
-    from mtrain.data.images.drawing import save_picture
+    from mtrain.data.images.drawing import save_image
 
-    for name, _, picture in data.views(limit=INPUT_SAMPLES):
+    for name, _, image in data.views(limit=INPUT_SAMPLES):
         if name == INPUT_VIEW:
-            save_picture(picture, path)
+            save_image(image, path)

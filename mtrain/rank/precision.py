@@ -14,7 +14,7 @@ def choose(session: RankSession) -> tuple[Precision, str]:
 
     All ranks get the same answer: which rank computes a sample must not change how it is rounded.
     """
-    devices = session.collective.all_gather((session.fast_bf16(), session.device))
+    devices = session.collective.all_gather((session.capabilities.fast_bf16, session.device))
     for rank, (fast, device) in enumerate(devices):
         if not fast:
             where = "the CPU" if device == "cpu" else device

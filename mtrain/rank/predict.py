@@ -1,4 +1,4 @@
-"""Predict on pictures: the job that ``mtrain predict`` gives to one rank."""
+"""Predict on images: the job that ``mtrain predict`` gives to one rank."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,59 +8,59 @@ from typing import Any
 from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import narrowing, outputs
 from mtrain.core.interfaces import State
+from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, DataError
-from mtrain.rank.assembly import Assembly, assembled, augmented, given_weights, model_plugin, task_kind
-from mtrain.report.reporter import write_json
-from mtrain.spec.model import Spec
+from mtrain.rank.assembly import Assembly, assembled, augmented, given_weights
+from mtrain.spec.resolved import Resolved
 
 REQUEST = "predict.json"
 SKIPPED = "skipped.json"
-"""File in the folder of results that lists skipped pictures: ``file_name`` and ``reason`` of each."""
+"""File in the folder of results that lists skipped images: ``file_name`` and ``reason`` of each."""
 
 
-def predict(spec: Spec, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
-    """Predict on the pictures that ``predict.json`` in ``folder`` lists, and write the predictions.
+def predict(resolved: Resolved, folder: Path, weights: Path | None, *, leave: Callable[[BaseException], None]) -> None:
+    """Predict on the images that ``predict.json`` in ``folder`` lists, and write the predictions.
 
-    The request has the keys ``pictures`` (maps a path to its name in the list of predictions), ``out``, ``confidence``,
-    ``draw``, ``class_names`` and ``strict`` (a picture that cannot be read is an error instead of being skipped). The
-    files in ``out`` are those of the task's ``PictureData.write``, and ``skipped.json``.
+    The request has the keys ``images`` (maps a path to its name in the list of predictions), ``out``, ``confidence``,
+    ``draw``, ``class_names`` and ``strict`` (an image that cannot be read is an error instead of being skipped). The
+    files in ``out`` are those of the task's ``ImageData.write``, and ``skipped.json``.
 
     Args:
-        spec: The resolved spec.
+        resolved: The spec and its plugins.
         folder: Folder with the request.
         weights: A checkpoint, whose averaged weights are used, or a file of weights.
         leave: Records an error, see ``process.Leaving``.
 
     Raises:
         CheckpointError: No weights were given, or they do not fit.
-        DataError: No picture can be read, or with ``strict`` at least one cannot.
+        DataError: No image can be read, or with ``strict`` at least one cannot.
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     if weights is None:
         raise CheckpointError("predict: no checkpoint and no weights given; expected --run, --checkpoint or --weights")
     saved = store.load(weights) if weights.is_dir() else None
     extra: Mapping[str, Any] = {} if saved is None else saved.meta["extra"]
-    task = task_kind(spec, model_plugin(spec).kind)
-    names = {Path(file): str(name) for file, name in request["pictures"].items()}
+    spec, task = resolved.spec, resolved.task_named(resolved.model_class.kind)
+    names = {Path(file): str(name) for file, name in request["images"].items()}
     if not request["strict"]:
         names = readable(names, task.unreadable(spec, list(names)), Path(request["out"]))
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
-    pictures = task.pictures(spec, list(names), labels)
-    with assembled(spec, pictures, leave=leave, details=extra.get("details") or {}) as job:
+    images = task.images(spec, list(names), labels)
+    with assembled(resolved, images, leave=leave, details=extra.get("details") or {}) as job:
         job.session.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
-        evaluator, loader = pictures.evaluator(), job.evaluation_loader()
+        evaluator, loader = images.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():
             job.model.eval()
             for output, host in outputs(
                 job.session,
                 job.model,
                 loader.micro_batches(0),
-                augmented=augmented(spec, job.plugin),
+                augmented=augmented(job.resolved),
                 narrow=narrowing(job.session, job.plugin.narrowed),
             ):
                 evaluator.add(host, job.plugin.predictions(output, host))
         loader.close()
-        pictures.write(
+        images.write(
             evaluator.partial(),
             Path(request["out"]),
             confidence=request["confidence"],
@@ -79,7 +79,7 @@ def readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) 
 
     if len(reasons) == len(names):
         problems = listed([f"{names[file]}: {reason}" for file, reason in reasons.items()])
-        raise DataError(f"predict: none of {len(names)} pictures can be read:\n{problems}")
+        raise DataError(f"predict: none of {len(names)} images can be read:\n{problems}")
     if reasons:
         write_json(out / SKIPPED, [{"file_name": names[file], "reason": reason} for file, reason in reasons.items()])
     return {file: name for file, name in names.items() if file not in reasons}

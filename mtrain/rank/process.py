@@ -12,7 +12,10 @@ from pathlib import Path
 from types import FrameType
 
 from mtrain.errors import MtrainError
-from mtrain.system.runfolder import RunFolder, write_failure
+from mtrain.spec import outputs
+from mtrain.system import attempts
+from mtrain.system.failures import write_failure
+from mtrain.system.runfolder import RunFolder
 
 RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "PADDLE_TRAINER_ID", "OMPI_COMM_WORLD_RANK")
 """Variables in which launchers set a rank's number. The name of the log needs it before a framework is loaded."""
@@ -127,9 +130,10 @@ class Leaving:
     other ranks notice only when the backend is left, so their own errors are later. The same error is written once.
     """
 
-    def __init__(self, run_folder: RunFolder, rank: int) -> None:
+    def __init__(self, run_folder: RunFolder, rank: int, *, attempt: str = "") -> None:
         self._run_folder = run_folder
         self._rank = rank
+        self._attempt = attempt
         self._recorded: BaseException | None = None
 
     def __call__(self, error: BaseException) -> None:
@@ -141,22 +145,24 @@ class Leaving:
             traceback.print_exception(error)
             sys.stderr.flush()
         try:
-            write_failure(self._run_folder, self._rank, error)
+            write_failure(self._run_folder, self._rank, error, attempt=self._attempt)
         except OSError as full:  # without the record, the log or the exit status must suffice
             with contextlib.suppress(OSError):
                 print(f"{self._run_folder.failures}: {full}", file=sys.stderr, flush=True)
 
 
-def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, rank: int) -> int:
-    """Do ``work`` as rank ``rank`` of the job in ``run_folder``; return the exit code.
+def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, environ: Mapping[str, str]) -> int:
+    """Do ``work`` as the rank of the job in ``run_folder`` that ``environ`` describes; return the exit code.
 
     Output goes to ``logs/rank-N.log``. An error is recorded for the starter. The process ends when its starter does.
     """
+    rank, mark = number(environ), attempts.read(environ)
     _log_to(run_folder.rank_log(rank))
     end_with_parent()
+    attempts.join(mark, run_folder.path)
     stop = StopRequest()
     stop.listen()
-    leave = Leaving(run_folder, rank)
+    leave = Leaving(run_folder, rank, attempt="" if mark is None else mark.attempt)
     try:
         work(stop, leave)
     except MtrainError as error:
@@ -173,12 +179,11 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
 def _log_to(path: Path) -> None:
     """Send standard output and error of this process, native code included, to ``path``."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    with outputs.open_to_write(path, "ab") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
 
 def end_with_parent() -> None:

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.backup.copier import Copies
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Collective, Progress, RankSession, State
-from mtrain.core.reporter import ReportedRun, Reporter
+from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.rank.assembly import Assembly
-from mtrain.report import choosing
-from mtrain.report.live import LiveFigures
-from mtrain.report.reporter import Report, RunReport
-from mtrain.report.run_files import RunFiles
-from mtrain.spec import plugins
+from mtrain.records import choosing
+from mtrain.records.live import LiveFigures
+from mtrain.records.reporter import Report, RunReport
+from mtrain.records.run_files import RunFiles
+from mtrain.spec.resolved import Resolved
 from mtrain.system.runfolder import RunFolder
+from mtrain.weights.backup.copier import Copies
 
 
 def report_weights(report: Report, job: Assembly) -> None:
@@ -43,7 +43,7 @@ def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
     """Return the report of a job that goes on from ``progress``."""
     run = reported_run(job.spec, run_folder, job.session.collective, start_update=progress.update)
-    return report_of(job.spec, run)
+    return report_of(job.resolved, run)
 
 
 def reported_run(spec: Any, run_folder: RunFolder, collective: Collective, *, start_update: int) -> ReportedRun:
@@ -57,16 +57,17 @@ def reported_run(spec: Any, run_folder: RunFolder, collective: Collective, *, st
     )
 
 
-def report_of(spec: Any, run: ReportedRun, more: Sequence[tuple[str, Reporter]] = ()) -> Report:
+def report_of(resolved: Resolved, run: ReportedRun, more: Sequence[tuple[str, Reporter]] = ()) -> Report:
     """Return the report of one rank: the files of the run on rank 0, the reporters of the spec, and ``more``.
 
     Raises:
         UsageError: a reporter is unknown or used wrongly.
     """
+    spec = resolved.spec
     files = RunFiles(run.folder, plots=spec.report.plots) if run.rank == 0 else None
-    reporters, failures = choosing.made(spec.report, run, policy=plugins.read_policy(spec.plugins))
+    reporters, failures = choosing.made(spec.report, run, registry=resolved.registry)
     if spec.report.metrics_port is not None:
-        more = [*more, ("live figures", LiveFigures({}, run))]
+        more = [*more, ("live metrics", LiveFigures({}, run))]
     report = RunReport(files, [*more, *reporters])
     for name, error in failures:
         report.failed(name, error)
@@ -76,11 +77,11 @@ def report_of(spec: Any, run: ReportedRun, more: Sequence[tuple[str, Reporter]] 
 def report_update(report: Report, record: Mapping[str, Any]) -> None:
     """Report the record of one update, with a warning if the update was skipped."""
     report.update(record)
-    if not math.isfinite(record["norm"]):
+    if not math.isfinite(record["gradient_norm"]):
         report.event(
             "warning",
             message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
-            f"before ({record['skipped']} so far)",
+            f"before ({record['skipped_updates']} so far)",
         )
 
 
@@ -104,7 +105,7 @@ def progress_summary(
 def left_out(reason: str, not_done: Sequence[str]) -> dict[str, Any]:
     """Return the part of a summary that says what a job leaves out because it was asked to end.
 
-    A scheduler gives it seconds, which belong to its state. ``not_done``: an evaluation that is due, and pictures; the job
+    A scheduler gives it seconds, which belong to its state. ``not_done``: an evaluation that is due, and images; the job
     makes up for them once it goes on.
     """
     return {"left_out": list(not_done) if reason == "interrupted" else []}

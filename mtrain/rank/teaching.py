@@ -9,8 +9,7 @@ from mtrain.core import pruned
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Collective, Imitation, JobData, Model, Module
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.spec import plugins
-from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.spec.training import DistilSpec
 from mtrain.weights.matching import EntryType, entry_types, match
 from mtrain.weights.outline import Question, outlines
@@ -46,15 +45,15 @@ class Teacher:
         return result.matched
 
 
-def read_teacher(spec: Spec, student: type[Model]) -> Teacher | None:
-    """Read the teacher that the spec names; None if it names none.
+def read_teacher(job: Resolved) -> Teacher | None:
+    """Read the teacher that the spec of ``job`` names; None if it names none.
 
     Raises:
-        SpecError: the teacher is of no use to the job's model, which is ``student``.
+        SpecError: the teacher is of no use to the job's model.
         CheckpointError: its weights cannot be read.
         PluginError: its model is not installed.
     """
-    distil = spec.train.distil
+    distil = job.spec.train.distil
     if distil is None:
         return None
     if not distil.teacher:
@@ -76,11 +75,10 @@ def read_teacher(spec: Spec, student: type[Model]) -> Teacher | None:
         raise SpecError(
             f"{KEY}.model: {path} is a file of weights, which does not say its model; give it, such as {KEY}.model: yolov5s"
         )
-    policy = plugins.read_policy(spec.plugins)
     raw_options = distil.options if distil.model else weights.options
-    kind: Any = plugins.load("models", name, policy=policy)
-    options = plugins.options("models", name, raw_options, path=f"{KEY}.options", policy=policy)
-    _check_pair(distil, student=(spec.model.name, student), teacher=(name, kind))
+    kind: Any = job.registry.load("models", name)
+    options = job.registry.options("models", name, raw_options, path=f"{KEY}.options")
+    _check_pair(distil, student=(job.spec.model.name, job.model_class), teacher=(name, kind))
     return Teacher(
         plugin=kind(options),
         name=name,
@@ -111,13 +109,13 @@ def _check_pair(distil: DistilSpec, *, student: tuple[str, type[Model]], teacher
                 )
 
 
-def check_teacher(spec: Spec, student: type[Model], class_names: list[str]) -> None:
+def check_teacher(job: Resolved, class_names: list[str]) -> None:
     """Check before any rank starts that the teacher exists and fits the job and its data.
 
     Raises:
         UsageError: it does not; see ``read_teacher``.
     """
-    teacher = read_teacher(spec, student)
+    teacher = read_teacher(job)
     if teacher is None:
         return
     known = teacher.weights.labels.get("class_names")
@@ -129,9 +127,9 @@ def check_teacher(spec: Spec, student: type[Model], class_names: list[str]) -> N
     question = Question(
         model=teacher.name,
         classes=len(class_names),
-        image_size=spec.data.input_side,
+        image_size=job.spec.data.input_side,
         options=teacher.options,
-        policy=spec.plugins,
+        policy=job.spec.plugins,
         pruned=teacher.pruned,
     )
     state = outlines([question])[0]
@@ -139,7 +137,7 @@ def check_teacher(spec: Spec, student: type[Model], class_names: list[str]) -> N
         teacher.values(state)
 
 
-def attach(spec: Spec, network: Module, student: type[Model], data: JobData, collective: Collective) -> str | None:
+def attach(job: Resolved, network: Module, data: JobData, collective: Collective) -> str | None:
     """Build the teacher of the job, if there is one, and let ``network`` imitate it; return the digest of its weights.
 
     The framework is bound, and ``network`` is placed on its device.
@@ -147,8 +145,8 @@ def attach(spec: Spec, network: Module, student: type[Model], data: JobData, col
     Raises:
         UsageError: see ``read_teacher``.
     """
-    teacher = read_teacher(spec, student)
-    distil = spec.train.distil
+    teacher = read_teacher(job)
+    distil = job.spec.train.distil
     if teacher is None or distil is None:
         return None
     from mtrain.core import nn

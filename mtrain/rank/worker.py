@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from mtrain.rank import process
 from mtrain.rank.evaluate import evaluate_only
 from mtrain.rank.records import log_to_stderr
 from mtrain.rank.train import train, train_repeatedly
 from mtrain.spec import config
+from mtrain.spec.resolved import Resolved
 from mtrain.spec.trial import Trial
 from mtrain.system.runfolder import ROUNDS, RunFolder, keep_private
 
@@ -39,52 +39,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("script", nargs="*", help="with --mode script: the script and its arguments")
     arguments = parser.parse_args(argv)
     keep_private()
-    spec = config.read(RunFolder(arguments.run_dir).spec_to_read)
+    resolved = Resolved.of(config.read(RunFolder(arguments.run_dir).spec_to_read))
+    spec = resolved.spec
     run_folder = RunFolder(arguments.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
     modes: dict[str, Callable[[process.StopRequest, process.Leaving], None]] = {
-        "train": lambda stop, leave: train(spec, run_folder, arguments.resume, stop=stop, leave=leave),
-        "compare": lambda stop, leave: train_rounds(spec, run_folder, stop=stop, leave=leave),
-        "evaluate": lambda stop, leave: evaluate_only(spec, run_folder, arguments.resume, stop=stop, leave=leave),
-        "predict": lambda stop, leave: predict_only(spec, run_folder, arguments.resume, leave=leave),
-        "export": lambda stop, leave: export_only(spec, run_folder, arguments.resume, leave=leave),
-        "allreduce": lambda stop, leave: add_up(spec, run_folder, leave=leave),
-        "script": lambda stop, leave: run_own_script(spec, run_folder, arguments, stop=stop, leave=leave),
+        "train": lambda stop, leave: train(resolved, run_folder, arguments.resume, stop=stop, leave=leave),
+        "compare": lambda stop, leave: train_rounds(resolved, run_folder, stop=stop, leave=leave),
+        "evaluate": lambda stop, leave: evaluate_only(resolved, run_folder, arguments.resume, stop=stop, leave=leave),
+        "predict": lambda stop, leave: predict_only(resolved, run_folder, arguments.resume, leave=leave),
+        "export": lambda stop, leave: export_only(resolved, run_folder, arguments.resume, leave=leave),
+        "allreduce": lambda stop, leave: add_up(resolved, run_folder, leave=leave),
+        "script": lambda stop, leave: run_own_script(resolved, run_folder, arguments, stop=stop, leave=leave),
     }
-    return process.run(modes[arguments.mode], run_folder=run_folder, rank=process.number(os.environ))
+    return process.run(modes[arguments.mode], run_folder=run_folder, environ=os.environ)
 
 
-def train_rounds(spec: Any, run_folder: RunFolder, *, stop: process.StopRequest, leave: process.Leaving) -> None:
+def train_rounds(
+    resolved: Resolved, run_folder: RunFolder, *, stop: process.StopRequest, leave: process.Leaving
+) -> None:
     """Train as often as ``rounds.json`` of the run folder asks for."""
     rounds = json.loads((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
-    train_repeatedly(spec, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
+    train_repeatedly(resolved, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
 
 
-def predict_only(spec: Any, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:
-    """Predict on the pictures that ``predict.json`` of the run folder lists."""
+def predict_only(resolved: Resolved, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:
+    """Predict on the images that ``predict.json`` of the run folder lists."""
     from mtrain.rank.predict import predict
 
     log_to_stderr()
-    predict(spec, run_folder.path, weights, leave=leave)
+    predict(resolved, run_folder.path, weights, leave=leave)
 
 
-def export_only(spec: Any, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
+def export_only(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
     """Write the program that ``export.json`` of the run folder asks for."""
     from mtrain.rank.export import export
 
     log_to_stderr()
-    export(spec, run_folder.path, weights, leave=leave)
+    export(resolved, run_folder.path, weights, leave=leave)
 
 
-def add_up(spec: Any, run_folder: RunFolder, *, leave: process.Leaving) -> None:
+def add_up(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leaving) -> None:
     """Add up numbers over all ranks, for ``mtrain doctor``."""
     from mtrain.rank.allreduce import allreduce
 
     log_to_stderr()
-    allreduce(spec, run_folder, leave=leave)
+    allreduce(resolved, run_folder, leave=leave)
 
 
 def run_own_script(
-    spec: Any,
+    resolved: Resolved,
     run_folder: RunFolder,
     arguments: argparse.Namespace,
     *,
@@ -92,10 +95,10 @@ def run_own_script(
     leave: process.Leaving,
 ) -> None:
     """Run the user's script, which calls ``mtrain.session``."""
-    from mtrain.rank.script import RankJob, run_script
+    from mtrain.rank.script_mode import RankJob, run_script
 
     job = RankJob(
-        spec=spec,
+        resolved=resolved,
         run_folder=run_folder,
         resume=arguments.resume,
         outside_paths=frozenset(filter(None, arguments.outside_paths.split(","))),

@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from mtrain.errors import PluginError
-from mtrain.spec import plugins
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
+from mtrain.spec.registry import Registry
 from mtrain.spec.schema import field_at, model_of
 from mtrain.spec.section import Section
 from mtrain.spec.yaml_reader import Path
@@ -25,7 +25,7 @@ DATA: Path = ("data", "format")
 _GROUPS = {MODEL: "models", DATA: "datasets"}
 
 
-def task_of(values: Mapping[str, Any], *, policy: plugins.Policy) -> str:
+def task_of(values: Mapping[str, Any], *, registry: Registry) -> str:
     """Return the task of a spec given as plain data, defaults left out.
 
     The data set decides, or the model where the spec names only a model. Whether both are of one task is checked when
@@ -36,20 +36,20 @@ def task_of(values: Mapping[str, Any], *, policy: plugins.Policy) -> str:
     """
     first, second = (MODEL, DATA) if lookup(values, DATA) is None else (DATA, MODEL)
     try:
-        return _kind(values, first, policy)
+        return _kind(values, first, registry)
     except PluginError:
         if lookup(values, second) is None:
             raise
-        return _kind(values, second, policy)
+        return _kind(values, second, registry)
 
 
-def _kind(values: Mapping[str, Any], path: Path, policy: plugins.Policy) -> str:
+def _kind(values: Mapping[str, Any], path: Path, registry: Registry) -> str:
     name = lookup(values, path)
     if name is None:
         name = _default(path)
     if not isinstance(name, str):
         raise PluginError(f"given {name!r}, expected the name of a plugin")
-    return plugins.task_of(_GROUPS[path], name, policy=policy)
+    return registry.task_of(_GROUPS[path], name)
 
 
 def _default(path: Path) -> Any:
@@ -57,13 +57,13 @@ def _default(path: Path) -> Any:
     return None if key_field is None else key_field.default
 
 
-def schema_of(task: str, *, policy: plugins.Policy) -> type[Spec]:
+def schema_of(task: str, *, registry: Registry) -> type[Spec]:
     """Return the schema of the jobs of a task.
 
     Raises:
         PluginError: there is no such task, or its sections cannot be part of a spec.
     """
-    sections: Mapping[str, type[Section]] = plugins.load("tasks", task, policy=policy).sections
+    sections: Mapping[str, type[Section]] = registry.load("tasks", task).sections
     for name, section in sections.items():
         _check(task, name, section)
     return _built(task, tuple(sections.items()))
@@ -106,15 +106,15 @@ def _keys(section: FieldInfo) -> set[str]:
 class Tasks:
     """Every installed task, and the keys that each adds to a spec. Their classes are loaded when they are first needed."""
 
-    policy: plugins.Policy = field(default_factory=plugins.read_policy)
+    registry: Registry = field(default_factory=Registry.read)
 
     @cached_property
     def schemas(self) -> Mapping[str, type[Spec]]:
         """The schema of the jobs of each task, by its name; tasks that cannot be loaded are left out."""
         schemas = {}
-        for entry in plugins.names("tasks", policy=self.policy):
+        for entry in self.registry.names("tasks"):
             try:
-                schemas[entry.name] = schema_of(entry.name, policy=self.policy)
+                schemas[entry.name] = schema_of(entry.name, registry=self.registry)
             except PluginError:
                 continue
         return schemas

@@ -8,19 +8,29 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import demo, former_keys, plugins
+from mtrain.spec import demo, outputs, plugins
 from mtrain.spec.building import DATA, MODEL, Tasks, schema_of, task_of
+from mtrain.spec.files import MAX_OWN_BYTES, read_text
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS
 from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.registry import Registry
+from mtrain.spec.resolved import Resolved
 from mtrain.spec.schema import Problem, dotted
-from mtrain.spec.selectors import settle_options, settle_references, settle_task, without_foreign
+from mtrain.spec.selectors import (
+    refuse_code_of_a_run,
+    settle_lengths,
+    settle_options,
+    settle_references,
+    settle_task,
+)
 from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shortened
 from mtrain.spec.suggest import hint
 from mtrain.spec.trial import Trial
@@ -31,6 +41,7 @@ __all__ = [
     "Given",
     "Loaded",
     "Origin",
+    "RunSpec",
     "debug",
     "dump",
     "from_json",
@@ -49,6 +60,22 @@ IN_CODE = "spec"
 """Name of a spec that was written in Python, for messages and for its run folder."""
 
 
+class RunSpec(str):
+    """Path of the spec in a folder that was named as a run's, whether or not mtrain has written the folder."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunValues:
+    """Values that were chosen for the run that is resumed: a source above all but the command line."""
+
+    file: str
+    """The spec in the run folder."""
+    values: Mapping[str, Any]
+    """By dotted path."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptCall:
     """A user's own training script, and how it is called."""
@@ -63,7 +90,7 @@ class ScriptCall:
     """What ``mtrain compare`` changes about the script's training; None: it runs as it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
     """A validated spec, with the origin of its values."""
 
@@ -79,11 +106,17 @@ class Loaded:
     """All values of the spec as plain data, defaults included."""
     history: Mapping[str, Sequence[tuple[Any, Origin]]] = field(default_factory=dict)
     """The values that each value replaced, with their origins, by dotted path; the weakest source first."""
-    policy: plugins.Policy = field(default_factory=plugins.Policy)
+    registry: Registry = field(default_factory=Registry)
+    """The plugins that may load."""
     notes: tuple[str, ...] = ()
     """Sentences on decisions made while reading that the user should know, such as values that were left out."""
     script: ScriptCall | None = None
     """The script that the ranks run, for ``mtrain run``."""
+
+    @cached_property
+    def job(self) -> Resolved:
+        """Return the spec with the plugins that it names."""
+        return Resolved(self.spec, self.registry)
 
     def origin(self, path: str) -> Origin:
         """Return the origin of the value at ``path``, or of the nearest section around it that was set as a whole."""
@@ -96,12 +129,14 @@ def load(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    run: RunValues | None = None,
 ) -> Loaded:
     """Read and validate a spec.
 
     ``path``: a file, the name of a shipped config, or the values of a spec, whose relative paths are taken from the current
     folder; None: ``./mtrain.yml``, else the embedded demo. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
-    or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process.
+    or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process. ``run``: values that were
+    chosen for the run that is resumed.
 
     Raises: ``SpecError`` that lists every mistake of every source, one line each.
     """
@@ -111,22 +146,27 @@ def load(
     else:
         file, source = _locate(path)
         files = Files.read(file)
-    inputs = _Inputs(files, os.environ if environ is None else environ, overrides, flags or {})
+    inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
     first = inputs.merged(Spec)
+    is_spec_of_run = isinstance(path, RunSpec) or _is_of_a_run(file)
+    is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run)
+    if untrusted := refuse_code_of_a_run(first.layers, file, is_of_run):  # before anything that it names is read
+        raise SpecError(untrusted)
     policy, policy_file, policy_problems = _policy(first.layers, file)
-    tasks = Tasks(policy)
-    schema, schema_problem = _schema(first.layers, policy)
+    registry = Registry(policy)
+    tasks = Tasks(registry)
+    schema, schema_problem = _schema(first.layers, registry)
     sources = inputs.merged(schema, tasks)
     sources.problems.extend(policy_problems)
     layers = sources.layers
     if policy_file is not None:
         layers.assign(("plugins",), policy_file, Origin("plugins", file=policy_file), sources.defaults)
-    notes = demo.settle_backend(layers, policy, sources.defaults) if path is None and is_shipped(file) else []
-    former_keys.settle(sources, policy)
-    sources.problems.extend(settle_references(layers, schema, is_of_a_run=_is_of_a_run(file)))
-    notes += settle_options(layers, policy=policy)
+    notes = demo.settle_backend(layers, registry, sources.defaults) if path is None and is_shipped(file) else []
+    sources.problems.extend(settle_references(layers, schema, is_of_run=is_of_run))
+    settle_lengths(layers)
+    notes += settle_options(layers, registry=registry)
     if schema_problem is None:
-        notes += settle_task(layers, schema, tasks=tasks, complete=_is_of_a_run(file))
+        notes += settle_task(layers, schema, tasks=tasks)
     _add_plugin_defaults(sources, policy)
     spec = validated(sources, tasks, schema_problem)
     return Loaded(
@@ -137,7 +177,7 @@ def load(
         provenance={dotted(key): origin for key, origin in layers.origins.items()},
         values=spec.model_dump(mode="json"),
         history={dotted(key): tuple(entries) for key, entries in layers.history.items()},
-        policy=policy,
+        registry=registry,
         notes=tuple(notes),
     )
 
@@ -177,6 +217,7 @@ class _Inputs:
 
     files: Files
     environ: Mapping[str, str]
+    run: RunValues | None
     overrides: Sequence[str]
     flags: Mapping[str, Any]
 
@@ -185,15 +226,16 @@ class _Inputs:
         sources = Sources(schema, is_known=lambda path: tasks is None or bool(tasks.owners(path)))
         sources.add_files(self.files)
         sources.add_environment(self.environ)
-        sources.add_overrides(self.overrides)
-        sources.add_flags(self.flags)
+        if self.run is not None:
+            sources.add_run(self.run.values, self.run.file)
+        sources.add_command_line(self.overrides, self.flags)
         return sources
 
 
-def _schema(layers: Layers, policy: plugins.Policy) -> tuple[type[Spec], Problem | None]:
+def _schema(layers: Layers, registry: Registry) -> tuple[type[Spec], Problem | None]:
     """Return the schema of the job; the core's, and the problem, if its task cannot be found."""
     try:
-        return schema_of(task_of(layers.values, policy=policy), policy=policy), None
+        return schema_of(task_of(layers.values, registry=registry), registry=registry), None
     except PluginError as error:
         return Spec, Problem(MODEL if layers.get(DATA) is None else DATA, str(error), "plugin")
 
@@ -203,13 +245,18 @@ def _is_of_a_run(file: FilePath) -> bool:
     return file.name == "spec.yml" and file.with_suffix(".json").is_file()
 
 
+def _is_of_run(origin: Origin, *, is_spec_of_run: bool) -> bool:
+    """Return whether nothing but a run folder says so: its spec, or what it says was chosen for the run."""
+    return origin.kind == "run" or (is_spec_of_run and origin.file is not None)
+
+
 def resolved_json(spec: Spec) -> str:
     """Return the spec as JSON text, with every default written out."""
     return spec.model_dump_json(indent=2) + "\n"
 
 
 def from_json(text: str, *, name: str = "spec") -> Spec:
-    """Return the spec that ``resolved_json`` wrote as ``text``, also one of before tasks had sections of their own.
+    """Return the spec that ``resolved_json`` wrote as ``text``.
 
     Raises: ``SpecError`` if the text is not valid, ``PluginError`` if the task of the spec cannot be found.
     """
@@ -218,9 +265,9 @@ def from_json(text: str, *, name: str = "spec") -> Spec:
         if not isinstance(values, dict):
             return Spec.model_validate(values)
         named_file = values.get("plugins")
-        policy = plugins.read_policy(named_file if isinstance(named_file, str) else None)
-        schema = schema_of(task_of(values, policy=policy), policy=policy)
-        return schema.model_validate(without_foreign(values, schema, tasks=Tasks(policy)))
+        registry = Registry.read(named_file if isinstance(named_file, str) else None)
+        schema = schema_of(task_of(values, registry=registry), registry=registry)
+        return schema.model_validate(values)
     except ValueError as error:
         if not isinstance(error, ValidationError):
             raise SpecError(f"{name}: not valid JSON: {error}") from None
@@ -230,15 +277,17 @@ def from_json(text: str, *, name: str = "spec") -> Spec:
 
 def dump(spec: Spec, path: str | FilePath) -> None:
     """Write a spec into a file, for the ranks of a job to read."""
-    FilePath(path).write_text(resolved_json(spec), encoding="utf-8")
+    outputs.write_text(FilePath(path), resolved_json(spec))
 
 
 def read(path: str | FilePath) -> Spec:
     """Read a spec that ``dump`` wrote. Raises: ``SpecError`` if the file is missing or holds no valid spec."""
     try:
-        text = FilePath(path).read_text(encoding="utf-8")
+        text = read_text(FilePath(path), limit=MAX_OWN_BYTES)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from error
     return from_json(text, name=str(path))
 
 
@@ -301,6 +350,6 @@ def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
             options = sources.layers.get(selector.options)
             is_free = options is None or (isinstance(options, dict) and option not in options)
             path: Path = (*selector.options, option)
-            if is_free and not former_keys.sets_option(sources, path):
+            if is_free:
                 origin = Origin("plugins", text=f"{plugins.POLICY_FILE} [{selector.kind}.{name}]")
                 sources.layers.assign(path, value, origin, sources.defaults)

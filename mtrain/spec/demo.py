@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mtrain.spec import plugins
 from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.registry import Registry
 from mtrain.spec.yaml_reader import Path
 
 BACKEND: Path = ("backend", "name")
@@ -12,7 +12,7 @@ PYTHON: Path = ("backend", "python")
 _OF_THE_USER = ("environment", "override", "flag")
 
 
-def settle_backend(layers: Layers, policy: plugins.Policy, defaults: Mapping[str, Any]) -> list[str]:
+def settle_backend(layers: Layers, registry: Registry, defaults: Mapping[str, Any]) -> list[str]:
     """Choose the first backend whose library is installed, if the user chose none and that of the demo's spec is not.
 
     Return a note on the choice, or nothing. Where no library is installed the spec's stays, and a later check refuses it
@@ -21,7 +21,7 @@ def settle_backend(layers: Layers, policy: plugins.Policy, defaults: Mapping[str
     if layers.is_set(PYTHON) or (layers.is_set(BACKEND) and layers.origins[BACKEND].kind in _OF_THE_USER):
         return []
     default = layers.get(BACKEND)
-    entries = {entry.name: entry for entry in plugins.names("backends", policy=policy) if entry.enabled}
+    entries = {entry.name: entry for entry in registry.usable("backends")}
     first = next((entry for entry in entries.values() if entry.installed), None)
     if first is None or default not in entries or entries[default].installed:
         return []

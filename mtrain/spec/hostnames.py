@@ -72,3 +72,8 @@ def checked_listener(address: str) -> str:
             f"address {address[:LONGEST_HOST]!r}: expected an IP address of the host, such as 127.0.0.1, 0.0.0.0 for all of "
             "them, or `host` for the address that the host has in the job"
         ) from error
+
+
+def bracketed(host: str) -> str:
+    """Return ``host``, in brackets if it is an IPv6 address, so that ``:NUMBER`` can be appended."""
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host

@@ -12,7 +12,9 @@ from pydantic import AfterValidator, Field
 from mtrain.errors import UsageError
 from mtrain.spec import references
 from mtrain.spec.addresses import checked_address
-from mtrain.spec.hostnames import checked_host, checked_listener, checked_user
+from mtrain.spec.hostnames import checked_host, checked_listener
+from mtrain.spec.identifiers import checked_run_name
+from mtrain.spec.pathnames import PathText, checked_path
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
 
@@ -24,16 +26,16 @@ def _is_host(text: str) -> str:
         raise ValueError(f"given {error}") from None
 
 
-def _is_user(text: str) -> str:
+def _is_run_name(text: str) -> str:
     try:
-        return checked_user(text)
+        return checked_run_name(text)
     except UsageError as error:
         raise ValueError(f"given {error}") from None
 
 
 def _is_address(text: str) -> str:
     try:
-        return checked_address(text)
+        return checked_path(checked_address(text))
     except UsageError as error:
         raise ValueError(f"given {error}") from None
 
@@ -59,7 +61,7 @@ class ModelSpec(Section):
         description="a plugin of kind `models`: see `mtrain plugins list`; or a class of your own, PATH.py:Name or "
         "package.module:Name",
     )
-    weights: str | None = Field(
+    weights: PathText | None = Field(
         default=None,
         description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are "
         "taken, the others are reported",
@@ -88,14 +90,16 @@ class DataSpec(Section):
         description="a plugin of kind `datasets`: see `mtrain plugins list`; or a data set of your own, PATH.py:Name or "
         "package.module:Name",
     )
-    root: str | None = Field(default=None, description="folder of the data set; null: where the plugin keeps its own")
-    train: str | None = Field(
+    root: PathText | None = Field(
+        default=None, description="folder of the data set; null: where the plugin keeps its own"
+    )
+    train: PathText | None = Field(
         default=None,
         description="the training split: a file, folder or list, as the format has it (docs/data.md); null: the format's "
         "usual place",
     )
-    val: str | None = Field(default=None, description="the same for the evaluation split")
-    images: str | None = Field(default=None, description="folder of the pictures; null: the format's usual place")
+    val: PathText | None = Field(default=None, description="the same for the evaluation split")
+    images: PathText | None = Field(default=None, description="folder of the images; null: the format's usual place")
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
     options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
@@ -119,7 +123,9 @@ class BackendSpec(Section):
 
     name: str = Field(default="ddp", description="a plugin of kind `backends`: see `mtrain plugins list`")
     options: dict[str, Any] = Field(default_factory=dict, description="the backend plugin's own options")
-    python: str | None = Field(default=None, description="interpreter of the ranks; null: the one that runs mtrain")
+    python: PathText | None = Field(
+        default=None, description="interpreter of the ranks; null: the one that runs mtrain"
+    )
 
 
 class LauncherSpec(Section):
@@ -130,19 +136,6 @@ class LauncherSpec(Section):
         description="a plugin of kind `launchers`: see `mtrain plugins list`; auto: as the backend needs",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the launcher plugin's own options")
-
-
-class SshSpec(Section):
-    """How the cluster `ssh` reaches hosts."""
-
-    port: Port | None = Field(default=None, description="null: as ssh has it")
-    user: Annotated[str, AfterValidator(_is_user)] | None = Field(default=None, description="null: as ssh has it")
-    identity_file: str | None = Field(default=None, description="private key; null: as ssh has it")
-    python: str | None = Field(
-        default=None,
-        description="interpreter on the hosts that has mtrain; null: the path of the one that runs mtrain here",
-    )
-    connect_timeout_s: Positive = Field(default=8, description="seconds for a host to answer")
 
 
 class ClusterSpec(Section):
@@ -198,13 +191,9 @@ class ClusterSpec(Section):
     start_port: Port | Literal["auto"] = Field(
         default="auto", description="first port of the ranks, for stacks that need one per rank"
     )
-    launcher: str = Field(
-        default="auto", description="former key of cluster.name (ssh, manual) and of launcher.name (torchrun, ...)"
-    )
     interface: str | None = Field(
         default=None, description="network interface of the collectives; null: the one that owns this host's address"
     )
-    ssh: SshSpec = Field(default=SshSpec(), description="former place of the options of the cluster `ssh`")
     forward_env: list[str] = Field(
         default_factory=list,
         description="further environment variables, NAME or NAME*, that the cluster `ssh` passes on to the other hosts",
@@ -233,7 +222,9 @@ class ClusterSpec(Section):
         default="auto",
         description="CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1",
     )
-    log_dir: str | None = Field(default=None, description="folder of the per-rank logs; null: logs/ in the run folder")
+    log_dir: PathText | None = Field(
+        default=None, description="folder of the per-rank logs; null: logs/ in the run folder"
+    )
 
     rejoin_s: int = Field(
         default=5,
@@ -267,7 +258,7 @@ class EvaluateSpec(Section):
     )
     at_end: bool = Field(default=True, description="score the last weights, whatever every_epochs says")
     score: str | None = Field(
-        default=None, description="the figure to maximise, as evaluations name it; null: the task's own"
+        default=None, description="the metric to maximise, as evaluations name it; null: the task's own"
     )
 
 
@@ -298,15 +289,17 @@ class CheckpointSpec(Section):
     )
     copy_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800.0,
-        description="seconds that one copy may take before it is given up; a job waits so long at its end for the last one",
+        description="seconds in which nothing of a copy arrives, before it is given up; a copy that goes on may take any time",
     )
 
 
 class ReportSpec(Section):
-    """The run folder, the progress display, and the records and pictures that are written."""
+    """The run folder, the progress display, and the records and images that are written."""
 
-    name: str | None = Field(default=None, description="run folder runs/<name>; null: the spec's name and a number")
-    dir: str = Field(default="runs", description="where run folders are made")
+    name: Annotated[str, AfterValidator(_is_run_name)] | None = Field(
+        default=None, description="run folder runs/<name>; null: the spec's name and a number"
+    )
+    dir: PathText = Field(default="runs", description="where run folders are made")
     every_updates: Positive = Field(default=1, description="one record of losses per this many updates")
     tensorboard: bool = Field(
         default=True, description="write TensorBoard events: short for the reporter `tensorboard`"
@@ -363,7 +356,7 @@ class Spec(Section):
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when and how the evaluation split is scored")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoints: how often, how many")
     report: ReportSpec = Field(default=ReportSpec(), description="run folder, progress display, records")
-    plugins: str | None = Field(
+    plugins: PathText | None = Field(
         default=None,
         description="a plugins.toml with local plugins; null: the one beside the spec, else in the current directory",
     )

@@ -28,7 +28,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "mtrain.core.interfaces.Cluster",
         ("starts", "assigns", "submits", "python", "places", "command", "gathering", "queue"),
     ),
-    "allocations": ("mtrain.core.allocation.AllocationReader", ("distance", "read", "job_id")),
+    "allocations": ("mtrain.core.interfaces.allocation.AllocationReader", ("distance", "read", "job_id")),
     "tasks": (
         "mtrain.tasks.base.TaskBase",
         (
@@ -37,14 +37,14 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "prepared",
             "unreadable",
             "model_options",
-            "pictures",
+            "images",
             "in_ranks",
             "own_code",
             "refuse",
         ),
     ),
-    "importers": ("mtrain.importers.importer.Importer", ("expected", "recognises", "translate")),
-    "reporters": ("mtrain.core.reporter.Reporter", ("every_rank", "fatal", "is_on", "start", "failure")),
+    "importers": ("mtrain.spec.importers.importer.Importer", ("expected", "recognises", "translate")),
+    "reporters": ("mtrain.core.interfaces.reporter.Reporter", ("every_rank", "fatal", "is_on", "start", "failure")),
 }
 """Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
 

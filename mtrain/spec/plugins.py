@@ -34,8 +34,6 @@ from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
-FORMER_LAUNCHERS = ("ssh", "manual")
-"""Clusters that were launchers. A ``plugins.toml`` that forbids the launcher of that name forbids the cluster."""
 POLICY_FILE = "plugins.toml"
 
 
@@ -52,7 +50,7 @@ class PluginPolicy(BaseModel):
         default=None, description="the task of a model or data set; absent: its class says, which must then be imported"
     )
     needs: str | None = Field(default=None, description="the module that must be installed for it to run")
-    library: str | None = Field(default=None, description="a module that must be installed beside it")
+    libraries: list[str] = Field(default_factory=list, description="modules that must be installed beside it")
     extra: str | None = Field(default=None, description="the extra of mtrain that installs it")
     install: str | None = Field(
         default=None, description="how to get the library where pip cannot; {python} stands for the interpreter"
@@ -82,8 +80,6 @@ class Policy:
 
     def allows(self, kind: str, name: str) -> bool:
         """Return whether the plugin may load."""
-        if kind == "clusters" and name in FORMER_LAUNCHERS and not self.allows("launchers", name):
-            return False
         rules = self.kinds.get(kind, KindPolicy())
         return name not in rules.disabled and (rules.enabled is None or name in rules.enabled)
 
@@ -100,7 +96,7 @@ class Entry:
     enabled: bool = True
     summary: str = ""
     needs: str | None = None
-    library: str | None = None
+    libraries: tuple[str, ...] = ()
     extra: str | None = None
     install: str | None = None
     rivals: tuple[str, ...] = ()
@@ -109,7 +105,12 @@ class Entry:
     @property
     def installed(self) -> bool:
         """True if the modules that the plugin needs are installed. They are looked up without being imported."""
-        return all(find_spec(name) is not None for name in (self.needs, self.library) if name is not None)
+        return not self.missing()
+
+    def missing(self) -> list[str]:
+        """Return the modules that the plugin needs and that are not installed."""
+        modules = [*([self.needs] if self.needs is not None else []), *self.libraries]
+        return [name for name in modules if find_spec(name) is None]
 
     def remedy(self, python: str) -> str:
         """Return an instruction for installing the plugin's library for the interpreter ``python``, or nothing."""
@@ -191,24 +192,6 @@ def _shipped_names(kind: str) -> set[str]:
     return set(shipped.kinds.get(kind, KindPolicy()).names)
 
 
-MOVED = {
-    "mtrain.core.errors": "mtrain.errors",
-    "mtrain.core.host_memory": "mtrain.system.memory",
-    "mtrain.core.matching": "mtrain.core.state_checks",
-    "mtrain.core.optimizer": "mtrain.core.recipe",
-    "mtrain.core.placement": "mtrain.system.placement",
-    "mtrain.core.processes": "mtrain.system.processes",
-    "mtrain.core.quoting": "mtrain.system.quoting",
-}
-"""Former name of a module that plugins import -> its name now."""
-
-
-NOW_A_CLUSTER = (
-    "what brings a job to several hosts is a plugin of the group mtrain.clusters now: derive its class from "
-    "mtrain.core.interfaces.Cluster and register it there"
-)
-
-
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """Import and return the class of the plugin ``name``.
 
@@ -226,16 +209,10 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         target = _import(entry, policy)
     except Exception as error:  # A foreign module may raise any exception when it is imported.
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
-        if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
-            remedy = f"; that module is now {MOVED[error.name]}: correct the plugin's import"
-        elif kind == "launchers" and isinstance(error, ImportError) and error.name == "mtrain.system.placement":
-            remedy = f"; {NOW_A_CLUSTER}"  # It imports CarryOptions, which only such a plugin needed.
         raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
         raise PluginError(f"{what} has no `Options`: expected a class with a nested pydantic model of that name")
-    if kind == "launchers" and "carries" in dir(target):
-        raise PluginError(f"{what} has the attribute `carries`; {NOW_A_CLUSTER}")
     base, members = DECLARED.get(kind, ("", ()))
     absent = [member for member in members if not hasattr(target, member)]
     if absent:
@@ -299,8 +276,19 @@ def options(
     ``load``.
     """
     policy = policy or read_policy()
-    model = load(kind, name, policy=policy).Options
-    values = {**policy.of(kind, name).options, **raw_options}
+    target = load(kind, name, policy=policy)
+    return validated_options(target, policy.of(kind, name).options, raw_options, path=path)
+
+
+def validated_options(
+    target: type[Any], defaults: Mapping[str, Any], raw_options: Mapping[str, Any], *, path: str
+) -> BaseModel:
+    """Return the options of the plugin class ``target``; ``raw_options`` replace ``defaults``.
+
+    Raises: ``SpecError`` with ``path`` and the key of each option that the plugin refuses.
+    """
+    model = target.Options
+    values = {**defaults, **raw_options}
     try:
         validated: BaseModel = model.model_validate(values)
     except ValidationError as error:
@@ -347,7 +335,7 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
         enabled=policy.allows(first.kind, first.name),
         summary=plugin.summary or first.summary,
         needs=plugin.needs,
-        library=plugin.library,
+        libraries=tuple(plugin.libraries),
         extra=plugin.extra,
         install=plugin.install,
         rivals=tuple(_provider(entry) for entry in others),
@@ -392,21 +380,7 @@ def _import(entry: Entry, policy: Policy) -> Any:
         for folder in policy.folders:
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))
-    # stevedore is imported here and not at the top of the file, because listing names must stay fast.
-    from stevedore.driver import DriverManager
-
-    point = importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}")
-
-    # stevedore finds the entry points of installed distributions alone, and keeps them for the whole process and in a
-    # file below ~/.cache (seen in 5.10). A plugin that plugins.toml declares has none, a pinned distribution must win, and
-    # sys.path may grow: so the entry point is chosen here, through the public method that lists them.
-    class Chosen(DriverManager):  # type: ignore[type-arg]  # generic at run time in newer versions only
-        """Loads the entry point that the policy chose."""
-
-        def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-            return [point]
-
-    return Chosen(point.group, entry.name, invoke_on_load=False).driver
+    return importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}").load()
 
 
 def _lay_over(policy: Policy, file: Path) -> Policy:

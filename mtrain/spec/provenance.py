@@ -8,7 +8,7 @@ from typing import Any, Literal
 from mtrain.spec.addresses import masked
 from mtrain.spec.yaml_reader import Path
 
-Kind = Literal["default", "plugins", "base", "file", "environment", "override", "flag"]
+Kind = Literal["default", "plugins", "base", "file", "environment", "run", "override", "flag"]
 """Kinds of sources, from the weakest to the strongest."""
 
 

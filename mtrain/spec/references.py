@@ -7,6 +7,7 @@ running it (``look``); only ranks import it (``imported``).
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,15 @@ from types import ModuleType
 from typing import Any
 
 from mtrain.errors import PluginError
+from mtrain.spec.files import read_bytes
 from mtrain.spec.suggest import hint
 
 PLUGIN = "own"
 """Name of the model, data set and reporter plugins that stand for what a reference names."""
 KINDS = ("models", "datasets", "reporters")
 """Kinds of plugins in whose place a reference may be given."""
+MAX_CODE_BYTES = 1 << 20
+"""Largest Python file of a user that is read, in bytes. Parsing takes up to 500 times that in memory."""
 FORM = "expected PATH.py:Name, such as ./nets.py:MyNet, or package.module:Name"
 
 
@@ -121,15 +125,35 @@ def look(reference: Reference) -> Parameters | None:
 
 def _source(file: Path) -> ast.Module:
     try:
-        content = file.read_bytes()
+        return parsed_python(file)
     except OSError as error:
-        what = "is a folder" if file.is_dir() else (error.strerror or str(error)).lower()
-        raise PluginError(f"{file}: {what}; name an existing Python file, relative to the spec or absolute") from error
+        what = (error.strerror or str(error)).lower()
+        raise PluginError(
+            f"{str(file)[:300]}: {what}; name an existing Python file, relative to the spec or absolute"
+        ) from error
+    except ValueError as error:
+        raise PluginError(str(error)) from error
+
+
+def parsed_python(file: Path) -> ast.Module:
+    """Return the syntax tree of a user's Python file, of at most ``MAX_CODE_BYTES``.
+
+    Raises:
+        OSError: it is missing, unreadable, not a regular file, or larger.
+        ValueError: it is not valid Python; the message names the place.
+    """
+    content = read_bytes(file, limit=MAX_CODE_BYTES)
     try:
-        return ast.parse(content, filename=str(file))
+        tree = ast.parse(content, filename=str(file))
+        compile(
+            tree, str(file), "exec", dont_inherit=True
+        )  # finds more mistakes, such as `return` outside of a function
+        return tree
     except (SyntaxError, ValueError) as error:
         place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else str(file)
-        raise PluginError(f"{place}: is not valid Python: {getattr(error, 'msg', error)}") from error
+        raise ValueError(f"{place}: is not valid Python: {getattr(error, 'msg', error)}") from error
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"{file}: is not valid Python: nested too deeply") from error
 
 
 def _found(tree: ast.Module, reference: Reference) -> ast.stmt | None:
@@ -241,7 +265,7 @@ def _module(reference: Reference) -> ModuleType:
         sys.path.insert(0, folder)
     stem = reference.file.stem
     is_free = stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names
-    name = stem if is_free else f"mtrain_own_{zlib.crc32(str(reference.file).encode())}"
+    name = stem if is_free else f"mtrain_own_{zlib.crc32(os.fsencode(reference.file))}"
     spec = importlib.util.spec_from_file_location(name, reference.file)
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"

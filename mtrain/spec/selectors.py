@@ -5,7 +5,8 @@ source gave for the former choice and the new one does not know is left out, wit
 source gave stays, and is an error.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,17 +18,37 @@ from mtrain.spec.building import DATA, MODEL, Tasks, task_of
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.registry import Registry
 from mtrain.spec.schema import dotted, field_at, keys_at, model_of, walk
 from mtrain.spec.section import Off
 from mtrain.spec.yaml_reader import Path, flow
 
 OF_A_FORMAT: Sequence[Path] = (("data", "train"), ("data", "val"), ("data", "images"))
 """Paths that every data format knows and each reads in its own way."""
+POLICY: Path = ("plugins",)
+CODE_OF_A_RUN: Mapping[Path, str] = {
+    ("backend", "python"): "a program",
+    ("cluster", "options", "python"): "a program",
+    ("cluster", "options", "setup"): "lines for a shell",
+    POLICY: "plugins",
+}
+"""Paths that name code other than by a reference -> what they name."""
 MOST_NAMED = 8
 """Largest number of values that one note names."""
 
 
-def settle_options(layers: Layers, *, policy: plugins.Policy) -> list[str]:
+LENGTHS_OF_WARMUP: Sequence[Path] = (("schedule", "warmup", "epochs"), ("schedule", "warmup", "updates"))
+"""Two ways to say one thing; a source that gives both means the larger one."""
+
+
+def settle_lengths(layers: Layers) -> None:
+    """Let a length of the warm-up take the place of one in the other unit that a weaker source gave."""
+    weaker, stronger = sorted(LENGTHS_OF_WARMUP, key=layers.number)
+    if None not in (layers.get(weaker), layers.get(stronger)) and layers.number(weaker) < layers.number(stronger):
+        layers.assign(weaker, None, layers.origin(stronger), {})
+
+
+def settle_options(layers: Layers, *, registry: Registry) -> list[str]:
     """Leave out the options of former plugins, and the paths of a former data format; return a note for each choice."""
     notes = []
     for selector in SELECTORS:
@@ -38,7 +59,7 @@ def settle_options(layers: Layers, *, policy: plugins.Policy) -> list[str]:
         if former is None:
             continue
         stale = [
-            path for path in _unknown_options(layers, selector, chosen, policy) if _is_weaker(layers, path, origin)
+            path for path in _unknown_options(layers, selector, chosen, registry) if _is_weaker(layers, path, origin)
         ]
         if selector.path == DATA and replaced is not None:
             stale = [
@@ -49,14 +70,12 @@ def settle_options(layers: Layers, *, policy: plugins.Policy) -> list[str]:
     return notes
 
 
-def _unknown_options(layers: Layers, selector: Selector, name: str, policy: plugins.Policy) -> list[Path]:
+def _unknown_options(layers: Layers, selector: Selector, name: str, registry: Registry) -> list[Path]:
     options = layers.get(selector.options)
     if not isinstance(options, dict):
         return []
     try:
-        valid_options = (
-            {} if name == selector.unset else plugins.load(selector.kind, name, policy=policy).Options.model_fields
-        )
+        valid_options = {} if name == selector.unset else registry.load(selector.kind, name).Options.model_fields
     except PluginError:
         return []
     return [(*selector.options, option) for option in options if option not in valid_options]
@@ -103,7 +122,7 @@ def _drop(layers: Layers, path: Path) -> None:
         layers.drop(path)
 
 
-def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks, complete: bool = False) -> list[str]:
+def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks) -> list[str]:
     """Leave out keys of other tasks than the job's; return notes on those that had an effect.
 
     A key that is switched off asks for nothing, so it is left out without a note.
@@ -112,8 +131,6 @@ def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks, complete: b
         layers: The merged sources.
         schema: The schema of the job.
         tasks: The installed tasks.
-        complete: The weakest source is a spec that mtrain wrote into a run folder. It was valid when it was written, so
-            its keys of other tasks are left out, whatever their values.
     """
     active = []
     for path, owners in list(_foreign(layers.values, schema, tasks)):
@@ -123,26 +140,13 @@ def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks, complete: b
             active.append(path)
     if not active:
         return []
-    notes = []
-    level, former = _former_task(layers, schema.task, tasks.policy)
+    level, former = _former_task(layers, schema.task, tasks.registry)
     stale = [path for path in active if layers.origin(path).level < level]
-    if stale:
-        origins = [layers.origin(path) for path in (DATA, MODEL)]
-        origin = next((origin for origin in origins if origin.level == level), origins[0])
-        notes.append(_left_out(layers, stale, f"the task {former}; it is {schema.task} now ({origin})"))
-    written_paths = [path for path in active if complete and path not in stale and layers.origin(path).level == 1]
-    if written_paths:
-        notes.append(_left_out(layers, written_paths, f"another task, without effect on {schema.task}"))
-    return notes
-
-
-def without_foreign(values: Mapping[str, Any], schema: type[Spec], *, tasks: Tasks) -> dict[str, Any]:
-    """Return a copy of a spec that mtrain wrote, given as plain data, without the keys of other tasks than its own."""
-    layers = Layers()
-    layers.merge(values, lambda _: Origin("file"))
-    for path, _ in list(_foreign(layers.values, schema, tasks)):
-        _drop(layers, path)
-    return layers.values
+    if not stale:
+        return []
+    origins = [layers.origin(path) for path in (DATA, MODEL)]
+    origin = next((origin for origin in origins if origin.level == level), origins[0])
+    return [_left_out(layers, stale, f"the task {former}; it is {schema.task} now ({origin})")]
 
 
 def _foreign(
@@ -169,27 +173,54 @@ def _is_off(value: Any, key_field: FieldInfo) -> bool:
     return bool(value == off) or value == {}
 
 
-def _former_task(layers: Layers, task: str, policy: plugins.Policy) -> tuple[int, str]:
+def _former_task(layers: Layers, task: str, registry: Registry) -> tuple[int, str]:
     """Return the level since which the job is of ``task``, and the task before; level 0: it has always been."""
     level = layers.level
-    while level and _task_as_of(layers, level - 1, policy) == task:
+    while level and _task_as_of(layers, level - 1, registry) == task:
         level -= 1
-    return level, _task_as_of(layers, level - 1, policy) if level else ""
+    return level, _task_as_of(layers, level - 1, registry) if level else ""
 
 
-def _task_as_of(layers: Layers, level: int, policy: plugins.Policy) -> str:
+def _task_as_of(layers: Layers, level: int, registry: Registry) -> str:
     """Return the task of the layers up to ``level``; "unknown" where it cannot be found."""
     values: dict[str, Any] = {}
     for section, key in (MODEL, DATA):
         choices = [value for value, origin in layers.choices((section, key)) if origin.level <= level]
         values[str(section)] = {key: choices[-1] if choices else None}
     try:
-        return task_of(values, policy=policy)
+        return task_of(values, registry=registry)
     except PluginError:
         return "unknown"
 
 
-def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) -> list[str]:
+def refuse_code_of_a_run(layers: Layers, file: FilePath, is_of_run: Callable[[Origin], bool]) -> list[str]:
+    """Return a line for each program or policy of plugins that nothing but a run folder names.
+
+    A policy in the current folder is the user's own, also where the run folder names it.
+    """
+    problems = []
+    for path, what in CODE_OF_A_RUN.items():
+        value = layers.get(path)
+        own = path == POLICY and value == str((FilePath() / plugins.POLICY_FILE).resolve()) != str(
+            (file.parent / plugins.POLICY_FILE).resolve()
+        )
+        if value and isinstance(value, str | list) and is_of_run(layers.origin(path)) and not own:
+            problems.append(_untrusted(layers.origin(path), path, what, value))
+    beside = file.parent / plugins.POLICY_FILE
+    if is_of_run(Origin("file", file=str(file))) and layers.get(POLICY) is None and os.path.lexists(beside):
+        problems.append(_untrusted(Origin("file", file=str(beside)), POLICY, "plugins", str(beside)))
+    return problems
+
+
+def _untrusted(origin: Origin, path: Path, what: str, value: Any) -> str:
+    named = value if isinstance(value, str) else flow(value)
+    return (
+        f"{origin} {dotted(path)}: names {what}, {named}, and a run folder is not trusted to run code; give the spec that "
+        f"names it with -c, or name it yourself: -o {_override(path, value)}"
+    )
+
+
+def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable[[Origin], bool]) -> list[str]:
     """Make the paths in references to the user's own code absolute; return a line for each that is refused.
 
     A path is taken from the folder of the file that names it, or from the current folder where the command line or the
@@ -213,7 +244,7 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_a_run: bool) 
             if not isinstance(text, str) or not (is_file or references.is_reference(text)):
                 continue
             origin = layers.origin(place)
-            if is_of_a_run and not is_file and origin.file is not None:
+            if is_of_run(origin) and not is_file:
                 problems.append(
                     f"{origin} {dotted(place)}: names code, {text}, and a run folder is not trusted to run code; give the "
                     f"spec that names it with -c, or name it yourself: -o {_override(path, value)}"

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
+from mtrain.spec import references
 from mtrain.spec.in_code import plain
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import Layers, Misplaced, Origin
@@ -22,9 +23,11 @@ from mtrain.spec.yaml_reader import Parsed, Path, parse, parse_value, read_text
 PREFIX = "MTRAIN_"
 JOB_SECRET = "MTRAIN_JOB_SECRET"  # noqa: S105
 """Environment variable in which the starter passes the job's secret to the ranks. No plan, file or log contains it."""
+JOB_ATTEMPT = "MTRAIN_JOB_ATTEMPT"
+"""Environment variable that tells a rank to which attempt of its job it belongs, see ``system/attempts.py``."""
 CLUSTER_SECRET = "MTRAIN_CLUSTER_SECRET"  # noqa: S105
 """Environment variable with the secret that hosts share if people start them by hand. Ranks do not receive it."""
-RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET, CLUSTER_SECRET})
+RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET, JOB_ATTEMPT, CLUSTER_SECRET})
 """Environment variables that begin like values of a spec and are none."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Environment variables of other programs that set a value of a spec, with the path of that value."""
@@ -183,9 +186,36 @@ class Sources:
             self._assign(dotted, environ[name], Origin("environment", text=text, level=self.layers.level))
         self._settle_alternatives()
 
-    def add_overrides(self, overrides: Sequence[str]) -> None:
-        """Add values of ``-o``, each ``PATH=VALUE``. If a path occurs more than once, the last one wins."""
+    def add_run(self, values: Mapping[str, Any], file: str) -> None:
+        """Add the values, by dotted path, that were chosen for the run that is resumed; ``file`` is the run's spec.
+
+        What a weaker source says too stays that source's: code that the user's own spec names is named by the user.
+        """
         self.layers.begin()
+        origin = Origin("run", file=file, level=self.layers.level)
+        for dotted, value in values.items():
+            path = _path(dotted)
+            said = self.layers.get(path)
+            if self.layers.is_set(path) and (said == value or (_names_code(said) and _names_code(value))):
+                continue
+            try:
+                self.layers.assign(path, value, origin, self.defaults)
+            except Misplaced as error:
+                self.problems.append(f"{origin} {dotted}: {error}")
+        self._settle_alternatives()
+
+    def add_command_line(self, overrides: Sequence[str], flags: Mapping[str, Any]) -> None:
+        """Add the values of ``-o`` and of flags, which are one layer: none of them gives way to another of them.
+
+        Two different values of one path are an error, except of ``-o`` alone, where the last one counts.
+        """
+        self.layers.begin()
+        self._add_overrides(overrides)
+        self._add_flags(flags)
+        self._settle_alternatives()
+
+    def _add_overrides(self, overrides: Sequence[str]) -> None:
+        """Add values of ``-o``, each ``PATH=VALUE``."""
         for text in overrides:
             dotted, sign, value = text.partition("=")
             dotted = dotted.strip()
@@ -193,19 +223,20 @@ class Sources:
                 self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
                 continue
             self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}"), level=self.layers.level))
-        self._settle_alternatives()
 
-    def add_flags(self, flags: Mapping[str, Any]) -> None:
-        """Add values of command-line flags by dotted path, plain or as ``Given``."""
-        self.layers.begin()
+    def _add_flags(self, flags: Mapping[str, Any]) -> None:
+        """Add values of flags by dotted path, plain or as ``Given``."""
         for dotted, value in flags.items():
             flag = value if isinstance(value, Given) else Given(value, f"{dotted}={value}")
             origin = Origin("flag", text=flag.text, level=self.layers.level)
+            path = _path(dotted)
+            typed = self.layers.origin(path) if self.layers.is_touched(path) else None
+            if typed is not None and self.layers.get(path) != flag.value:
+                self.problems.append(f"{flag.text}: {typed} gives {dotted} another value; keep one of them")
             try:
-                self.layers.assign(_path(dotted), flag.value, origin, self.defaults)
+                self.layers.assign(path, flag.value, origin, self.defaults)
             except Misplaced as error:
                 self.problems.append(f"{flag.text}: {error}")
-        self._settle_alternatives()
 
     def _variable_hint(self, name: str) -> str:
         paths = (path for path, _ in walk(self.schema) if len(path) > 1)
@@ -230,6 +261,15 @@ class Sources:
             fresh = self.layers.is_touched(new) and self.layers.get(new) is not None
             if fresh and not self.layers.is_touched(old) and self.layers.get(old) is not None:
                 self.layers.assign(old, None, self.layers.origin(new), self.defaults)
+
+
+def _names_code(value: Any) -> bool:
+    """Return whether a value is a reference to a user's own code, or holds one."""
+    if isinstance(value, Mapping):
+        return any(_names_code(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(map(_names_code, value))
+    return isinstance(value, str) and references.is_reference(value)
 
 
 def shipped_folder() -> FilePath:

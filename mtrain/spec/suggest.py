@@ -7,19 +7,29 @@ from difflib import SequenceMatcher
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that is most similar to ``word``; None if none is similar.
 
-    Case and the difference of ``-`` and ``_`` are ignored. ``word`` itself is never returned.
+    Case and the difference of ``-`` and ``_`` are ignored. ``word`` itself is never returned. If no candidate is similar as a
+    whole, one counts of which a part is, or that ``word`` abbreviates: ``rate`` and ``lr`` stand for ``learning_rate``.
     """
 
     def plain(text: str) -> str:
         return text.lower().replace("-", "_")
 
-    scored = [
-        (SequenceMatcher(None, plain(word), plain(candidate)).ratio(), candidate)
-        for candidate in candidates
-        if candidate != word
-    ]
-    score, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
-    return best if score >= 0.6 else None
+    def likeness(text: str) -> float:
+        return SequenceMatcher(None, plain(word), text).ratio()
+
+    def likeness_of_parts(text: str) -> float:
+        parts = text.split("_")
+        is_abbreviated = len(parts) > 1 and plain(word) == "".join(part[:1] for part in parts)
+        return 1.0 if is_abbreviated else max(map(likeness, parts))
+
+    others = [candidate for candidate in candidates if candidate != word]
+    for measure, least in ((likeness, 0.6), (likeness_of_parts, 0.8)):
+        score, best = max(
+            ((measure(plain(other)), other) for other in others), key=lambda pair: pair[0], default=(0.0, "")
+        )
+        if score >= least:
+            return best
+    return None
 
 
 def hint(word: str, candidates: Iterable[str]) -> str:

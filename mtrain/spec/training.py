@@ -102,7 +102,7 @@ class PruneSpec(Section):
         default=0.0,
         ge=0,
         description="weight of the L1 penalty on the scales of BatchNorms, for `mtrain prune --by bn` afterwards; applied after "
-        "each update as soft thresholding, times the rate",
+        "each update as soft thresholding, times the learning rate",
     )
 
     @model_validator(mode="after")
@@ -119,12 +119,12 @@ class TrainSpec(Section):
     updates: Positive | None = Field(default=None, description="optimizer steps in all; give this or `epochs`")
     batch_size: Positive = Field(default=16, description="GLOBAL batch: samples per update over all ranks")
     reference_batch_size: Positive = Field(
-        default=64, description="the global batch for which rate and weight decay are given"
+        default=64, description="the global batch for which learning rate and weight decay are given"
     )
-    rate_scaling: Literal["none", "linear", "sqrt", "yolov5"] = Field(
+    learning_rate_scaling: Literal["none", "linear", "sqrt", "yolov5"] = Field(
         default="none",
-        description="none: rate as written; linear, sqrt: rate x (batch/reference) or its root; "
-        "yolov5: rate as written, weight decay x batch/reference",
+        description="none: learning rate as written; linear, sqrt: learning rate x (batch/reference) or its root; "
+        "yolov5: learning rate as written, weight decay x batch/reference",
     )
     accumulate: Positive | Literal["auto"] = Field(
         default="auto", description="micro batches per update; auto: as few as max_micro_batch allows"
@@ -200,10 +200,12 @@ class GroupSpec(Section):
     """Parameters that share options. A parameter belongs to the first group whose regex is found in its name."""
 
     match: Pattern = Field(description="regex searched in the parameter name; '' takes all")
-    rate_factor: float = Field(default=1.0, ge=0, description="times the rate")
+    learning_rate_factor: float = Field(default=1.0, ge=0, description="times the learning rate")
     weight_decay: float | None = Field(default=None, ge=0, description="null: the optimizer's")
     warmup_from: float | None = Field(
-        default=None, ge=0, description="rate at update 0 of the warm-up; null: schedule.warmup.rate_from"
+        default=None,
+        ge=0,
+        description="learning rate at update 0 of the warm-up; null: schedule.warmup.learning_rate_from",
     )
 
 
@@ -215,7 +217,7 @@ class OptimizerSpec(Section):
         description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a "
         "backend that keeps arrays whole; see docs/backends.md",
     )
-    rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
+    learning_rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
     momentum: float = Field(
         default=0.937, ge=0, lt=1, description="sgd and rmsprop: momentum; adadelta: unused; others: beta1"
     )
@@ -245,13 +247,20 @@ class OptimizerSpec(Section):
 
 
 class WarmupSpec(Section):
-    """Linear rise of rate and momentum at the start, as long as the larger of `epochs` and `updates`."""
+    """Linear rise of learning rate and momentum at the start, as long as `epochs` or `updates` says, or the larger of both."""
 
-    epochs: float | None = Field(default=3.0, ge=0, description="length in epochs")
-    updates: int | None = Field(default=100, ge=0, description="length in updates")
-    rate_from: float = Field(default=0.0, ge=0, description="rate at update 0")
+    epochs: float | None = Field(
+        default=3.0, ge=0, description="length in epochs; where `updates` alone is given, that is the length"
+    )
+    updates: int | None = Field(
+        default=100, ge=0, description="length in updates; where `epochs` alone is given, that is the length"
+    )
+    learning_rate_from: float = Field(default=0.0, ge=0, description="learning rate at update 0")
     momentum_from: float | None = Field(
-        default=0.8, ge=0, lt=1, description="momentum at update 0; null: no warm-up of momentum"
+        default=None,
+        ge=0,
+        lt=1,
+        description="sgd and rmsprop: momentum at update 0; null: no warm-up of momentum. Other rules keep their betas",
     )
     before_curve: bool = Field(
         default=False,
@@ -259,9 +268,17 @@ class WarmupSpec(Section):
         "same horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _what_is_given_alone_counts_alone(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = [name for name in ("epochs", "updates") if values.get(name) is not None]
+        return values if len(given) != 1 else {"epochs": None, "updates": None, **values}
+
 
 class ScheduleSpec(Section):
-    """Course of the learning rate over the job, as a factor of optimizer.rate."""
+    """Course of the learning rate over the job, as a factor of optimizer.learning_rate."""
 
     name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"] = Field(
         default="linear", description="shape of the curve"
@@ -271,17 +288,23 @@ class ScheduleSpec(Section):
     )
     power: float = Field(default=0.9, gt=0, description="polynomial: the power of the remaining share of the job")
     milestones: list[float] = Field(
-        default_factory=list, description="step: epochs after which the rate is multiplied by gamma"
+        default_factory=list, description="step: epochs after which the learning rate is multiplied by gamma"
     )
     gamma: float = Field(default=0.1, gt=0, description="step: the multiplier")
-    peak: Fraction = Field(default=0.3, description="one_cycle: where the peak lies, as a share of the job")
+    peak: Fraction = Field(
+        default=0.3,
+        description="one_cycle: where the peak lies, as a share of the job; as torch's OneCycleLR without its momentum",
+    )
     per: Literal["epoch", "update"] = Field(
         default="epoch", description="the factor changes at each epoch (YOLOv5) or each update"
     )
     horizon_epochs: float | None = Field(
         default=None, gt=0, description="epochs over which the curve is drawn; null: the job's length"
     )
-    warmup: WarmupSpec | None = Field(default=WarmupSpec(), description="null: no warm-up")
+    warmup: WarmupSpec | None = Field(
+        default=WarmupSpec(momentum_from=0.8),
+        description="null: no warm-up; where the section is not given, YOLOv5's, with momentum_from 0.8",
+    )
 
     @model_validator(mode="after")
     def _curve_is_complete(self) -> Self:

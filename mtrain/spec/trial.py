@@ -1,4 +1,4 @@
-"""How ``mtrain compare`` runs a user's script: what a job changes about the script's own training."""
+"""Describe what ``mtrain compare`` changes about the training of a user's script."""
 
 import dataclasses
 import json
@@ -12,7 +12,8 @@ class Trial:
     updates: int
     """Largest number of updates; the schedule spans the shortened job."""
     shares: int = 1
-    """Number of ranks whose micro batches each rank trains, one after the other."""
+    """Number of ranks whose part of each micro batch one rank trains, one after the other. The first of them alone moves
+    running statistics, as that of rank 0 does."""
     exact: bool = False
     """Compute in float64."""
     nudged: bool = False

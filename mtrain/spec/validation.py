@@ -8,16 +8,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import former_keys, plugins
 from mtrain.spec.building import Tasks
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import REPORTERS, SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin, lookup
+from mtrain.spec.registry import Registry
 from mtrain.spec.schema import Problem, dotted, problems_of
 from mtrain.spec.sources import Sources
-from mtrain.spec.suggest import closest
 from mtrain.spec.training import both_lengths
 from mtrain.spec.yaml_reader import Path
+
+MAX_REPORTERS = 32
+"""Most reporters that a spec may name."""
 
 
 def validated(sources: Sources, tasks: Tasks, schema_problem: Problem | None) -> Spec:
@@ -35,7 +37,7 @@ def validated(sources: Sources, tasks: Tasks, schema_problem: Problem | None) ->
         problems = [problem for problem in problems if problem.path != ("train",) or problem.kind != "value_error"]
         problems.append(Problem(("train", "updates"), both_lengths(*lengths), "value_error"))
     problems = list(_named_owners(problems, schema, tasks))
-    problems += _plugin_problems(sources, tasks.policy)
+    problems += _plugin_problems(sources, tasks.registry)
     if schema_problem is not None and not any(problem.path == schema_problem.path for problem in problems):
         problems.append(schema_problem)
     if spec is None or problems or sources.problems:
@@ -113,7 +115,7 @@ def _line(layers: Layers, problem: Problem) -> str:
     return f"{f'{origin}: ' if origin.text else ''}{where}: {problem.message}"
 
 
-def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+def _plugin_problems(sources: Sources, registry: Registry) -> list[Problem]:
     """Return the problems with the names of plugins and with their options."""
     problems = []
     for selector in SELECTORS:
@@ -125,28 +127,30 @@ def _plugin_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
             problems += _options_without_plugin(selector, options)
             continue
         try:
-            plugins.find(selector.kind, name, policy=policy)
+            registry.find(selector.kind, name)
             if not selector.planned and isinstance(options, dict) and options:
-                plugins.options(selector.kind, name, options, path=dotted(selector.options), policy=policy)
+                registry.options(selector.kind, name, options, path=dotted(selector.options))
         except PluginError as error:
             problems.append(Problem(selector.path, str(error), "plugin"))
         except SpecError as error:
             for text in error.problems:
                 where, _, message = text.partition(": ")
                 problems.append(Problem(_keys(where), message, "option"))
-    return problems + _reporter_problems(sources, policy) + _unknown_launcher(sources, policy)
+    return problems + _reporter_problems(sources, registry)
 
 
-def _reporter_problems(sources: Sources, policy: plugins.Policy) -> list[Problem]:
+def _reporter_problems(sources: Sources, registry: Registry) -> list[Problem]:
     """Return the problems with the names of reporters and with their options."""
     problems = []
     named = sources.layers.get(REPORTERS)
+    if isinstance(named, dict) and len(named) > MAX_REPORTERS:
+        return [Problem(REPORTERS, f"{len(named)} reporters are named; at most {MAX_REPORTERS} can be", "plugin")]
     for name, options in named.items() if isinstance(named, dict) else ():
         path: Path = (*REPORTERS, str(name))
         try:
-            plugins.find("reporters", str(name), policy=policy)
+            registry.find("reporters", str(name))
             if isinstance(options, dict):
-                plugins.options("reporters", str(name), options, path="options", policy=policy)
+                registry.options("reporters", str(name), options, path="options")
         except PluginError as error:
             problems.append(Problem(path, str(error), "plugin"))
         except SpecError as error:
@@ -160,18 +164,6 @@ def _options_without_plugin(selector: Selector, options: Any) -> list[Problem]:
     keys = list(options) if isinstance(options, dict) else []
     message = f"{dotted(selector.path)} is {selector.unset}, which has no options; name the {selector.path[0]}"
     return [Problem((*selector.options, key), message, "option") for key in keys]
-
-
-def _unknown_launcher(sources: Sources, policy: plugins.Policy) -> list[Problem]:
-    """Return the problem with a value of ``cluster.launcher`` that is neither a cluster nor a launcher."""
-    name = sources.layers.get(former_keys.LAUNCHER)  # A known name has been moved to the key that it stands for.
-    if not isinstance(name, str):
-        return []
-    entries = [*plugins.names("clusters", policy=policy), *plugins.names("launchers", policy=policy)]
-    usable = [entry.name for entry in entries if entry.enabled]
-    message = f"no launcher or cluster {name!r} (known: {', '.join(usable)})"
-    best = closest(name, usable)
-    return [Problem(former_keys.LAUNCHER, message + (f"; did you mean {best!r}?" if best else ""), "plugin")]
 
 
 def _keys(where: str) -> Path:

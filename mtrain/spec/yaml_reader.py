@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from mtrain.spec.files import open_file
+
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the top of a document to a value."""
 
@@ -109,7 +111,7 @@ def read_text(file: FilePath) -> str:
     try:
         if not file.is_file():
             raise ValueError("is no file" if file.exists() else "no such file")
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import Interrupted
+from mtrain.spec.files import open_file
 
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """Signals that may end a rank because another rank failed first.
@@ -197,7 +198,7 @@ def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
 
 def _end_of(log: Path, start: int) -> str:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(start, file.seek(0, 2) - LOG_CHARACTERS))
             return file.read().decode(errors="replace")
     except OSError:

@@ -10,7 +10,7 @@ AMPLE_BYTES = 32 << 30
 """Free space that counts as enough for any job, so that the size of the model, which takes a second, is not
 computed."""
 RECORDS_BYTES = 16 << 20
-"""Space that is reserved for the records, logs and pictures of a run."""
+"""Space that is reserved for the records, logs and images of a run."""
 FULL_BYTES = 1 << 20
 """Free space below which a disk counts as full, because writing has failed or soon will."""
 
@@ -29,6 +29,16 @@ def is_full(folder: Path) -> bool:
         return False
 
 
+def needed_bytes(rule: CheckpointSpec, *, each_bytes: int, existing_bytes: int) -> int:
+    """Return the free bytes that the files of a job need; the arguments are those of ``check_room``."""
+    return _copies(rule) * each_bytes - existing_bytes + RECORDS_BYTES
+
+
+def _copies(rule: CheckpointSpec) -> int:
+    """Return how many checkpoints there are while one is written."""
+    return rule.keep_last + rule.keep_best + 1
+
+
 def check_room(folder: Path, rule: CheckpointSpec, *, each_bytes: int, existing_bytes: int) -> None:
     """Refuse a job whose checkpoints do not fit on the disk of ``folder``.
 
@@ -36,13 +46,13 @@ def check_room(folder: Path, rule: CheckpointSpec, *, each_bytes: int, existing_
         folder: folder of the checkpoints, or the one in which it will be created.
         rule: tells how many checkpoints are kept.
         each_bytes: size of one checkpoint.
-        existing_bytes: size of all checkpoints that exist already; new ones will replace them.
+        existing_bytes: size of what is there already and new checkpoints will take the place of.
 
     Raises:
         UsageError: there is too little room; the message says how much is needed.
     """
-    copies = rule.keep_last + rule.keep_best + 1
-    needed, free = copies * each_bytes - existing_bytes + RECORDS_BYTES, free_bytes(folder)
+    copies, free = _copies(rule), free_bytes(folder)
+    needed = needed_bytes(rule, each_bytes=each_bytes, existing_bytes=existing_bytes)
     if free < needed:
         raise UsageError(
             f"{folder}: {in_words(free)} free on its disk, and the checkpoints of this job need {in_words(needed)}"

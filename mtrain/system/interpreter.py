@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.spec import plugins, remedies
-from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
 PATIENCE_S = 60.0
@@ -49,20 +49,18 @@ class InterpreterFacts:
     """Names of the backends that installed distributions provide."""
 
 
-def check(spec: Spec) -> None:
+def check(job: Resolved) -> None:
     """Check the interpreter ``backend.python``, or that of this process if the spec does not set it.
 
     Raises:
         UsageError: ranks could not run there; the message says what to install.
     """
-    policy = plugins.read_policy(spec.plugins)
-    name, python = spec.backend.name, spec.backend.python
-    options = plugins.options("backends", name, spec.backend.options, path="backend.options", policy=policy)
-    framework = plugins.made("backends", name, options, policy=policy).framework
-    extra = next((e.extra for e in plugins.names("backends", policy=policy) if e.needs == framework and e.extra), None)
+    name, python = job.spec.backend.name, job.spec.backend.python
+    framework, options = job.backend.framework, job.backend_options
+    extra = next((e.extra for e in job.registry.names("backends") if e.needs == framework and e.extra), None)
     here, there = (_install(extra, framework, python=at) for at in (None, python))
-    entry = plugins.find("backends", name, policy=policy)
-    library = entry.library or framework
+    entry = job.registry.find("backends", name)
+    library = next(iter(entry.libraries), framework)
     if python is None:
         if find_spec(framework) is None:
             raise UsageError(

@@ -3,13 +3,6 @@
 import ctypes
 import resource
 import sys
-from pathlib import Path
-
-GROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Files with the memory limit and use of a container's group of processes, of both versions of control groups."""
 
 
 def keep_memory() -> None:
@@ -24,21 +17,6 @@ def keep_memory() -> None:
         mallopt(mmap_threshold, 32 << 20)  # the largest value that glibc accepts
         mallopt(trim_threshold, (1 << 31) - 1)
         mallopt(top_pad, 64 << 20)
-
-
-def available_bytes() -> int:
-    """Return the bytes that new processes here can use without swapping, within the limit of this process's group."""
-    import psutil  # a slow import, which ranks need seldom
-
-    free = int(psutil.virtual_memory().available)
-    for limit, used in GROUP_FILES:
-        try:
-            most, now = Path(limit).read_text(encoding="ascii").strip(), Path(used).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if most.isdecimal():
-            free = min(free, max(int(most) - int(now), 0))
-    return free
 
 
 def peak_resident_bytes() -> int:

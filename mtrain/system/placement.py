@@ -102,6 +102,11 @@ def is_own(address: str) -> bool:
     return True
 
 
+def is_here(host: str) -> bool:
+    """Return whether a host of a job is this machine."""
+    return any(is_own(address) for address in (host, *resolve(host)))
+
+
 def is_address(host: str) -> bool:
     """Return whether ``host`` is an IP address and not a name."""
     try:
@@ -124,11 +129,6 @@ def is_link_local(address: str) -> bool:
 def loopback_like(address: str) -> str:
     """Return the loopback address of the same IP version as ``address``; for a host name, that of IPv4."""
     return LOOPBACK_6 if is_address(address) and ":" in address else LOOPBACK
-
-
-def bracketed(host: str) -> str:
-    """Return ``host``, in brackets if it is an IPv6 address, so that ``:NUMBER`` can be appended."""
-    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 
 
 def resolve(host: str) -> list[str]:
@@ -173,20 +173,19 @@ def find_node_rank(
 def line_for(line: Sequence[str], node: int, *, cluster: str = "") -> list[str]:
     """Return the command to type on host ``node``, derived from the ``line`` that was typed on one of the hosts.
 
-    ``cluster``: name of the cluster that the line chooses, by ``--cluster``, ``--launcher`` or its spec, and that is
-    replaced by ``auto``, because this line is typed on every host; empty: the line chooses none. A launcher stays,
-    because all hosts must have the same one.
+    ``cluster``: name of the cluster that the line chooses, by ``--cluster`` or its spec, and that is replaced by
+    ``auto``, because this line is typed on every host; empty: the line chooses none.
     """
     rest: list[str] = []
     words = iter(line)
     for word in words:
         name, sign, value = word.partition("=")
         flag = name.replace("_", "-")
-        if flag not in ("--launcher", "--cluster", "--node-rank"):
+        if flag not in ("--cluster", "--node-rank"):
             rest.append(word)
             continue
         value = value if sign else next(words, "")
-        if not (flag == "--node-rank" or (cluster and (flag == "--cluster" or value == cluster))):
+        if flag == "--cluster" and not cluster:
             rest += [word] if sign else [word, value]
     return [*rest, *(("--cluster", "auto") if cluster else ()), "--node-rank", str(node)]
 

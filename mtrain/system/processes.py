@@ -12,6 +12,8 @@ from types import FrameType
 
 import psutil
 
+from mtrain.spec import outputs
+
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 """Options of prctl(2)."""
@@ -28,7 +30,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subproc
         OSError: the program cannot be executed.
     """
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with outputs.open_to_write(log, "ab") as output:
         return subprocess.Popen(  # noqa: S603
             list(argv),
             env=dict(env),

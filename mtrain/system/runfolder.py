@@ -1,8 +1,9 @@
-"""The folder of one run: its files, the name of a new one, and finding the checkpoint from which to resume.
+"""The folder of one run: its files, the name of a new one, and the lock of the job that runs in it.
 
 ::
 
-    runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json     the request (written by the starter)
+    runs/<name>/  spec.json spec.yml plan.json plan.txt environment.json
+                  chosen.json                                                the request (written by the starter)
                   spec.1.yml spec.2.yml ...                                  earlier specs, if resumed with changes
                   metrics.jsonl summary.json results.png val_batch.jpg tensorboard/   the results (written by rank 0)
                   checkpoints/  logs/rank-N.log logs/starter.log  failures/rank-N.json
@@ -12,31 +13,22 @@
 import fcntl
 import glob
 import itertools
-import json
 import os
-import platform
-import re
-import shutil
-import socket
-import sys
-import time
-import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from mtrain.errors import CheckpointError, MtrainError, TrainingError, UsageError
-from mtrain.files import parse_json, read_bytes
-from mtrain.report.reporter import METRICS, RESULTS, SUMMARY, write_json
-
-MAX_FAILURE_BYTES = 64 << 20
-"""Largest failure file (``failures/rank-N.json``) that is read, in bytes."""
+from mtrain.core.record_files import METRICS, RESULTS, SUMMARY
+from mtrain.errors import TrainingError, UsageError
+from mtrain.spec import outputs
+from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 
 LATEST = "latest"
-REQUEST_FILES = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json")
+CHOSEN = "chosen.json"
+"""File with what somebody chose for the run, see ``cluster.chosen``."""
+REQUEST_FILES = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json", CHOSEN)
 """Files of a run folder that record the request: the spec, the plan and the environment."""
 ROUNDS = "rounds.json"
 """File with the folders of the trainings that a job of `mtrain compare` does before its own, in one start."""
@@ -92,7 +84,7 @@ class RunFolder:
 
     @property
     def results(self) -> Path:
-        """Picture of the curves of losses, rates and figures."""
+        """Image of the curves of losses, learning rates and metrics."""
         return self.path / RESULTS
 
     @property
@@ -126,9 +118,17 @@ class RunFolder:
         return {rank: self.rank_log(rank) for rank in logged_ranks if ranks is None or rank in ranks}
 
     def make(self) -> None:
-        """Create the folders, readable by their owner alone."""
-        for folder in (self.path, self.checkpoints, self.failures, self.logs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the folders, readable by their owner alone.
+
+        Raises:
+            UsageError: one cannot be made, or a link in the run folder leads out of it.
+        """
+        try:
+            outputs.refuse_links_out(self.path)
+            for folder in (self.path, self.checkpoints, self.failures, self.logs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
 
 # -------------------------------------------------------------------------------------------------------- the request
@@ -155,7 +155,7 @@ def adopt(run: RunFolder) -> None:
             new = pending(path)
             if not new.exists():
                 continue
-            if path == run.spec_yml and path.exists() and path.read_bytes() != new.read_bytes():
+            if path == run.spec_yml and path.exists() and read_bytes(path, limit=MAX_OWN_BYTES) != new.read_bytes():
                 _keep_earlier(path)
             new.replace(path)
     except OSError as error:
@@ -166,9 +166,7 @@ def _keep_earlier(spec: Path) -> None:
     """Copy ``spec`` to the next free numbered name. The file itself stays until the new one replaces it."""
     numbered = (spec.with_name(f"{spec.stem}.{count}{spec.suffix}") for count in itertools.count(1))
     free = next(path for path in numbered if not path.exists())
-    temporary = free.with_name(f".{free.name}.{os.getpid()}")
-    shutil.copy2(spec, temporary)
-    temporary.replace(free)
+    outputs.write_bytes(free, spec.read_bytes())
 
 
 # -------------------------------------------------------------------------------------------------------------- names
@@ -214,7 +212,12 @@ def make(run: Path) -> None:
 
 def names_like(base: Path, name: str) -> list[str]:
     """Return which of the names ``name``, ``name-2`` ... exist in ``base``."""
-    return sorted(path.name for path in base.glob(f"{glob.escape(name)}*") if _is_numbered(path.name, name))
+    return sorted(path.name for path in base.glob(f"{glob.escape(name)}*") if is_numbered(path.name, name))
+
+
+def is_numbered(folder: str, name: str) -> bool:
+    """Return whether ``folder`` is the name ``name`` or a numbered one of it, such as ``name-2``."""
+    return folder == name or (folder.startswith(f"{name}-") and folder.removeprefix(f"{name}-").isdigit())
 
 
 def free_name(name: str, taken_names: Collection[str]) -> str:
@@ -222,22 +225,17 @@ def free_name(name: str, taken_names: Collection[str]) -> str:
     return next(path.name for path in _candidates(Path(), name) if path.name not in taken_names)
 
 
-def write_once(path: Path, text: str, *, writer: int) -> None:
+def write_once(path: Path, text: str) -> None:
     """Write a small text file, unless it holds ``text`` already.
 
-    Several hosts may call this at once for the same file in a shared folder; ``writer``, the number of the host, keeps
-    their temporary files apart.
+    Several hosts may call this at once for the same file in a shared folder.
     """
     try:
         if path.read_text(encoding="utf-8") == text:
             return
     except (OSError, UnicodeDecodeError):
         pass
-    temporary = path.with_name(f".{path.name}.{writer}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    temporary.replace(path)
+    outputs.write_text(path, text)
 
 
 @contextmanager
@@ -245,22 +243,58 @@ def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
     """Lock this folder, so that no other process runs a job in it as host ``node``. The lock ends with the process.
 
     Raises:
-        UsageError: another process holds the lock.
+        UsageError: another process holds the lock, the folder cannot be written to, or a link in it leads out of it.
     """
-    with (run.path / f".lock-{node}").open("a+") as file:
+    with _opened_lock(run, node) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
-            raise UsageError(
-                f"{run.path}: process {file.read().strip() or '?'} is running a job in this folder; "
-                "end it first, or wait"
-            ) from error
+            raise _is_running(run.path, file) from error
         except OSError:  # The file system has no locks: run unprotected instead of refusing every job.
             pass
         file.truncate(0)
         print(os.getpid(), file=file, flush=True)
         yield
+
+
+def refuse_running(run: Path) -> None:
+    """Refuse a run folder in which a job runs, as whichever host.
+
+    Otherwise a second start would choose a checkpoint that the first one deletes meanwhile, and speak of that.
+
+    Raises:
+        UsageError: a process holds a lock of the folder.
+    """
+    for path in run.glob(".lock-*"):
+        try:  # Somebody else's folder may have a pipe or a link of that name.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        with os.fdopen(descriptor) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise _is_running(run, file) from error
+            except OSError:  # The file system has no locks.
+                return
+
+
+def _is_running(run: Path, lock: IO[str]) -> UsageError:
+    lock.seek(0)
+    number = lock.read().strip() or "?"
+    return UsageError(f"{run}: process {number} is running a job in this folder; end it first, or wait")
+
+
+def _opened_lock(run: RunFolder, node: int) -> IO[str]:
+    try:
+        outputs.refuse_links_out(run.path)
+        return outputs.open_to_write(run.path / f".lock-{node}", "a+")
+    except OSError as error:
+        raise _unwritable(run.path, error) from error
+
+
+def _unwritable(run: Path, error: OSError) -> UsageError:
+    return UsageError(f"{run}: cannot be written to: {error.strerror or error}")
 
 
 def point_latest(path: Path) -> None:
@@ -281,91 +315,6 @@ def _candidates(base: Path, name: str) -> Iterator[Path]:
         yield base / f"{name}-{count}"
 
 
-# ------------------------------------------------------------------------------------------------------------- resuming
-IF_ANY = "if-any"
-"""The value of ``--resume`` for one command that starts a job the first time and continues it each further time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """The run that a job continues, and the checkpoint that it starts from."""
-
-    run: Path
-    """Run folder in which the job was started and goes on."""
-    checkpoint: Path | None
-    """None with ``IF_ANY``: there is no intact one, so the job begins."""
-
-
-def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
-    """Find the run to resume and its newest intact checkpoint.
-
-    Args:
-        requested: a checkpoint or a run folder; None: the newest run of ``name`` in ``base`` that has an intact
-            checkpoint; ``IF_ANY``: the run folder ``name`` itself, with or without a checkpoint.
-
-    Raises:
-        CheckpointError: there is no intact checkpoint; every folder that was searched is named.
-    """
-    from mtrain.core.checkpoint import store as checkpoint
-
-    if requested == IF_ANY:
-        return Resume(base / name, checkpoint.newest(base / name / "checkpoints"))
-    if requested is not None:
-        path = Path(requested)
-        if path.name.startswith(checkpoint.PREFIX):
-            problems = checkpoint.verify(path)
-            if problems:
-                raise CheckpointError(
-                    f"--resume {requested}: {'; '.join(problems)}; give the run folder to use its newest intact one"
-                )
-            return Resume(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
-        runs = [path.parent if path.name == "checkpoints" else path]
-    else:
-        runs = _runs_of(base, name)
-    for run in runs:
-        newest = checkpoint.newest(run / "checkpoints")
-        if newest is not None:
-            return Resume(run, newest)
-    searched_folders = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
-    raise CheckpointError(
-        f"--resume{f' {requested}' if requested else ''}: no intact checkpoint in {searched_folders}; "
-        "give the path of one, or leave --resume out"
-    )
-
-
-def _runs_of(base: Path, name: str) -> list[Path]:
-    """Return the run folders ``name``, ``name-2`` ..., the most recently written one first."""
-    runs = [path for path in base.glob(f"{name}*") if path.is_dir() and _is_numbered(path.name, name)]
-    return sorted(runs, key=_last_written, reverse=True)
-
-
-def _is_numbered(folder: str, name: str) -> bool:
-    return folder == name or (folder.startswith(f"{name}-") and folder.removeprefix(f"{name}-").isdigit())
-
-
-def _last_written(run: Path) -> float:
-    return max((p.stat().st_mtime for p in (run, run / METRICS, run / "checkpoints") if p.exists()), default=0.0)
-
-
-# ---------------------------------------------------------------------------------------------------- failures of ranks
-def write_failure(run: RunFolder, rank: int, error: BaseException, *, now: float | None = None) -> Path:
-    """Write the error of a failing rank into the run folder, where the process that started it looks for it."""
-    run.failures.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = run.failures / f"rank-{rank}.json"
-    content = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "time": time.time() if now is None else now,
-        "error": f"{type(error).__name__}: {error}",
-        "message": str(error),
-        "exit_code": error.exit_code if isinstance(error, MtrainError) else 1,
-        "expected": isinstance(error, MtrainError),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
-    write_json(path, content)
-    return path
-
-
 def sizes(folder: Path) -> dict[str, int]:
     """Return the size in bytes of each log file in ``folder``, by file name.
 
@@ -375,68 +324,10 @@ def sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.glob("*.log")}
 
 
-def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
-    """Rename earlier failure files of ``ranks`` (None: all), so that they do not count as failures of a new attempt."""
-    for path in _failure_files(run, ranks):
-        path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
-
-
-def read_failures(run: RunFolder, *, ranks: range | None = None) -> list[dict[str, Any]]:
-    """Return the failures that ``ranks`` (None: all) have written, the earliest first, without unreadable files."""
-    failures = []
-    for path in _failure_files(run, ranks):
-        try:
-            content = parse_json(read_bytes(path, limit=MAX_FAILURE_BYTES))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict):
-            failures.append(content)
-    return sorted(failures, key=lambda failure: (failure.get("time", 0.0), failure.get("rank", 0)))
-
-
-def _failure_files(run: RunFolder, ranks: range | None) -> list[Path]:
-    if ranks is None:
-        return list(run.failures.glob("rank-*.json"))
-    return [path for path in (run.failures / f"rank-{rank}.json" for rank in ranks) if path.exists()]
-
-
-def _packages() -> list[str]:
-    """Return the names of this distribution and of its requirements, those of extras included."""
-    try:
-        requirements = metadata.requires("mtrain") or []
-    except metadata.PackageNotFoundError:  # mtrain runs from a clone that is not installed.
-        requirements = []
-    matches = (re.match(r"[\w.-]+", line) for line in ["mtrain", *requirements])
-    return sorted({match.group() for match in matches if match})
-
-
-def describe_environment(environ: Mapping[str, str], *, argv: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the versions of packages, facts about the machine, and ``environ`` and ``argv``.
-
-    The caller must have removed secrets from ``environ`` and from the command ``argv``.
-    """
-    versions = {}
-    for name in _packages():
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "python": sys.version,
-        "cores": os.cpu_count(),
-        "argv": list(argv),
-        "versions": versions,
-        "environment": dict(environ),
-    }
-
-
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the result that the run wrote (``summary.json``); empty if there is none."""
     try:
-        summary = json.loads(RunFolder(run_dir).summary.read_bytes())
+        summary = parse_json(read_bytes(RunFolder(run_dir).summary, limit=MAX_OWN_BYTES))
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

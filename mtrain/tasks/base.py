@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from mtrain.core.details import Detail
 from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Variation
-from mtrain.core.live import LivePictures
-from mtrain.core.program import ProgramInput
+from mtrain.core.interfaces.details import Detail
+from mtrain.core.interfaces.live import LiveImages
+from mtrain.core.interfaces.program import ProgramInput
 from mtrain.spec.section import Section
 
 
@@ -59,7 +59,7 @@ class TaskBase:
 
     @classmethod
     def unreadable(cls, spec: Any, files: Sequence[Path]) -> dict[Path, str]:
-        """See ``TaskKind.unreadable``. By default ``TaskKind.pictures`` finds out."""
+        """See ``TaskKind.unreadable``. By default ``TaskKind.images`` finds out."""
         return {}
 
     @classmethod
@@ -73,7 +73,7 @@ class TaskBase:
         return {}
 
     @classmethod
-    def live(cls, spec: Any, labels: Mapping[str, Any]) -> LivePictures | None:
+    def live(cls, spec: Any, labels: Mapping[str, Any]) -> LiveImages | None:
         """See ``TaskKind.live``. By default a task predicts on files alone."""
         return None
 
@@ -87,7 +87,7 @@ class TaskBase:
         """See ``TaskKind.model_options``. By default there are none."""
         return {}
 
-    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
+    def sample_weights(self, metrics: Mapping[str, float]) -> Array | None:
         """See ``TaskData.sample_weights``. By default each sample is trained once an epoch."""
         return None
 
@@ -98,5 +98,5 @@ class TaskBase:
         return made
 
     def details(self, evaluator: Any) -> Sequence[Detail]:
-        """See ``TaskData.details``. By default figures say everything."""
+        """See ``TaskData.details``. By default metrics say everything."""
         return ()

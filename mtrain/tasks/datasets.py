@@ -1,15 +1,22 @@
 """Open the data set that a spec names and read its splits with the plugin of its format."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from mtrain.core.interfaces.dataset import Split, SplitRequest
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
+from mtrain.spec.bounds import bounded_reading, memory_limit
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces import Dataset, TaskKind
-    from mtrain.spec import plugins
     from mtrain.spec.model import DataSpec
+    from mtrain.spec.registry import Registry
+
+
+_SMALLER = "free some memory, or divide the data set"
 
 
 class OpenData:
@@ -26,7 +33,7 @@ class OpenData:
         """Return the training split.
 
         Raises:
-            DataError: it cannot be read, or holds no picture.
+            DataError: it cannot be read, or holds no image.
 
         """
         return self._read("train", self._spec.train) if self._parts is None else self._parts[0]
@@ -36,7 +43,7 @@ class OpenData:
         """Return the evaluation split.
 
         Raises:
-            DataError: it cannot be read, holds no picture, or has other classes than the training split.
+            DataError: it cannot be read, holds no image, or has other classes than the training split.
 
         """
         if self._parts is not None:
@@ -77,29 +84,47 @@ class OpenData:
         """Return both splits where the task divides one set into them; else None."""
         return self._task.divided(self._spec, lambda: self._read("all", self._spec.train))
 
-    def _read(self, split: Literal["train", "val", "all"], value: str | None) -> Any:
+    def _read(self, split: Split, value: str | None) -> Any:
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
         names = list(self.class_names) if split == "val" and self._reader.classes_of_train else spec.names
-        content = self._reader.read(root, value, spec.images, names, split=split)
+        request = SplitRequest(split=split, root=root, value=value, images=spec.images, names=names)
+        with bounded_reading(f"data.root: {root}", memory_limit(), remedy=_SMALLER):
+            content = self._reader.read(request)
         key = "train" if split == "all" else split
         if not len(content):
-            raise DataError(f"data.{key}: the {key} split of {root} holds no picture")
+            raise DataError(f"data.{key}: the {key} split of {root} holds no image")
+        _refuse_unwritable_names(getattr(content, "class_names", ()), key=key, root=root)
         return self._task.prepared(spec, content)
 
 
-def open_data(spec: "DataSpec", *, policy: "plugins.Policy | None" = None) -> OpenData:
-    """Open the data set that ``spec`` names, with a plugin that ``policy`` allows. No file is read before a split is
-    used.
+def _refuse_unwritable_names(names: Sequence[Any], *, key: str, root: Path | None) -> None:
+    """Refuse class names that no file or image can hold: those of folders or files whose bytes are not UTF-8.
+
+    Raises:
+        DataError: there are such names; all of them are listed.
+    """
+    strange = [str(name) for name in names if any("\ud800" <= letter <= "\udfff" for letter in str(name))]
+    if strange:
+        raise DataError(
+            f"data.{key}: {len(strange)} class names in {root} are not UTF-8; rename these folders or classes:\n"
+            f"{listed([ascii(name) for name in strange])}"
+        )
+
+
+def open_data(spec: "DataSpec", *, registry: "Registry | None" = None) -> OpenData:
+    """Open the data set that the section ``data`` of a spec names. No file is read before a split is used.
+
+    ``registry``: the plugins that may load; None: those that may load in the current folder.
 
     Raises:
         PluginError: ``spec.format`` names no data set plugin, or one of an unknown task.
         SpecError: ``spec.options`` does not suit it.
 
     """
-    from mtrain.spec import plugins  # imported here so that reading annotations alone needs no plugins
+    from mtrain.spec.registry import Registry  # reading annotations alone needs no plugins
 
-    reader = plugins.load("datasets", spec.format, policy=policy)
-    options = plugins.options("datasets", spec.format, spec.options, path="data.options", policy=policy)
-    task: Any = plugins.load("tasks", reader.kind, policy=policy)
-    return OpenData(spec, plugins.construct("datasets", spec.format, reader, options), task)
+    registry = Registry.read() if registry is None else registry
+    reader = registry.make("datasets", spec.format, spec.options, path="data.options")
+    task: Any = registry.load("tasks", reader.kind)
+    return OpenData(spec, reader, task)

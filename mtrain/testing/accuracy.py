@@ -1,7 +1,7 @@
 """Check how exact float32 is: compare loss and gradient norm of one update with float64.
 
-The network of the other checks sees pictures of 8 px, too small for a sum over pixels to lose digits. Here one
-convolution with BatchNorm sees pictures that are large, smooth, low in contrast and bright, like photographs, so that
+The network of the other checks sees images of 8 px, too small for a sum over pixels to lose digits. Here one
+convolution with BatchNorm sees images that are large, smooth, low in contrast and bright, like photographs, so that
 an inexact sum over their pixels shows.
 """
 
@@ -9,21 +9,21 @@ import math
 
 import numpy as np
 
-from mtrain.comparing.referee import EXACT
 from mtrain.core import ops
 from mtrain.core.interfaces import Array, Precision, RankSession, Rates, Recipe, State
+from mtrain.studies.compare.referee import EXACT
 from mtrain.testing.check_context import FIRST_UPDATE, Reference, Site
 from mtrain.testing.checks import Measure
 
 MICRO_BATCH, SIDE, WIDTH = 4, 320, 8
 CONTRAST, BRIGHTNESS = 0.03, (0.60, 0.55, 0.50)
-"""Amplitude of the light in a picture, and the mean of each colour; pixels are between 0 and 1."""
+"""Amplitude of the light in an image, and the mean of each colour; pixels are between 0 and 1."""
 
 
 def first_update(session: RankSession, precision: Precision) -> dict[str, Array]:
     """Train one update. Return ``loss`` and ``norm``, the gradient norm before clipping.
 
-    Every rank receives the same pictures, so that the figures do not depend on the number of ranks.
+    Every rank receives the same images, so that the metrics do not depend on the number of ranks.
     """
     recipe = Recipe(
         rule="sgd",
@@ -35,11 +35,11 @@ def first_update(session: RankSession, precision: Precision) -> dict[str, Array]
     )
     model, optimizer = session.prepare(_build, recipe)
     session.restore(model, optimizer, State(weights=_weights(precision)))
-    (batch,) = session.batches([{"images": pictures(), "index": np.arange(MICRO_BATCH)}])
+    (batch,) = session.batches([{"images": images(), "index": np.arange(MICRO_BATCH)}])
     with optimizer.micro_batch(last=True):
         loss = model(batch)["total"]
         optimizer.backward(loss)
-    norm = optimizer.step(Rates(rates=(0.0,)))
+    norm = optimizer.step(Rates(learning_rates=(0.0,)))
     return {"loss": np.array(float(ops.to_numpy(loss))), "norm": np.array(norm)}
 
 
@@ -47,9 +47,9 @@ def near_float64(site: Site) -> list[Measure]:
     """Check that loss and gradient norm in float32 are those of solo in float64."""
     # Solo's float64 also serves backends without float64; `learns.*` compares a backend's own float64 with solo's.
     exact = Reference(folder=site.references, precision="fp64").arrays(FIRST_UPDATE)
-    figures = first_update(site.session, "fp32")
+    metrics = first_update(site.session, "fp32")
     words = {"loss": "loss", "norm": "gradient norm"}
-    return [_distance(word, float(figures[name]), float(exact[name])) for name, word in words.items()]
+    return [_distance(word, float(metrics[name]), float(exact[name])) for name, word in words.items()]
 
 
 def _distance(word: str, actual: float, exact: float) -> Measure:
@@ -61,8 +61,8 @@ def _distance(word: str, actual: float, exact: float) -> Measure:
     )
 
 
-def pictures() -> Array:
-    """Generate pictures as float32 (B, 3, H, W) between 0 and 1 in steps of 1/255: slow light, a finer texture, some
+def images() -> Array:
+    """Generate images as float32 (B, 3, H, W) between 0 and 1 in steps of 1/255: slow light, a finer texture, some
     noise."""
     generator = np.random.default_rng(17)
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE

@@ -129,7 +129,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     Check(
         id="collective.gathers",
         claim="all_gather gives any values ordered by rank, in turn with other calls.",
-        means="figures of an evaluation, and what follows from them, are wrong.",
+        means="metrics of an evaluation, and what follows from them, are wrong.",
         look="Collective.all_gather",
     ): collectives.gathers,
     Check(
@@ -141,7 +141,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     Check(
         id="data.batches",
         claim="Micro batches come out as the loader yields them, in order.",
-        means="pictures and labels do not belong together.",
+        means="images and labels do not belong together.",
         look="RankSession.batches",
     ): collectives.batches,
     Check(
@@ -165,7 +165,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     ): exchanges.exchanges_once,
     Check(
         id="accuracy.first_update",
-        claim="Loss and gradient norm of the first update in float32 are those of float64, on pictures of usual size.",
+        claim="Loss and gradient norm of the first update in float32 are those of float64, on images of usual size.",
         means="training loses digits, and backends drift apart for a reason that no spec explains.",
         look="what is summed over pixels: BatchNorm in channels-last layout; TensorFloat-32 on a GPU; docs/accuracy.md",
     ): accuracy.near_float64,
@@ -178,14 +178,14 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     Check(
         id="step.skips",
         claim="An update whose gradient is not finite on one rank changes nothing on any, and is counted.",
-        means="one bad picture destroys the weights.",
+        means="one bad image destroys the weights.",
         look="Optimizer.step: what is done where the norm is not finite; State.counters",
     ): learning.skips_nonfinite,
     Check(
         id="step.later",
-        claim="Where figures are read one update later, the updates are those that are read at once, bit for bit.",
+        claim="Where metrics are read one update later, the updates are those that are read at once, bit for bit.",
         means="jobs on GPUs learn something else than on the CPU.",
-        look="RankSession.late, Optimizer.step_later; RankSession.state: settle what was not counted yet",
+        look="Capabilities.late, Optimizer.step_later; RankSession.state: settle what was not counted yet",
     ): lateness.same_bits_later,
     Check(
         id="average.restores",
@@ -213,7 +213,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
     ): states.continues_solo,
     Check(
         id="evaluation.once",
-        claim="An evaluation sees every picture, and all ranks get the figures of solo.",
+        claim="An evaluation sees every image, and all ranks get the metrics of solo.",
         means="scores are wrong.",
         look="RankSession.infer, RankSession.batches, Optimizer.averaged, Collective.all_gather",
     ): states.evaluates,

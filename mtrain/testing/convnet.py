@@ -21,10 +21,10 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def data() -> tuple[Array, Array]:
-    """Return 48 pictures (float64, N3HW) and their classes (int64, N)."""
+    """Return 48 images (float64, N3HW) and their classes (int64, N)."""
     generator = np.random.default_rng(7)
-    pictures = generator.normal(size=(SAMPLES, 3, SIDE, SIDE))
-    return pictures, generator.integers(0, CLASSES, SAMPLES)
+    images = generator.normal(size=(SAMPLES, 3, SIDE, SIDE))
+    return images, generator.integers(0, CLASSES, SAMPLES)
 
 
 def build(drop: Any = None) -> Any:

@@ -45,7 +45,7 @@ def _sent(site: Site, accumulate: int) -> int | None:
         for i in range(accumulate):
             with optimizer.micro_batch(last=i == accumulate - 1):
                 optimizer.backward(model(next(batches))["total"])
-        optimizer.step(Rates(rates=(1e-3,)))
+        optimizer.step(Rates(learning_rates=(1e-3,)))
     c.all_gather(None)
     after = sent_bytes()
     return None if before is None or after is None else after - before
@@ -65,5 +65,5 @@ def _weights(site: Site) -> dict[str, Array]:
 
 
 def _batch(rank: int) -> dict[str, Array]:
-    pictures = np.random.default_rng([9, rank]).normal(size=(MICRO_BATCH, PIXELS))
-    return {"images": pictures, "index": np.arange(MICRO_BATCH)}
+    images = np.random.default_rng([9, rank]).normal(size=(MICRO_BATCH, PIXELS))
+    return {"images": images, "index": np.arange(MICRO_BATCH)}

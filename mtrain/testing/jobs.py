@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtrain.cluster import this_host
-from mtrain.cluster.supervisor import EXIT_CODES
 from mtrain.core.interfaces import Command
 from mtrain.errors import PluginError, UsageError
 from mtrain.jobs import plan
+from mtrain.jobs.hosts import this_host
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Quiet
-from mtrain.spec import config, plugins
+from mtrain.jobs.supervisor import EXIT_CODES
+from mtrain.records.console import Quiet
+from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import training
@@ -89,14 +89,13 @@ class Jobs:
             SpecError: its options are refused.
         """
         loaded = self.tested(1)
-        spec, policy = loaded.spec, loaded.policy
-        entry = plugins.find("backends", self._request.backend, policy=policy)
+        spec, registry = loaded.spec, loaded.registry
+        entry = registry.find("backends", self._request.backend)
         if not entry.installed and spec.backend.python is None:
-            needed = ", ".join(name for name in (entry.needs, entry.library) if name)
+            needed = ", ".join(entry.missing())
             remedy = entry.remedy(self._request.python)
             raise PluginError(f"backend {entry.name!r} needs {needed}, which is not installed here; {remedy}")
-        options = plugins.options("backends", entry.name, spec.backend.options, path=OWN_OPTIONS, policy=policy)
-        backend = plugins.made("backends", entry.name, options, policy=policy)
+        backend = registry.make("backends", entry.name, spec.backend.options, path=OWN_OPTIONS)
         for name in ("framework", "rendezvous"):
             if not isinstance(getattr(backend, name, None), str):
                 raise PluginError(
@@ -191,7 +190,7 @@ def _load(backend: str, ranks: int, overrides: Sequence[str]) -> Loaded:
     }
     flags |= {path: Given(value, f"{path} {value}") for path, value in defaults.items() if path not in overridden}
     loaded = config.load(SPEC, overrides=overrides, flags=flags)
-    option_names = plugins.load("backends", backend, policy=loaded.policy).Options.model_fields
+    option_names = loaded.registry.load("backends", backend).Options.model_fields
     option_defaults = {
         "device": ("cpu", "the kit runs on the CPU"),
         "tf32": (False, "the kit compares float32 with float64"),

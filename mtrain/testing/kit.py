@@ -11,7 +11,7 @@ from typing import Any
 from mtrain.core.checkpoint import store
 from mtrain.errors import LaunchError, UsageError
 from mtrain.spec.suggest import hint
-from mtrain.system import runfolder
+from mtrain.system import failures
 from mtrain.system.placement import LOOPBACK
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import rank_records, training
@@ -209,14 +209,14 @@ class _Kit:
                 return Finding(check=TASK, error=f"{ended.run_dir}: {error_of(ended)}")
             summary = json.loads(RunFolder(ended.run_dir).summary.read_text())
             results.append((training.flat(store.load(newest).state), summary["last"] or {}))
-        (expected, figures), (learnt, own_figures) = results
+        (expected, metrics), (learnt, own_metrics) = results
         differences = training.differences(expected, learnt)
         worst = max(differences, key=lambda name: differences[name])
-        differing = [name for name, value in figures.items() if not _close(own_figures.get(name), value)]
+        differing = [name for name, value in metrics.items() if not _close(own_metrics.get(name), value)]
         what = "weights, averages, moments: largest relative difference"
         measures = [
             Measure(what=what, value=differences[worst], bound=TASK_BOUNDS[precision], detail=worst),
-            none_of("figures of the evaluation that differ", differing),
+            none_of("metrics of the evaluation that differ", differing),
         ]
         return Finding(check=TASK, measures=measures)
 
@@ -235,9 +235,9 @@ def error_of(ended: Ended) -> str:
     stuck = rank_records.stuck(ended.run_dir)
     if stuck:
         return stuck
-    failures = runfolder.read_failures(RunFolder(ended.run_dir))
-    if failures:
-        return f"rank {failures[0].get('rank')}: {failures[0].get('error')}"
+    found = failures.read_failures(RunFolder(ended.run_dir))
+    if found:
+        return f"rank {found[0].get('rank')}: {found[0].get('error')}"
     last = [line.strip() for line in ended.text.splitlines() if line.strip()]
     return " / ".join(last[-3:]) if ended.code else "the ranks ended early, with exit code 0"
 

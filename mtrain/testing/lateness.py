@@ -1,4 +1,4 @@
-"""Check that updates whose figures are read later are those of updates that are read at once."""
+"""Check that updates whose metrics are read later are those of updates that are read at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,20 +29,20 @@ def same_bits_later(site: Site) -> list[Measure]:
         prompt, _ = _trained(site.session, case, later=False)
         later, was_late = _trained(site.session, case, later=True)
         if not was_late:
-            detail = "figures are read at once here: RankSession.late is False"
+            detail = "metrics are read at once here: Capabilities.late is False"
             return [Measure(what="updates that are read later", value=0.0, bound=0.0, detail=detail)]
         changed += [f"{name} ({case.rule})" for name in training.changed(prompt, later)]
     return [none_of("arrays of late updates that are not those of prompt ones", changed)]
 
 
 def _trained(session: RankSession, case: Case, *, later: bool) -> tuple[dict[str, Array], bool]:
-    """Return norms, mean losses, counters and the state after ``UPDATES``, and whether figures were read later."""
+    """Return norms, mean losses, counters and the state after ``UPDATES``, and whether metrics were read later."""
     c = session.collective
     model, optimizer = training.started(session, case.recipe(c.size))
-    later = later and session.late
+    later = later and session.capabilities.late
     batches = training.batches_of(session, case, updates=UPDATES)
     unread: list[Callable[[], tuple[float, Array]]] = []
-    figures = []
+    metrics = []
     for update in range(UPDATES):
         poisoned = update in BROKEN and c.rank == c.size - 1
         loss = 0.0
@@ -54,16 +54,16 @@ def _trained(session: RankSession, case: Case, *, later: bool) -> tuple[dict[str
         rates = training.rates(update)
         if later:
             unread.append(optimizer.step_later(rates, [float(c.rank)], [loss]))
-            figures += [read() for read in unread[:-1]]
+            metrics += [read() for read in unread[:-1]]
             del unread[:-1]
         else:
             own = np.array([float(c.rank), float(ops.to_numpy(loss))])
-            figures.append((optimizer.step(rates), c.all_reduce(own, "mean")))
-    figures += [read() for read in unread]
+            metrics.append((optimizer.step(rates), c.all_reduce(own, "mean")))
+    metrics += [read() for read in unread]
     state = session.state(model, optimizer)
     learnt = {
-        "norms": np.array([norm for norm, _ in figures]),
-        "figures": np.array([means for _, means in figures]),
+        "norms": np.array([norm for norm, _ in metrics]),
+        "metrics": np.array([means for _, means in metrics]),
         "counters": np.array([state.counters[name] for name in sorted(state.counters)]),
     }
     return training.flat(state) | learnt, later

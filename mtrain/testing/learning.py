@@ -113,10 +113,10 @@ def _unequal(site: Site, case: Case) -> list[str]:
 
 
 def infer(session: RankSession, model: Module, count: int = 4) -> dict[str, Array]:
-    """Return the model's output in evaluation mode for the first pictures."""
+    """Return the model's output in evaluation mode for the first images."""
     model.eval()
     try:
-        (batch,) = session.batches([training.picture_batch(count)])
+        (batch,) = session.batches([training.image_batch(count)])
         return session.infer(model, batch)
     finally:
         model.train()
@@ -135,7 +135,7 @@ def recomputes(site: Site) -> list[Measure]:
 
 
 def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Array]:
-    """Return for each update the norm that ``step`` returns, and the movement of the weights / (rate x smaller of norm
+    """Return for each update the norm that ``step`` returns, and the movement of the weights / (learning rate x smaller of norm
     and limit).
 
     Plain SGD: without momentum and decay the length of the step is the length of the clipped gradient.
@@ -144,18 +144,18 @@ def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Arr
     recipe = replace(case.recipe(c.size), groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),), ema_decay=0.0)
     model, optimizer = training.started(session, recipe)
     batches = training.batches_of(session, case)
-    rate, norms, moved = 0.05, [], []
+    learning_rate, norms, moved = 0.05, [], []
     for _ in range(training.UPDATES):
         before = session.state(model, optimizer).weights
         for i in range(case.accumulate):
             with optimizer.micro_batch(last=i == case.accumulate - 1):
                 optimizer.backward(model(next(batches))["total"])
-        norm = optimizer.step(Rates(rates=(rate,)))
+        norm = optimizer.step(Rates(learning_rates=(learning_rate,)))
         after = session.state(model, optimizer).weights
         trained = [name for name in before if "running" not in name and "tracked" not in name]
         squares = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in trained)
         norms.append(norm)
-        moved.append(math.sqrt(squares) / (rate * min(norm, case.clip_norm)))
+        moved.append(math.sqrt(squares) / (learning_rate * min(norm, case.clip_norm)))
     return {"norms": np.array(norms), "moved": np.array(moved)}
 
 

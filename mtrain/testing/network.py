@@ -51,7 +51,7 @@ class ConvNet(nn.Module):
 
 
 class Stem(nn.Module):
-    """One convolution with BatchNorm at the full size of the pictures, and a value for each pixel."""
+    """One convolution with BatchNorm at the full size of the images, and a value for each pixel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

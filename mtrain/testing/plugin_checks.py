@@ -73,8 +73,8 @@ AGAIN = Check(
 )
 RANKS = Check(
     id="job.ranks",
-    claim="Two ranks learn what one rank learns, and evaluate to the same figures.",
-    means="the same spec gives other weights or other figures on another number of ranks.",
+    claim="Two ranks learn what one rank learns, and evaluate to the same metrics.",
+    means="the same spec gives other weights or other metrics on another number of ranks.",
     look="a loss that is a sum in place of a mean, or counts over its own rank only (Collective.all_reduce); samples that "
     "depend on the rank; an evaluator that counts a sample twice",
 )

@@ -12,8 +12,9 @@ from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import UsageError
-from mtrain.spec import config, plugins
+from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
+from mtrain.spec.registry import Registry
 from mtrain.spec.suggest import hint
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import kit, training
@@ -124,7 +125,7 @@ class _Tested:
     def __init__(self, kind: str, request: KitRequest, folder: Path) -> None:
         self._kind, self._name, self._request, self._folder = kind, request.backend, request, folder.absolute()
         self._loaded = self._load({})
-        entry = plugins.find(kind, self._name, policy=self._loaded.policy)
+        entry = self._loaded.registry.find(kind, self._name)
         self.provider = f"{entry.distribution} {entry.version}".strip()
         self._probed: dict[str, Any] = {}
         self._ended: dict[str, Ended] = {}
@@ -154,24 +155,24 @@ class _Tested:
             PluginError: a plugin is unknown, or the other half of the job is not named.
         """
         overridden = {text.partition("=")[0].strip() for text in self._request.overrides}
-        policy = self._policy()
+        registry = self._registry()
         values = {
             **SHORT,
-            **partners(self._kind, self._name, policy=policy, overridden=overridden),
-            **self._backend(policy),
+            **partners(self._kind, self._name, registry=registry, overridden=overridden),
+            **self._backend(registry),
             **more,
         }
         flags = {path: Given(value, f"{path} {value}") for path, value in values.items() if path not in overridden}
         return config.load({}, overrides=self._request.overrides, flags=flags)
 
-    def _policy(self) -> plugins.Policy:
+    def _registry(self) -> Registry:
         named = [text.partition("=")[2] for text in self._request.overrides if text.startswith("plugins=")]
-        return plugins.read_policy(named[-1] if named else None)
+        return Registry.read(named[-1] if named else None)
 
-    def _backend(self, policy: plugins.Policy) -> dict[str, Any]:
+    def _backend(self, registry: Registry) -> dict[str, Any]:
         if self._kind != "launchers":
             return {"backend.name": "solo", "backend.options": {"framework": frameworks()[0], "device": "cpu"}}
-        return {"backend.name": backends_of(self._name, policy=policy)[0], "backend.options": {"device": "cpu"}}
+        return {"backend.name": backends_of(self._name, registry=registry)[0], "backend.options": {"device": "cpu"}}
 
     # -------------------------------------------------------------------------------------------------------- probes
     def _probe(self, check: Check, weights: str = "") -> Finding:
@@ -253,7 +254,7 @@ class _Tested:
             return Finding(check=check, error=str(error))
         infinite = [name for name, array in learnt.items() if name != "update" and not _is_finite(array)]
         wanted = self._loaded.spec.evaluate.enabled
-        unscored = ["the evaluation at the end"] if wanted and not self._figures("first") else []
+        unscored = ["the evaluation at the end"] if wanted and not self._metrics("first") else []
         untouched = [
             name.rpartition("/")[2] for name, x in learnt.items() if name.startswith(FIRST_MOMENTS) and not x.any()
         ]
@@ -261,14 +262,14 @@ class _Tested:
             check=check,
             measures=[
                 none_of("weights that are not finite", infinite),
-                none_of("evaluations without figures", unscored),
+                none_of("evaluations without metrics", unscored),
                 none_of("weights that got no gradient in any update", untouched),
                 Measure(what="updates that were not made", value=float(UPDATES - learnt["update"]), bound=0.0),
             ],
         )
 
-    def _figures(self, name: str) -> dict[str, float]:
-        """Return the figures of the last evaluation of a job."""
+    def _metrics(self, name: str) -> dict[str, float]:
+        """Return the metrics of the last evaluation of a job."""
         summary = json.loads(RunFolder(self._ended[name].run_dir).summary.read_text(encoding="utf-8"))
         return {key: value for key, value in (summary["last"] or {}).items() if isinstance(value, float)}
 
@@ -281,7 +282,7 @@ class _Tested:
 
     def _ranks(self, check: Check) -> Finding:
         """Compare with a job of two ranks; what BatchNorm normalises by is shared, as on one rank."""
-        task = plugins.task_of("models", self._loaded.spec.model.name, policy=self._loaded.policy)
+        task = self._loaded.registry.task_of("models", self._loaded.spec.model.name)
         if task in PER_RANK:
             return Finding(check=check, reason=f"losses of {task} may be means over the boxes of each rank")
         backend = {"torch": "ddp", "paddle": "fleet"}[frameworks()[0]]
@@ -291,7 +292,7 @@ class _Tested:
             learnt = self._learnt(self._job("ranks", {**more, "train.sync_batchnorm": True}))
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
-        one, two = self._figures("first"), self._figures("ranks")
+        one, two = self._metrics("first"), self._metrics("ranks")
         differing = [
             f"{name}: {one.get(name)} and {two.get(name)}"
             for name in {*one, *two}
@@ -301,7 +302,7 @@ class _Tested:
             check=check,
             measures=[
                 self._apart(expected, learnt, "one rank and two"),
-                none_of("figures that differ between one rank and two", sorted(differing)),
+                none_of("metrics that differ between one rank and two", sorted(differing)),
             ],
         )
 
@@ -349,7 +350,7 @@ class _Tested:
         """Run checks of the kit for backends with ranks that this launcher starts, for each rendezvous it provides."""
         chosen = [text for text in self._request.overrides if text.startswith(("launcher.", "plugins="))]
         measures: list[Measure] = []
-        for backend in backends_of(self._name, policy=self._loaded.policy):
+        for backend in backends_of(self._name, registry=self._loaded.registry):
             request = replace(
                 self._request,
                 backend=backend,
@@ -384,7 +385,7 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _near(one: Mapping[str, float], two: Mapping[str, float], name: str, bound: float) -> bool:
-    """Return whether a figure is the same in both, but for the order of additions."""
+    """Return whether a metric is the same in both, but for the order of additions."""
     return name in one and name in two and math.isclose(one[name], two[name], rel_tol=bound, abs_tol=bound)
 
 

@@ -9,6 +9,7 @@ from mtrain.core.plugin_classes import with_defaults
 from mtrain.errors import PluginError
 from mtrain.spec import plugins
 from mtrain.spec.plugin_kinds import SINGULAR
+from mtrain.spec.registry import Registry
 
 PARTNERS: Mapping[str, Mapping[str, Any]] = {
     "classification": {
@@ -38,7 +39,7 @@ CHOSEN_BY = {"models": "model.name", "datasets": "data.format", "launchers": "la
 """Kind of plugin -> the key of a spec that chooses one. A task is chosen by its data set and its model."""
 
 
-def partners(kind: str, name: str, *, policy: plugins.Policy, overridden: set[str]) -> dict[str, Any]:
+def partners(kind: str, name: str, *, registry: Registry, overridden: set[str]) -> dict[str, Any]:
     """Return values of a spec that choose the plugin, and a data set and a model with which to test it.
 
     ``overridden``: paths of the spec that the caller sets. For a task of its own, the data set and the model are those
@@ -48,11 +49,11 @@ def partners(kind: str, name: str, *, policy: plugins.Policy, overridden: set[st
         PluginError: the plugin is unknown, or nothing in its distribution makes a job of it.
     """
     if kind == "launchers":
-        plugins.find("launchers", name, policy=policy)
+        registry.find("launchers", name)
         return {**PARTNERS["classification"], "launcher.name": name}
     own = CHOSEN_BY.get(kind)
-    task = name if own is None else plugins.task_of(kind, name, policy=policy)
-    plugins.find("tasks", task, policy=policy)
+    task = name if own is None else registry.task_of(kind, name)
+    registry.find("tasks", task)
     known = PARTNERS.get(task, {})
     if own is None:
         chosen = dict(known)
@@ -66,7 +67,7 @@ def partners(kind: str, name: str, *, policy: plugins.Policy, overridden: set[st
     chosen = {path: value for path, value in chosen.items() if not _is_option_of(path, replaced)}
     for path, other in (("model.name", "models"), ("data.format", "datasets")):
         if path not in chosen and path not in overridden:
-            chosen[path] = _fellow(other, task, of=(kind, name), policy=policy)
+            chosen[path] = _fellow(other, task, of=(kind, name), registry=registry)
     return chosen
 
 
@@ -74,33 +75,33 @@ def _is_option_of(path: str, sections: set[str]) -> bool:
     return any(path.startswith(f"{section}.options.") for section in sections)
 
 
-def _fellow(kind: str, task: str, *, of: tuple[str, str], policy: plugins.Policy) -> str:
+def _fellow(kind: str, task: str, *, of: tuple[str, str], registry: Registry) -> str:
     """Return a plugin of this task that comes in the same distribution as the tested one, a data set that needs no files
     first."""
     tested_kind, tested = of
-    own = plugins.find(tested_kind, tested, policy=policy).distribution
-    entries = [] if own == plugins.POLICY_FILE else plugins.names(kind, policy=policy)
+    own = registry.find(tested_kind, tested).distribution
+    entries = [] if own == plugins.POLICY_FILE else registry.names(kind)
     names = [entry.name for entry in entries if entry.distribution == own]
-    names = [name for name in names if plugins.task_of(kind, name, policy=policy) == task]
+    names = [name for name in names if registry.task_of(kind, name) == task]
     if not names:
         raise PluginError(
             f"the {SINGULAR[tested_kind]} {tested!r} is of the task {task!r}; say with which {SINGULAR[kind]} to test "
             f"it: -o {'model.name' if kind == 'models' else 'data.format'}=NAME"
         )
-    return min(names, key=lambda name: not getattr(plugins.load(kind, name, policy=policy), "made_on_first_use", False))
+    return min(names, key=lambda name: not getattr(registry.load(kind, name), "made_on_first_use", False))
 
 
-def backends_of(launcher: str, *, policy: plugins.Policy) -> list[str]:
+def backends_of(launcher: str, *, registry: Registry) -> list[str]:
     """Return a backend for each rendezvous that a launcher provides, those whose library is installed here first.
 
     Raises:
         PluginError: it provides none.
     """
-    provides = with_defaults(plugins.load("launchers", launcher, policy=policy), Launcher).provides
+    provides = with_defaults(registry.load("launchers", launcher), Launcher).provides
     names = [name for rendezvous, name in BACKENDS.items() if rendezvous in provides]
     if not names:
         raise PluginError(f"the launcher {launcher!r} provides none of {', '.join(BACKENDS)}; set its `provides`")
-    installed = [name for name in names if plugins.find("backends", name, policy=policy).installed]
+    installed = [name for name in names if registry.find("backends", name).installed]
     return installed or names[:1]
 
 

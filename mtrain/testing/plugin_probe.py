@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from mtrain.core.interfaces import Host
 from mtrain.core.plugin_classes import with_defaults
-from mtrain.spec import config, plugins
+from mtrain.spec import config
 from mtrain.spec.building import schema_of
 from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.spec.schema import dotted, field_at, walk
 from mtrain.testing import plugin_checks as checks
 from mtrain.testing.checks import Check, Measure, none_of
@@ -49,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
 class _Probe:
     def __init__(self, kind: str, name: str, spec: Spec, weights: Path | None) -> None:
         self._kind, self._name, self._spec, self._weights = kind, name, spec, weights
-        self._policy = plugins.read_policy(spec.plugins)
+        self._job = Resolved.of(spec)
+        self._registry = self._job.registry
 
     def looks(self) -> dict[Check, Callable[[], list[Measure]]]:
         """Return the checks of this kind of plugin, in the order in which they must be made."""
@@ -70,11 +72,11 @@ class _Probe:
         return {**chosen, **(_launch_facts() if self._kind == "launchers" else {})}
 
     def _made(self) -> Any:
-        options = plugins.options(self._kind, self._name, self._options(), path="options", policy=self._policy)
-        target = plugins.load(self._kind, self._name, policy=self._policy)
+        options = self._registry.options(self._kind, self._name, self._options(), path="options")
+        target = self._registry.load(self._kind, self._name)
         if self._kind == "tasks":
             return target
-        return plugins.construct(self._kind, self._name, target, options)
+        return self._registry.construct(self._kind, self._name, target, options)
 
     def _light(self) -> list[Measure]:
         before = _files()
@@ -86,7 +88,7 @@ class _Probe:
         ]
 
     def _refuses(self) -> list[Measure]:
-        target = plugins.load(self._kind, self._name, policy=self._policy)
+        target = self._registry.load(self._kind, self._name)
         try:
             target.Options.model_validate({**self._options(), UNKNOWN: 1})
         except ValidationError:
@@ -97,7 +99,7 @@ class _Probe:
     def _splits(self) -> Any:
         from mtrain.tasks.datasets import open_data
 
-        return open_data(self._spec.data, policy=self._policy)
+        return open_data(self._spec.data, registry=self._registry)
 
     def _reads(self) -> list[Measure]:
         opened = self._splits()
@@ -123,7 +125,7 @@ class _Probe:
         from mtrain.rank.assembly import open_task
 
         arrays: dict[str, Any] = {}
-        for split, source in open_task(self._spec).sources().items():
+        for split, source in open_task(self._job).sources().items():
             places = [(epoch, index) for epoch in (0, 1) for index in range(min(SAMPLES, len(source)))]
             for epoch, index in reversed(places) if reverse else places:
                 batch: dict[str, Any] = {}
@@ -140,7 +142,7 @@ class _Probe:
 
     # ----------------------------------------------------------------------------------------------------------- tasks
     def _sections(self) -> list[Measure]:
-        schema = schema_of(self._name, policy=self._policy)
+        schema = schema_of(self._name, registry=self._registry)
         added = [(path, found) for path, found in walk(schema) if field_at(Spec, path) is None]
         silent = [dotted(path) for path, found in added if not found.description]
         return [none_of("keys without a description", silent)]
@@ -148,18 +150,16 @@ class _Probe:
     def _shows(self) -> list[Measure]:
         from mtrain.rank.assembly import open_task
 
-        data = open_task(self._spec)
+        data = open_task(self._job)
         texts = [data.verify(), *data.report()]
         wrong = [repr(text) for text in texts if not isinstance(text, str) or not text]
         json.dumps(data.labels())
         list(data.describe())
-        views = [(name, picture) for name, _, picture in data.views(limit=2)]
-        odd = [
-            name for name, picture in views if picture.dtype != "uint8" or picture.ndim != 3 or picture.shape[2] != 3
-        ]
+        views = [(name, image) for name, _, image in data.views(limit=2)]
+        odd = [name for name, image in views if image.dtype != "uint8" or image.ndim != 3 or image.shape[2] != 3]
         return [
             none_of("sentences that are no text", wrong),
-            none_of("views that are no picture uint8 (H, W, 3)", odd),
+            none_of("views that are no image uint8 (H, W, 3)", odd),
         ]
 
     # ---------------------------------------------------------------------------------------------------------- models
@@ -167,15 +167,15 @@ class _Probe:
         import numpy as np
 
         from mtrain.core.checkpoint import store
-        from mtrain.rank.assembly import model_plugin, open_task
+        from mtrain.rank.assembly import open_task
 
         assert self._weights is not None
-        data = open_task(self._spec)
-        plugin = model_plugin(self._spec)
+        data = open_task(self._job)
+        plugin = self._job.model
         task = plugin.prepare_task(data.task(), data.statistics())
         shapes = {name: tuple(array.shape) for name, array in store.load(self._weights).state.weights.items()}
         first = plugin.initial(shapes, task, seed=3)
-        again = model_plugin(self._spec).initial(dict(reversed(shapes.items())), task, seed=3)
+        again = self._job.with_spec(self._spec).model.initial(dict(reversed(shapes.items())), task, seed=3)
         # Layer by layer: the bound of a bias may follow from the shape of the weight beside it.
         layers = {name.rpartition(".")[0] for name in shapes}
         alone: dict[str, Any] = {}
@@ -213,9 +213,9 @@ class _Probe:
         ]
 
     def _launcher(self) -> Any:
-        target = with_defaults(plugins.load("launchers", self._name, policy=self._policy), _launcher_protocol())
-        options = plugins.options("launchers", self._name, self._options(), path="options", policy=self._policy)
-        return plugins.construct("launchers", self._name, target, options)
+        target = with_defaults(self._registry.load("launchers", self._name), _launcher_protocol())
+        options = self._registry.options("launchers", self._name, self._options(), path="options")
+        return self._registry.construct("launchers", self._name, target, options)
 
     def _deaths(self) -> list[Measure]:
         launcher = self._launcher()

@@ -20,10 +20,10 @@ import numpy as np
 from mtrain.core.binding import bind
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.completeness import check_session
-from mtrain.core.interfaces import Backend, Progress, RankSession
+from mtrain.core.interfaces import Progress, RankSession
 from mtrain.rank import process
-from mtrain.spec import config, plugins
-from mtrain.spec.model import Spec
+from mtrain.spec import config
+from mtrain.spec.resolved import Resolved
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import accuracy, learning, states, teardown, training
 from mtrain.testing.catalogue import ENTERS, LEAVES, LIGHT, ON_RANKS, ONE
@@ -73,30 +73,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         parts[arguments.part]()
 
-    return process.run(work, run_folder=RunFolder(arguments.run_dir), rank=number)
+    return process.run(work, run_folder=RunFolder(arguments.run_dir), environ=os.environ)
 
 
-def _constructed(spec: Spec) -> Backend:
-    policy = plugins.read_policy(spec.plugins)
-    name, options = spec.backend.name, spec.backend.options
-    backend: Backend = plugins.load("backends", name, policy=policy)(
-        plugins.options("backends", name, options, path="backend.options", policy=policy)
-    )
-    return backend
+def _job(arguments: argparse.Namespace) -> Resolved:
+    """Return the job that this rank is started for."""
+    return Resolved.of(config.read(arguments.run_dir / "spec.json"))
 
 
 @contextmanager
-def _inside(backend: Backend, leave: process.Leaving, *, name: str) -> Iterator[RankSession]:
-    """Enter ``with backend:`` and bind its framework.
+def _inside(job: Resolved, leave: process.Leaving) -> Iterator[RankSession]:
+    """Enter the backend of ``job`` and bind its framework.
 
     An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
 
     Raises:
-        PluginError: The session of the backend called ``name`` lacks members.
+        PluginError: The session of the backend lacks members.
     """
+    backend = job.backend
     with backend as session:
         try:
-            check_session(session, backend=backend, name=name)
+            check_session(session, backend=backend, name=job.spec.backend.name)
             bind(backend.nn, backend.ops)
             yield session
         except BaseException as error:
@@ -108,15 +105,15 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
     """Run the chosen checks of the catalogue, one after the other, in one job."""
     check_ids = arguments.checks.split(",")
     record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
-    spec = config.read(arguments.run_dir / "spec.json")
+    job = _job(arguments)
     with record.of(LIGHT) as measures:
-        backend = _constructed(spec)
+        backend = job.backend
         frameworks = [name for name in FRAMEWORKS if name in sys.modules]
         measures.append(none_of("frameworks in this process", frameworks))
     before = Surroundings.now(arguments.job)
     with ExitStack() as inside:
         with record.of(ENTERS) as measures:
-            session = inside.enter_context(_inside(backend, leave, name=spec.backend.name))
+            session = inside.enter_context(_inside(job, leave))
             problems = (
                 [] if backend.framework in sys.modules else [f"{backend.framework} is not what nn and ops brought"]
             )
@@ -140,9 +137,7 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
 def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) -> None:
     """Check what one rank learns, with accumulation alone and with synchronised BatchNorm as well."""
     record = RankRecord(arguments.run_dir, number, limit_s=arguments.limit)
-    spec = config.read(arguments.run_dir / "spec.json")
-    backend = _constructed(spec)
-    with record.of(ONE) as measures, _inside(backend, leave, name=spec.backend.name) as session:
+    with record.of(ONE) as measures, _inside(_job(arguments), leave) as session:
         site = Site(session=session, ranks=1, references=arguments.references)
         problems = [] if (session.collective.rank, session.collective.size) == (0, 1) else ["this is not rank 0 of 1"]
         measures.append(none_of("wrong places", problems))
@@ -154,8 +149,7 @@ def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) 
 def run_death(arguments: argparse.Namespace, leave: process.Leaving) -> None:
     """Train until the last rank is killed. Rank 0 writes down the ports on which the job listens."""
     faulthandler.dump_traceback_later(arguments.limit, exit=True)
-    spec = config.read(arguments.run_dir / "spec.json")
-    with _inside(_constructed(spec), leave, name=spec.backend.name) as session:
+    with _inside(_job(arguments), leave) as session:
         if session.collective.rank == 0:
             write_facts(arguments.run_dir, ports=listening_ports(processes_of(arguments.job)))
         teardown.die(session, arguments.run_dir)
@@ -163,8 +157,7 @@ def run_death(arguments: argparse.Namespace, leave: process.Leaving) -> None:
 
 def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> None:
     """Write the results of one rank of solo, as ``check_context.Reference`` reads them."""
-    spec = config.read(arguments.run_dir / "spec.json")
-    with _inside(_constructed(spec), leave, name=spec.backend.name) as session:
+    with _inside(_job(arguments), leave) as session:
         for precision in BOUNDS:
             reference = Reference(folder=arguments.references, precision=precision)
             for case in dict.fromkeys(replace(case, precision=precision).reference for case in learning.CASES.values()):
@@ -172,7 +165,7 @@ def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> No
             np.savez(reference.file(CLIPPED), **learning.clipped_updates(session, precision))  # type: ignore[arg-type]
             _save_half_way(session, reference)
             collected, _, _ = states.evaluated(session, precision, reference.checkpoints())
-            logits = np.array([collected.predictions[i][0] for i in range(states.PICTURES)])
+            logits = np.array([collected.predictions[i][0] for i in range(states.IMAGES)])
             np.savez(reference.file(LOGITS), logits=logits)
         exact = Reference(folder=arguments.references, precision="fp64")
         np.savez(exact.file(FIRST_UPDATE), **accuracy.first_update(session, "fp64"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Check states and evaluation: whole arrays under neutral names, resume, and each picture once."""
+"""Check states and evaluation: whole arrays under neutral names, resume, and each image once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ HALF_WAY = 3
 """Number of updates after which a job is saved."""
 CONTINUED = Case(batchnorm="synced", accumulate=2)
 """The case that is saved and resumed."""
-PICTURES, MICRO_BATCH = 13, 2
-"""Number of evaluated pictures, which only 1 of the numbers of ranks divides, and micro batch of the evaluation."""
+IMAGES, MICRO_BATCH = 13, 2
+"""Number of evaluated images, which only 1 of the numbers of ranks divides, and micro batch of the evaluation."""
 
 
 def whole(site: Site) -> list[Measure]:
@@ -117,7 +117,7 @@ def continues_solo(site: Site) -> list[Measure]:
 class Collected:
     """An ``Evaluator`` of ``core.interfaces`` that keeps all predictions."""
 
-    figures: ClassVar[Sequence[str]] = ("score",)
+    metrics: ClassVar[Sequence[str]] = ("score",)
     headline: ClassVar[Sequence[str]] = ("score",)
 
     def __init__(self) -> None:
@@ -149,21 +149,21 @@ class Collected:
 def evaluated(
     session: RankSession, precision: Precision, checkpoint_folder: Any
 ) -> tuple[Collected, dict[str, float], bool]:
-    """Evaluate the half-way checkpoint. Return (the evaluator, figures, whether the model is back in training mode)."""
+    """Evaluate the half-way checkpoint. Return (the evaluator, metrics, whether the model is back in training mode)."""
     c, case = session.collective, replace(CONTINUED, precision=precision)
     model, optimizer = session.prepare(build, case.recipe(c.size))
     newest = store.newest(checkpoint_folder)
     assert newest is not None
     session.restore(model, optimizer, store.load(newest).state)
     evaluator = Collected()
-    figures = evaluate(session, model, optimizer, _pictures(c.rank, c.size), predictions=_rows, evaluator=evaluator)
-    return evaluator, figures, bool(model.training)
+    metrics = evaluate(session, model, optimizer, _images(c.rank, c.size), predictions=_rows, evaluator=evaluator)
+    return evaluator, metrics, bool(model.training)
 
 
-def _pictures(rank: int, size: int) -> Iterator[HostBatch]:
-    pictures, labels = data()
-    for indices in Padded(PICTURES, size=size, micro_batch=MICRO_BATCH).micro_batches(rank):
-        yield {"images": pictures[indices], "labels": labels[indices], "index": indices}
+def _images(rank: int, size: int) -> Iterator[HostBatch]:
+    images, labels = data()
+    for indices in Padded(IMAGES, size=size, micro_batch=MICRO_BATCH).micro_batches(rank):
+        yield {"images": images[indices], "labels": labels[indices], "index": indices}
 
 
 def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
@@ -171,28 +171,28 @@ def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
 
 
 def evaluates(site: Site) -> list[Measure]:
-    """Check that some rank sees every picture, padding is recognised, and figures are those of ``solo``."""
+    """Check that some rank sees every image, padding is recognised, and metrics are those of ``solo``."""
     c = site.session.collective
-    evaluator, figures, trains = evaluated(site.session, site.precision, site.reference.checkpoints())
+    evaluator, metrics, trains = evaluated(site.session, site.precision, site.reference.checkpoints())
     expected = site.reference.arrays(LOGITS)["logits"]
-    missing = [f"picture {i}" for i in range(PICTURES) if i not in evaluator.predictions]
-    slots = Padded(PICTURES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH
+    missing = [f"image {i}" for i in range(IMAGES) if i not in evaluator.predictions]
+    slots = Padded(IMAGES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH
     error = max(
         (training.differences({"x": expected}, {"x": np.array(logits)})["x"] for logits in _rounds(evaluator)),
         default=np.inf,
     )
-    unequal = [f"rank {rank}" for rank, other in enumerate(c.all_gather(figures)) if other != figures]
+    unequal = [f"rank {rank}" for rank, other in enumerate(c.all_gather(metrics)) if other != metrics]
     return [
-        none_of("pictures that nobody saw", missing),
-        none_of("ranks with other figures", unequal),
-        Measure(what="pictures seen too often or too rarely", value=abs(figures["seen"] - slots), bound=0.0),
+        none_of("images that nobody saw", missing),
+        none_of("ranks with other metrics", unequal),
+        Measure(what="images seen too often or too rarely", value=abs(metrics["seen"] - slots), bound=0.0),
         Measure(what="outputs: largest relative difference", value=float(error), bound=site.bound),
         none_of("models left in evaluation mode", [] if trains else ["this one"]),
     ]
 
 
 def _rounds(evaluator: Collected) -> Iterator[list[Array]]:
-    """Yield the logits of all pictures: from the first and from the last time that each was seen."""
-    if len(evaluator.predictions) == PICTURES:
-        yield [evaluator.predictions[i][0] for i in range(PICTURES)]
-        yield [evaluator.predictions[i][-1] for i in range(PICTURES)]
+    """Yield the logits of all images: from the first and from the last time that each was seen."""
+    if len(evaluator.predictions) == IMAGES:
+        yield [evaluator.predictions[i][0] for i in range(IMAGES)]
+        yield [evaluator.predictions[i][-1] for i in range(IMAGES)]

@@ -122,7 +122,7 @@ def micro_batches(
     case: Case, *, rank: int, size: int, start: int = 0, updates: int = UPDATES
 ) -> Iterator[dict[str, Array]]:
     """Yield the micro batches of one rank from update ``start`` up to ``updates``, as numpy arrays."""
-    pictures, labels = data()
+    images, labels = data()
     order = Shuffled(SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED)
     for update in range(start, updates):
         epoch, position = divmod(update, order.updates_per_epoch)
@@ -130,7 +130,7 @@ def micro_batches(
         loudness = 3.0 if update % 2 else 0.3
         indices = order.global_batch_indices(epoch, position)
         for share in rank_share(indices, rank=rank, size=size, accumulate=case.accumulate):
-            yield {"images": loudness * pictures[share], "labels": labels[share], "index": share}
+            yield {"images": loudness * images[share], "labels": labels[share], "index": share}
 
 
 def batches_of(session: RankSession, case: Case, *, start: int = 0, updates: int = UPDATES) -> Iterator[Batch]:
@@ -140,11 +140,11 @@ def batches_of(session: RankSession, case: Case, *, start: int = 0, updates: int
 
 
 def rates(update: int, *, masked: bool = False) -> Rates:
-    """Return rates that differ between groups and updates, a momentum that warms up, and when masks are chosen."""
+    """Return learning rates that differ between groups and updates, a momentum that warms up, and when masks are chosen."""
     factor = 1 - update / 20
     momentum = 0.5 + 0.1 * update if update < 3 else None
     sparsity = {1: SPARSITY / 2, 3: SPARSITY}.get(update) if masked else None
-    return Rates(rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum, sparsity=sparsity)
+    return Rates(learning_rates=(0.1 * factor, 0.05 * factor, 0.05 * factor), momentum=momentum, sparsity=sparsity)
 
 
 def update_once(
@@ -207,7 +207,7 @@ def _identical(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def picture_batch(count: int) -> dict[str, Any]:
-    """The first ``count`` pictures, as a micro batch that is the same on every rank."""
-    pictures, labels = data()
-    return {"images": pictures[:count], "labels": labels[:count], "index": np.arange(count)}
+def image_batch(count: int) -> dict[str, Any]:
+    """The first ``count`` images, as a micro batch that is the same on every rank."""
+    images, labels = data()
+    return {"images": images[:count], "labels": labels[:count], "index": np.arange(count)}

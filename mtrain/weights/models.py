@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces import Published
-from mtrain.errors import CheckpointError, MtrainError, SpecError
+from mtrain.errors import CheckpointError, MtrainError, PluginError, SpecError
 from mtrain.spec import plugins
-from mtrain.spec.model import Spec
+from mtrain.spec.references import is_reference
+from mtrain.spec.registry import Registry
+from mtrain.spec.resolved import Resolved
 from mtrain.weights.matching import EntryType, Match, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
@@ -44,21 +46,28 @@ def expected(
     Raises:
         PluginError: There is no such model.
     """
-    published = plugins.load("models", model, policy=policy_of(file)).published
+    published = registry_for(file).load("models", model).published
     return _expected_all(file, {model: published}, options=options or {}, pruned=pruned)[0]
 
 
-def policy_of(file: Weights) -> plugins.Policy:
-    """Return which plugins may load for ``file``.
+def registry_for(file: Weights) -> Registry:
+    """Return which plugins may load for ``file``: those that any command may load here.
 
-    Those of the run that wrote it, if the file names that run's ``plugins.toml`` and it still exists; otherwise those that
-    any command may load here: the shipped ``plugins.toml`` with the one of the current folder over it.
+    The ``plugins.toml`` of the run that wrote the file declares classes to import, and the file may come from somebody else.
+
+    Raises:
+        PluginError: The model of the file is not among them, and the file names a ``plugins.toml``.
     """
-    return plugins.read_policy(_policy_file(file))
-
-
-def _policy_file(file: Weights) -> str | None:
-    return file.plugins if file.plugins and Path(file.plugins).is_file() else None
+    registry = Registry.read()
+    here = Path(plugins.POLICY_FILE)
+    is_here = file.plugins is None or (here.is_file() and Path(file.plugins).resolve() == here.resolve())
+    known = {entry.name for entry in registry.names("models")}
+    if not is_here and file.model is not None and file.model not in known and not is_reference(file.model):
+        raise PluginError(
+            f"{file.path}: names code, the model {file.model!r} of {file.plugins}, and a file of weights is not trusted to run "
+            f"code; run the command in the folder of that {plugins.POLICY_FILE}"
+        )
+    return registry
 
 
 def fitted(file: Weights, expected_state: Expected) -> Match:
@@ -85,10 +94,10 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     Returns:
         The hint; None if no model but ``besides`` fits a larger share than ``share`` and than half of the arrays.
     """
-    policy = policy_of(file)
-    names = [entry.name for entry in plugins.names("models", policy=policy) if entry.enabled and entry.name != besides]
+    registry = registry_for(file)
+    names = [entry.name for entry in registry.usable("models") if entry.name != besides]
     best: tuple[float, str] = (max(share, _ENOUGH), "")
-    for candidate in _expected_all(file, _published(names, policy), options={}):
+    for candidate in _expected_all(file, _published(names, registry), options={}):
         if candidate is not None:
             fits = match(file, candidate.state, candidate.published)
             if fits.share > best[0]:
@@ -96,23 +105,24 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     return best[1] or None
 
 
-def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
+def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:
     """Check, before any rank is started, that ``model.weights`` can be read and belongs to the model.
 
     Args:
-        spec: Names the model, its options and the file.
-        outline: The model of ``spec``.
+        job: Names the model, its options and the file.
+        outline: The model of ``job``.
         training: Whether the job trains; if not, every entry must come from the file.
 
     Raises:
         CheckpointError: The file cannot be read, or its BatchNorms are folded into its convolutions.
         SpecError: It belongs to another model, or lacks entries that evaluation needs.
     """
+    spec = job.spec
     try:
         file = read(Path(str(spec.model.weights)))
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
-    published = plugins.load("models", spec.model.name, policy=plugins.read_policy(spec.plugins)).published
+    published = job.model_class.published
     if outline.state is None:  # the model cannot be outlined without its framework, so its ranks will check
         return
     result = match(file, outline.state, published)
@@ -132,12 +142,12 @@ def check_start(spec: Spec, outline: SpecOutline, *, training: bool) -> None:
         raise SpecError(f"model.weights: {result.summary()}; evaluation needs all: {'; '.join(result.warnings())}")
 
 
-def _published(models: Sequence[str], policy: plugins.Policy) -> dict[str, Published]:
+def _published(models: Sequence[str], registry: Registry) -> dict[str, Published]:
     """Return each model's description of its published files, leaving out models that cannot be loaded."""
     descriptions: dict[str, Published] = {}
     for model in models:
         try:
-            descriptions[model] = plugins.load("models", model, policy=policy).published
+            descriptions[model] = registry.load("models", model).published
         except MtrainError:
             continue
     return descriptions
@@ -152,13 +162,9 @@ def _expected_all(
 ) -> list[Expected | None]:
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
     pairs = [(model, count) for model in models for count in (1, 2)]
-    policy = _policy_file(file)
-    side = {} if file.image_size is None else {"image_size": file.image_size}
+    side: dict[str, Any] = {} if file.image_size is None else {"image_size": file.image_size}
     answers = outlines(
-        [
-            Question(model=model, classes=count, options=options, policy=policy, pruned=pruned, **side)
-            for model, count in pairs
-        ]
+        [Question(model=model, classes=count, options=options, pruned=pruned, **side) for model, count in pairs]
     )
     states = dict(zip(pairs, answers, strict=True))
     return [

@@ -33,7 +33,7 @@ class Question:
     model: str
     classes: int = 1
     image_size: int = 640
-    """Side of the pictures in pixels; a transformer's positions depend on it."""
+    """Side of the images in pixels; a transformer's positions depend on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
@@ -103,11 +103,9 @@ def classes_in(
 def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None:
     from mtrain.core import pruned
     from mtrain.core.collective import OneRank
-    from mtrain.spec import plugins
+    from mtrain.spec.registry import Registry
 
-    policy = plugins.read_policy(question.policy)
-    options = plugins.options("models", question.model, question.options, path="model.options", policy=policy)
-    plugin = plugins.made("models", question.model, options, policy=policy)
+    plugin = Registry.read(question.policy).make("models", question.model, question.options, path="model.options")
     if plugin.native:  # a user's own code, which runs in ranks alone
         return None
     names = [str(i) for i in range(question.classes)]

@@ -14,16 +14,22 @@ from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
+from mtrain.spec.bounds import bounded_growth, memory_limit
+from mtrain.spec.files import open_file
 from mtrain.weights.arrays import MIB, check_growth, widened
+from mtrain.weights.own import Own, own_kind
 from mtrain.weights.pickles import Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
-from mtrain.weights.trees import PARAMETER_NAMES, SLICES, joined, weights_of
+from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, joined, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
 
 EXPECTED = "expected .safetensors, .pdparams (Paddle), .pt or .pth (torch), or a checkpoint or run folder"
 Layout = Literal["neutral", "torch", "paddle"]
 """Conventions of names and shapes that a file may follow."""
 _PICKLE_START = b"\x80"
+_START = 16
+MAX_HEADER_BYTES = 100_000_000
+"""Longest description of the arrays in safetensors; the format's own limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +51,9 @@ class Weights:
     plugins: str | None = None
     """``plugins`` of that run: the file that says which plugins may load."""
     image_size: int | None = None
-    """Side of that run's pictures in pixels; a transformer's positions depend on it."""
+    """Side of that run's images in pixels; a transformer's positions depend on it."""
+    own: Own | None = None
+    """Whose module it is, if it is a user's own; ``model`` and ``options`` then say nothing."""
     labels: Mapping[str, Any] = field(default_factory=dict)
     """What a checkpoint stores on its data: ``class_names``, and ``details`` of the task."""
 
@@ -60,7 +68,8 @@ def read(path: Path) -> Weights:
         CheckpointError: ``path`` does not exist, is damaged, or contains no weights.
     """
     try:
-        return _read_folder(path) if path.is_dir() else _read_file(path)
+        with bounded_growth(memory_limit()):
+            return _read_folder(path) if path.is_dir() else _read_file(path)
     except MemoryError as error:
         raise CheckpointError(f"{path}: too large for the memory of this process{_size_of(path)}") from error
 
@@ -73,10 +82,10 @@ def _size_of(path: Path) -> str:
 
 
 def _read_file(path: Path) -> Weights:
-    if path.exists() and not path.is_file():  # reading a pipe would wait, and reading a device would never end
-        raise CheckpointError(f"{path} is neither a file nor a folder; {EXPECTED}")
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            _check_header(path, file.peek(_START))
+            content = file.read()
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist; {EXPECTED}") from error
     except OSError as error:
@@ -87,10 +96,29 @@ def _read_file(path: Path) -> Weights:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(error.name)}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
+    if len(weights.arrays) > MAX_ENTRIES:
+        raise CheckpointError(f"{path}: {len(weights.arrays)} arrays; a file of weights has at most {MAX_ENTRIES}")
+    long = next((name for name in weights.arrays if len(name) > MAX_NAME), None)
+    if long is not None:
+        raise CheckpointError(
+            f"{path}: an array is called {ascii(long)[:40]}...; a name has at most {MAX_NAME} characters"
+        )
     strange = next((name for name in weights.arrays if not name.isprintable()), None)
     if strange is not None:
         raise CheckpointError(f"{path}: an array is called {ascii(strange)[:80]}; expected printable names")
     return weights
+
+
+def _check_header(path: Path, start: bytes) -> None:
+    """Refuse safetensors with a header of more than the format's limit before the whole file is read.
+
+    Raises:
+        CheckpointError: The header is too long.
+    """
+    is_other = start.startswith((ZIP_START, _PICKLE_START)) or start[8:9] != b"{"
+    length = int.from_bytes(start[:8], "little")
+    if not is_other and length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"{path}: a header of {length} bytes; safetensors have at most {MAX_HEADER_BYTES}")
 
 
 def _remedy(refused: Name | None) -> str:
@@ -174,7 +202,9 @@ def _read_folder(path: Path) -> Weights:
             )
     saved = store.load(folder)
     part = "averaged weights" if saved.state.ema else "weights"
-    model = dict(saved.spec.get("model") or {})
+    extra = saved.meta.get("extra") or {}
+    own = own_kind(saved.spec, extra)
+    model = {} if own == "script" else dict(saved.spec.get("model") or {})
     return Weights(
         path=folder,
         arrays={**saved.state.weights, **saved.state.ema},
@@ -185,5 +215,6 @@ def _read_folder(path: Path) -> Weights:
         pruned=model.get("pruned"),
         plugins=saved.spec.get("plugins"),
         image_size=(saved.spec.get("data") or {}).get("image_size"),
-        labels=saved.meta.get("extra") or {},
+        own=own,
+        labels=extra,
     )

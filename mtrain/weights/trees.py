@@ -18,11 +18,11 @@ _WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`"
 """Maps a key under which checkpoints keep weights to its description; the preferred key comes first."""
 _MAX_WRAPPERS = 4
 """Largest number of checkpoints inside each other that are opened."""
-_MAX_ENTRIES = 200_000
+MAX_ENTRIES = 200_000
 """Largest number of modules and entries in a file; a pickle can name one module many times."""
 _MAX_DEPTH = 100
 """Largest depth of modules inside each other."""
-_MAX_NAME = 500
+MAX_NAME = 500
 """Largest number of characters of an array's full name."""
 
 
@@ -99,12 +99,12 @@ def _of_module(root: Inert) -> dict[str, Leaf]:
 
 def _check_tree(*, entries: int, depth: int, names: Sequence[str]) -> None:
     """Refuse more modules, deeper nesting or longer names than any network has; a few bytes can describe such trees."""
-    if entries > _MAX_ENTRIES:
-        raise Refused(f"modules with more than {_MAX_ENTRIES} entries in all")
+    if entries > MAX_ENTRIES:
+        raise Refused(f"modules with more than {MAX_ENTRIES} entries in all")
     if depth > _MAX_DEPTH:
         raise Refused(f"modules nested deeper than {_MAX_DEPTH}")
-    if any(len(name) > _MAX_NAME for name in names):
-        raise Refused(f"an array or module whose name is longer than {_MAX_NAME} characters")
+    if any(len(name) > MAX_NAME for name in names):
+        raise Refused(f"an array or module whose name is longer than {MAX_NAME} characters")
 
 
 def _texts(value: object) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
+from mtrain.spec import outputs
 from mtrain.spec.suggest import closest
 from mtrain.weights.reading import Layout
 from mtrain.weights.torch_files import CODES
@@ -47,15 +48,12 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
         CheckpointError: The file cannot be written, or an array has a type that the format lacks.
     """
     content = WRITERS[path.suffix]({name: np.asarray(array, order="C") for name, array in arrays.items()})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("xb") as file:
+        with outputs.replaced(path) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"--to {path}: cannot be written: {error.strerror or error}") from error
 
 

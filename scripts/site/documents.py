@@ -139,5 +139,5 @@ def _slug(heading: str) -> str:
 
 
 def diagram(source: str) -> str:
-    """Return the path below docs of the picture of a Mermaid block, which `scripts/diagrams` draws."""
+    """Return the path below docs of the image of a Mermaid block, which `scripts/diagrams` draws."""
     return f"diagrams/{hashlib.sha256(source.strip().encode()).hexdigest()[:12]}.svg"

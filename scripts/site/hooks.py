@@ -1,7 +1,7 @@
 """Hooks of MkDocs: documents and files outside `docs` become pages, and links to them lead there.
 
 On a repository page `../examples/own-script/train.py` is a link to that file. On the site it leads to a page with the
-file's text, so that the site needs no address of a repository. Diagrams become pictures, so that it needs no script.
+file's text, so that the site needs no address of a repository. Diagrams become images, so that it needs no script.
 """
 
 import json
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files of the repository into links to their pages, and diagrams into pictures."""
+    """Turn links to files of the repository into links to their pages, and diagrams into images."""
     here = page.file.src_uri
     if here == "reference.md":
         return markdown

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARTS = {
-    "mtrain.api": (
+    "mtrain.api.functions": (
         "Functions",
         "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used. A `spec` is a YAML file, the "
         "name of a shipped config, a dict with the keys of a YAML file, or a `mtrain.Spec`.",
     ),
-    "mtrain.results": ("Results", "What these functions return."),
-    "mtrain.script.session": (
+    "mtrain.api.results": ("Results", "What these functions return."),
+    "mtrain.rank.script.session": (
         "Sessions of your own scripts",
         "[Your own training script](your-own-script.md) shows how they are used.",
     ),
-    "mtrain.script.rules": ("Optimizers and schedules of your own scripts", ""),
-    "mtrain.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
-    "mtrain.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
+    "mtrain.rank.script.rules": ("Optimizers and schedules of your own scripts", ""),
+    "mtrain.api.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
+    "mtrain.api.queue": ("A submitted job", "What these functions return."),
+    "mtrain.api.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
 }
 """Module that defines public names -> heading and first line of its part of the page; others come after these."""
 MODULES = {
@@ -30,7 +31,10 @@ MODULES = {
         "Interfaces of plugins",
         "[Contributing](CONTRIBUTING.md) says which plugin implements which interface.",
     ),
-    "mtrain.core.queue": ("The queue of a scheduler", "What a cluster plugin implements for `mtrain submit`."),
+    "mtrain.core.interfaces.queue": (
+        "The queue of a scheduler",
+        "What a cluster plugin implements for `mtrain submit`.",
+    ),
     "mtrain.core.recipe": ("Recipes and parameter groups", ""),
 }
 """Modules that are shown as a whole."""
@@ -47,7 +51,10 @@ def page(package: Path, contributing: str) -> str:
             lines += [f"::: {module}.{name}", ""]
     for module, (heading, text) in MODULES.items():
         options = ["    options:", "      show_root_heading: false", "      show_root_toc_entry: false"]
-        lines += [f"## {heading}", "", text.replace("CONTRIBUTING.md", contributing), "", f"::: {module}", *options, ""]
+        lines += [f"## {heading}", "", text.replace("CONTRIBUTING.md", contributing), ""]
+        init = package.parent.joinpath(*module.split("."), "__init__.py")
+        for shown in [part for part, _ in _public(init)] if init.exists() else [module]:
+            lines += [f"::: {shown}", *options, ""]
     return "\n".join(lines)
 
 

@@ -60,15 +60,15 @@ def yolov5n(session: Any, updates: int = 50, **fields: Any) -> Any:
     session.restore(model, optimizer, State(weights=plugin.initial(shapes, task, seed=0)))
     norms = []
     for update in range(updates):
-        for part, batch in enumerate(session.batches(pictures(session, update))):
+        for part, batch in enumerate(session.batches(images(session, update))):
             with optimizer.micro_batch(last=part == 1):
                 optimizer.backward(model(batch)["total"])
-        norms.append(optimizer.step(Rates(rates=(0.01, 0.01), momentum=0.9)))
+        norms.append(optimizer.step(Rates(learning_rates=(0.01, 0.01), momentum=0.9)))
     return told(session.state(model, optimizer), norms)
 
 
-def pictures(session: Any, update: int) -> list[dict[str, np.ndarray]]:
-    """Two micro batches of this rank: four pictures of noise with eight boxes."""
+def images(session: Any, update: int) -> list[dict[str, np.ndarray]]:
+    """Two micro batches of this rank: four images of noise with eight boxes."""
     results = []
     for part in range(2):
         rng = np.random.default_rng([update, part, session.collective.rank])
@@ -98,7 +98,7 @@ def exchanged(session: Any) -> Any:
             for part in range(2):
                 with optimizer.micro_batch(last=part == 1):
                     optimizer.backward(model(next(loader))["total"])
-            optimizer.step(Rates(rates=(0.1, 0.05)))
+            optimizer.step(Rates(learning_rates=(0.1, 0.05)))
         name = "straight" if through is None else f"through stage {through}"
         results[name] = told(session.state(model, optimizer), [])
     return results

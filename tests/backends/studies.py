@@ -95,7 +95,7 @@ def train(
                 loss = model(next(loader))["total"]
                 bad = update == poison and session.collective.rank == session.collective.size - 1
                 optimizer.backward(loss * float("nan") if bad else loss)
-        norms.append(optimizer.step(Rates(rates=(0.1, 0.05), momentum=0.8 if update < 3 else None)))
+        norms.append(optimizer.step(Rates(learning_rates=(0.1, 0.05), momentum=0.8 if update < 3 else None)))
     return session.state(model, optimizer), norms
 
 
@@ -167,7 +167,7 @@ def evaluation(session: Any) -> Any:
     for other in others[:2]:  # BatchNorm's statistics differ between ranks afterwards
         with optimizer.micro_batch(last=other is others[1]):
             optimizer.backward(model(other)["total"])
-    optimizer.step(Rates(rates=(0.1, 0.05)))
+    optimizer.step(Rates(learning_rates=(0.1, 0.05)))
     with optimizer.averaged():
         model.eval()
         scores = session.infer(model, batch)["scores"]
@@ -189,6 +189,6 @@ def resumed(session: Any) -> Any:
         for part in range(2):
             with optimizer.micro_batch(last=part == 1):
                 optimizer.backward(model(next(loader))["total"])
-        optimizer.step(Rates(rates=(0.1, 0.05), momentum=0.8 if update < 3 else None))
+        optimizer.step(Rates(learning_rates=(0.1, 0.05), momentum=0.8 if update < 3 else None))
     parts = session.state(model, optimizer)
     return {"whole": told(whole, []), "in two parts": told(parts, [])}

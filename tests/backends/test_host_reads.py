@@ -1,4 +1,4 @@
-"""An update reads nothing from its device but, one update later, its figures. Under both frameworks; see docs/gpu.md."""
+"""An update reads nothing from its device but, one update later, its metrics. Under both frameworks; see docs/gpu.md."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -7,21 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtrain.core.cadence import Cadences
+from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import HostBatch, Progress, Rates, State, Task
+from mtrain.core.loop import Hooks, Job, Loop
 from mtrain.core.recipe import make_recipe
-from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.core.sampler import Shares
+from mtrain.core.stepping import Stepper
+from mtrain.core.trainer import train
 from mtrain.spec import plugins
 from tests.backends.host_reads import counted
 from tests.framework import Framework
 
 SIDE = {"yolov5n": 64, "ppyoloe_s": 64, "vit": 8}
 READ = {"numpy in mtrain/core/update.py:values": 1}
-FIGURES = {
+METRICS = {
     # Numbers of the host go to the device from pinned memory, without waiting.
     "torch": {**READ, "tensor in mtrain/backends/_torch/late.py:_uploaded": 1},
     "paddle": READ,
 }
-"""What is left of an update: one read, of figures that were sent an update before."""
+"""What is left of an update: one read, of metrics that were sent an update before."""
 
 
 class Batches:
@@ -78,33 +83,31 @@ def reads_of_an_update(framework: Framework, model: str, *, late: bool) -> dict[
         def schedule(update: int) -> Rates:
             by_update.append({name: n for name, n in reads.calls.items() if "/batches.py" not in name})
             reads.calls.clear()
-            return Rates(rates=(1e-3,) * len(optimizer.groups))
+            return Rates(learning_rates=(1e-3,) * len(optimizer.groups))
 
+        arranged: Any = {"arranged": plugin.arranged} if late else {}
         job = Job(
             session=session,
-            model=network,
-            optimizer=optimizer,
-            loader=Batches(model),
-            schedule=schedule,
+            steppers=[Stepper(optimizer, schedule)],
+            feed=LoaderFeed(session=session, loader=Batches(model), global_batch=2, **arranged),
             total_updates=4,
-            accumulate=1,
-            global_batch=2,
-            late=session.late,
-            **({"arranged": plugin.arranged} if late else {}),
+            shares=Shares.even(session.collective, rounds=1),
+            late=session.capabilities.late,
+            sums_metrics=True,
         )
         records: list[Any] = []
-        Trainer(job, Cadences(), Hooks(on_update=records.append)).run(Progress())
+        train(Loop(job, Cadences(), Hooks(on_update=records.append), Progress()), network)
     assert [record["update"] for record in records] == list(range(4))
-    assert all(np.isfinite(record["norm"]) for record in records)
+    assert all(np.isfinite(record["gradient_norm"]) for record in records)
     assert by_update[2] == by_update[3]
     return by_update[3]
 
 
 @pytest.mark.parametrize("model", SIDE)
-def test_an_update_reads_its_figures_one_update_later_and_nothing_else(framework: Framework, model: str) -> None:
+def test_an_update_reads_its_metrics_one_update_later_and_nothing_else(framework: Framework, model: str) -> None:
     if framework.name == "paddle" and version("paddlepaddle").startswith("2."):
         pytest.skip("Paddle 2.6 makes its constants on the host; docs/gpu.md counts Paddle 3.3")
-    assert reads_of_an_update(framework, model, late=True) == FIGURES[framework.name]
+    assert reads_of_an_update(framework, model, late=True) == METRICS[framework.name]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Updates whose figures are read later have the bits of those that are read at once, also where one is skipped.
+"""Updates whose metrics are read later have the bits of those that are read at once, also where one is skipped.
 
 The late path is that of CUDA; here it is asked for on the CPU. Under both frameworks.
 """
@@ -15,7 +15,7 @@ from tests.backends.recipes import BATCH, LOUD, recipe
 from tests.contract.convnet import build
 from tests.framework import Framework
 
-RATES = Rates(rates=(0.1, 0.05), momentum=None)
+RATES = Rates(learning_rates=(0.1, 0.05), momentum=None)
 ORDER = [BATCH, LOUD, BATCH, BATCH, LOUD, LOUD, BATCH]
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"clip_norm": 0.5, "ema_decay": 0.9, "ema_ramp": 3.0},
@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 def trained(framework: Framework, case: str, *, late: bool, updates: int = len(ORDER)) -> tuple[State, list[float]]:
     """The state after updates of which three are not finite, and the norms."""
     chosen = recipe(case.split()[0], **{"precision": "fp32", **CASES[case]})
-    rates = Rates(rates=RATES.rates, momentum=0.0) if "without momentum" in case else RATES
+    rates = Rates(learning_rates=RATES.learning_rates, momentum=0.0) if "without momentum" in case else RATES
     with framework.solo(late_figures=late) as session:
         model, optimizer = session.prepare(build, chosen)
         assert session.late == late
@@ -48,9 +48,9 @@ def trained(framework: Framework, case: str, *, late: bool, updates: int = len(O
                 reads.append(lambda norm=norm: (norm, np.array([2.0])))
         norms = []
         for read in reads:
-            norm, figures = read()
+            norm, metrics = read()
             norms.append(norm)
-            assert figures.tolist() == [2.0]
+            assert metrics.tolist() == [2.0]
         return session.state(model, optimizer), norms
 
 

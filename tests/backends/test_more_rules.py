@@ -23,38 +23,40 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 
-def lion(x: Array, g: Array, m: Arrays, *, rate: float, decay: float, beta1: float, **_: Any) -> Array:
+def lion(x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, beta1: float, **_: Any) -> Array:
     """Chen et al. 2023, algorithm 2."""
     c = beta1 * m["mean"] + (1 - beta1) * g
     m["mean"] = 0.98 * m["mean"] + (1 - 0.98) * g
-    return x - rate * (np.sign(c) + decay * x)
+    return x - learning_rate * (np.sign(c) + decay * x)
 
 
-def rmsprop(x: Array, g: Array, m: Arrays, *, rate: float, decay: float, momentum: float, **_: Any) -> Array:
+def rmsprop(x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, momentum: float, **_: Any) -> Array:
     """Tieleman and Hinton 2012; the momentum of Graves 2013, as torch.optim.RMSprop adds it."""
     g = g + decay * x
     m["square"] = 0.95 * m["square"] + 0.05 * g**2
     m["momentum"] = momentum * m["momentum"] + g / (np.sqrt(m["square"]) + 1e-7)
-    return x - rate * m["momentum"]
+    return x - learning_rate * m["momentum"]
 
 
-def adadelta(x: Array, g: Array, m: Arrays, *, rate: float, decay: float, **_: Any) -> Array:
+def adadelta(x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, **_: Any) -> Array:
     """Zeiler 2012, algorithm 1."""
     g = g + decay * x
     m["square"] = 0.9 * m["square"] + 0.1 * g**2
     step = np.sqrt((m["step_square"] + 1e-5) / (m["square"] + 1e-5)) * g
     m["step_square"] = 0.9 * m["step_square"] + 0.1 * step**2
-    return x - rate * step
+    return x - learning_rate * step
 
 
-def lamb(x: Array, g: Array, m: Arrays, *, rate: float, decay: float, beta1: float, update: int, **_: Any) -> Array:
+def lamb(
+    x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, beta1: float, update: int, **_: Any
+) -> Array:
     """You et al. 2020, algorithm 2."""
     m["mean"] = beta1 * m["mean"] + (1 - beta1) * g
     m["square"] = 0.97 * m["square"] + 0.03 * g**2
     r = (m["mean"] / (1 - beta1**update)) / (np.sqrt(m["square"] / (1 - 0.97**update)) + 1e-6)
     step = r + decay * x
     lengths = math.sqrt((x**2).sum()), math.sqrt((step**2).sum())
-    return x - rate * (lengths[0] / lengths[1] if min(lengths) > 0 else 1.0) * step
+    return x - learning_rate * (lengths[0] / lengths[1] if min(lengths) > 0 else 1.0) * step
 
 
 RULES: Mapping[str, Callable[..., Array]] = {"lion": lion, "rmsprop": rmsprop, "adadelta": adadelta, "lamb": lamb}
@@ -75,7 +77,7 @@ def gradients(update: int) -> Arrays:
 
 
 def rates(update: int) -> Rates:
-    return Rates(rates=(0.02 / (1 + update), 0.05), momentum=0.5 if update < 2 else None)
+    return Rates(learning_rates=(0.02 / (1 + update), 0.05), momentum=0.5 if update < 2 else None)
 
 
 def expected(rule: str) -> tuple[Arrays, Arrays]:
@@ -85,7 +87,7 @@ def expected(rule: str) -> tuple[Arrays, Arrays]:
         own = rates(update)
         for name, grad in gradients(update).items():
             settings = {
-                "rate": own.rates[0 if name == "vector" else 1],
+                "learning_rate": own.learning_rates[0 if name == "vector" else 1],
                 "decay": DECAY[name],
                 "beta1": 0.9 if own.momentum is None else own.momentum,
                 "momentum": 0.8 if own.momentum is None else own.momentum,

@@ -68,14 +68,14 @@ def test_a_weight_that_was_moved_away_is_noticed_at_the_first_update(session: An
     model, optimizer = session.prepare(build, recipe())
     paddle.zeros_like(model.head.bias)._share_buffer_to(model.head.bias)
     with pytest.raises(AssertionError, match=r"head\.bias was given memory of its own"):
-        update(session, model, optimizer, Rates(rates=(0.1, 0.1)))
+        update(session, model, optimizer, Rates(learning_rates=(0.1, 0.1)))
 
 
 def test_weights_set_by_paddles_own_means_are_what_is_trained(session: Any) -> None:
     model, optimizer = session.prepare(build, recipe(ema_decay=0.9))
     model.conv1.weight.set_value(np.full((6, 3, 3, 3), 0.5))
     model.head.set_state_dict({"weight": np.zeros((4, 8)), "bias": np.full(4, 7.0)})
-    update(session, model, optimizer, Rates(rates=(1e-9, 1e-9)))
+    update(session, model, optimizer, Rates(learning_rates=(1e-9, 1e-9)))
     weights = session.state(model, optimizer).weights
     assert np.allclose(weights["conv1.weight"], 0.5, atol=1e-6)
     assert np.allclose(weights["head.bias"], 7, atol=1e-6)

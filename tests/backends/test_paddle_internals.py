@@ -62,7 +62,7 @@ def test_a_norm_on_the_device_has_the_bits_of_the_one_that_is_read() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_step_with_momentum_is_that_of_the_formula(nesterov: bool) -> None:
     x, velocity, grad = (paddle.to_tensor([value], "float32") for value in (2.0, 4.0, 1.0))
-    internals.momentum_(x, velocity, grad, rate=0.25, momentum=0.5, decay=0.5, nesterov=nesterov)
+    internals.momentum_(x, velocity, grad, learning_rate=0.25, momentum=0.5, decay=0.5, nesterov=nesterov)
     step = 2.0 + 0.5 * 4.0
     PADDLE.same(
         "_C_ops.momentum_", (x.item(), velocity.item()), (2.0 - 0.25 * (2.0 + 0.5 * step if nesterov else step), step)

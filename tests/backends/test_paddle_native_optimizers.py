@@ -57,7 +57,7 @@ def trained(model, optimizer, updates):
     for update in updates:
         with optimizer.micro_batch(last=True):
             optimizer.backward(loss_of(model, update))
-        optimizer.step(Rates(rates=[0.05]))
+        optimizer.step(Rates(learning_rates=[0.05]))
 
 
 # Paddle 2.6 warns of an old call of its own.
@@ -82,7 +82,7 @@ def test_saved_and_restored_it_trains_to_the_bits_of_a_plain_loop(name):
         (lambda model: 3, "returned a int"),
         (
             lambda model: paddle.optimizer.SGD(paddle.optimizer.lr.StepDecay(0.1, 2), parameters=model.parameters()),
-            "something else than mtrain sets the rate",
+            "something else than mtrain sets the learning rate",
         ),
     ],
 )

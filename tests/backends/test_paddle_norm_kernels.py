@@ -10,13 +10,16 @@ from mtrain.backends._kernels import library
 from mtrain.backends._paddle import nn as ours
 from mtrain.backends._paddle import paddle, syncbn
 from mtrain.core.interfaces import Array, Recipe
+from tests.backends.compiler import needs_a_compiler
 from tests.framework import Framework
 
 EXACT = 1e-6
 """Relative to the largest value of an array; two to ten units in the last place of float32."""
-needs_a_compiler = pytest.mark.skipif(
-    library.load_planes().kernels is None, reason=f"no kernels: {library.load_planes().reason}"
-)
+
+
+@needs_a_compiler
+def test_the_kernels_are_used_where_there_is_a_compiler() -> None:
+    assert library.load_planes().kernels is not None, library.load_planes().reason
 
 
 def layer(channels: int, *, silu: bool = True, own: bool = True) -> ours.BatchNorm2d:
@@ -28,7 +31,7 @@ def layer(channels: int, *, silu: bool = True, own: bool = True) -> ours.BatchNo
     return made
 
 
-def pictures(*shape: int, mean: float = 0.0, deviation: float = 1.0) -> tuple[Array, Array]:
+def images(*shape: int, mean: float = 0.0, deviation: float = 1.0) -> tuple[Array, Array]:
     generator = np.random.default_rng(0)
     x, dy = (generator.standard_normal(shape).astype(np.float32) for _ in range(2))
     return x * np.float32(deviation) + np.float32(mean), dy
@@ -65,7 +68,7 @@ def errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
     [(2, 16, 160, 160), (3, 16, 37, 31), (2, 3, 8, 8), (1, 7, 1, 1031), (2, 300, 5, 1), (5, 20, 1, 1), (1, 20, 70, 60)],
 )
 def test_a_training_step_is_that_of_float64(shape: tuple[int, ...], silu: bool) -> None:
-    x, dy = pictures(*shape, mean=0.5)
+    x, dy = images(*shape, mean=0.5)
     module = layer(shape[1], silu=silu)
     expected = exactly(module, x, dy)
     actual = learnt(module, paddle.to_tensor(x), paddle.to_tensor(dy))
@@ -75,7 +78,7 @@ def test_a_training_step_is_that_of_float64(shape: tuple[int, ...], silu: bool) 
 
 @needs_a_compiler
 def test_gradients_and_inputs_that_are_views_are_taken_in_the_order_of_their_shape() -> None:
-    x, dy = pictures(2, 4, 6, 5)
+    x, dy = images(2, 4, 6, 5)
     module = layer(4)
     expected = exactly(module, x, dy)
     turned = [paddle.to_tensor(each.swapaxes(2, 3).copy()).transpose([0, 1, 3, 2]) for each in (x, dy)]
@@ -84,7 +87,7 @@ def test_gradients_and_inputs_that_are_views_are_taken_in_the_order_of_their_sha
 
 @needs_a_compiler
 def test_the_kernels_are_at_least_as_exact_as_those_of_paddle() -> None:
-    x, dy = pictures(4, 16, 160, 160, mean=3.0, deviation=0.1)
+    x, dy = images(4, 16, 160, 160, mean=3.0, deviation=0.1)
     expected = exactly(layer(16), x, dy)
     given = [paddle.to_tensor(each) for each in (x, dy)]
     own, native = (errors(learnt(layer(16, own=each), *given), expected) for each in (True, False))
@@ -93,7 +96,7 @@ def test_the_kernels_are_at_least_as_exact_as_those_of_paddle() -> None:
 
 @needs_a_compiler
 def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [paddle.to_tensor(each) for each in pictures(3, 24, 67, 71)]
+    given = [paddle.to_tensor(each) for each in images(3, 24, 67, 71)]
     results = []
     for count in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", count)
@@ -105,7 +108,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
 @needs_a_compiler
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_hidden(value: float) -> None:
-    x, dy = pictures(2, 8, 20, 20)
+    x, dy = images(2, 8, 20, 20)
     x[1, 3, 7, 5] = value
     result = learnt(layer(8), paddle.to_tensor(x), paddle.to_tensor(dy))
     assert np.isnan(result["output"][:, 3]).all()
@@ -115,7 +118,7 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
 
 @needs_a_compiler
 def test_what_needs_no_gradient_gets_none() -> None:
-    x, dy = pictures(2, 8, 9, 9)
+    x, dy = images(2, 8, 9, 9)
     module = layer(8)
     y = module(paddle.to_tensor(x))
     paddle.autograd.backward([y], [paddle.to_tensor(dy)])
@@ -157,7 +160,7 @@ def test_kernels_that_another_rank_lacks_are_not_used(
 
 
 def test_frozen_layers_and_evaluation_apply_silu_too() -> None:
-    x = paddle.to_tensor(pictures(2, 8, 20, 20)[0])
+    x = paddle.to_tensor(images(2, 8, 20, 20)[0])
     plain = layer(8, silu=False)
     plain.eval()
     expected = paddle.nn.functional.silu(plain(x)).numpy()

@@ -39,7 +39,7 @@ def ranges(state: State) -> list[list[float]]:
 
 def logits(session: Any, model: Any) -> Any:
     model.eval()
-    (batch,) = session.batches([training.picture_batch(4)])
+    (batch,) = session.batches([training.image_batch(4)])
     found = session.infer(model, batch)["logits"]
     model.train()
     return found
@@ -55,10 +55,10 @@ def test_ranges_are_observed_from_start_to_freeze(framework: Framework) -> None:
 
 
 def test_a_range_is_a_moving_average_of_smallest_and_largest_inputs(framework: Framework) -> None:
-    pictures = [batch["images"] for batch in training.micro_batches(CASE, rank=0, size=1, updates=2)]
+    images = [batch["images"] for batch in training.micro_batches(CASE, rank=0, size=1, updates=2)]
     with framework.solo() as session:
         first, second = (state.weights[RANGES[0]] for state in trained(session, recipe(quantise=Quantise()), updates=2))
-    bounds = np.asarray([[x.min(), x.max()] for x in pictures])
+    bounds = np.asarray([[x.min(), x.max()] for x in images])
     np.testing.assert_allclose(first, bounds[0], rtol=1e-15)
     np.testing.assert_allclose(second, 0.9 * bounds[0] + 0.1 * bounds[1], rtol=1e-14)
 

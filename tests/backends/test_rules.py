@@ -14,7 +14,7 @@ from tests.contract.convnet import build
 from tests.contract.training import start_weights
 from tests.framework import Framework
 
-RATES = Rates(rates=(0.1, 0.1))
+RATES = Rates(learning_rates=(0.1, 0.1))
 CLIP_NORM = 2.05
 
 
@@ -30,28 +30,32 @@ class Reference:
         self.updates += 1
         for name, grad in grads.items():
             bias = name.endswith("bias")
-            rate, decay = rates.rates[0 if bias else 1], 0.0 if bias else 0.01
+            learning_rate, decay = rates.learning_rates[0 if bias else 1], 0.0 if bias else 0.01
             kind = self._sgd if self.rule == "sgd" else self._adam
             weights[name] = kind(
-                name, weights[name], grad, rate, decay, 0.9 if rates.momentum is None else rates.momentum
+                name, weights[name], grad, learning_rate, decay, 0.9 if rates.momentum is None else rates.momentum
             )
 
-    def _sgd(self, name: str, x: np.ndarray, grad: np.ndarray, rate: float, decay: float, momentum: float) -> Any:
+    def _sgd(
+        self, name: str, x: np.ndarray, grad: np.ndarray, learning_rate: float, decay: float, momentum: float
+    ) -> Any:
         grad = grad + decay * x
         velocity = momentum * self.moments.get(f"momentum/{name}", 0.0) + grad
         self.moments[f"momentum/{name}"] = velocity
-        return x - rate * (grad + momentum * velocity)
+        return x - learning_rate * (grad + momentum * velocity)
 
-    def _adam(self, name: str, x: np.ndarray, grad: np.ndarray, rate: float, decay: float, beta1: float) -> Any:
+    def _adam(
+        self, name: str, x: np.ndarray, grad: np.ndarray, learning_rate: float, decay: float, beta1: float
+    ) -> Any:
         if self.rule == "adamw":
-            x = x - rate * decay * x
+            x = x - learning_rate * decay * x
         else:
             grad = grad + decay * x
         mean = beta1 * self.moments.get(f"mean/{name}", 0.0) + (1 - beta1) * grad
         square = 0.99 * self.moments.get(f"square/{name}", 0.0) + (1 - 0.99) * grad**2
         self.moments |= {f"mean/{name}": mean, f"square/{name}": square}
         root = np.sqrt(square) / math.sqrt(1 - 0.99**self.updates) + 1e-8
-        return x - rate / (1 - beta1**self.updates) * mean / root
+        return x - learning_rate / (1 - beta1**self.updates) * mean / root
 
 
 def gradients(session: Any, framework: Framework, model: Any) -> dict[str, np.ndarray]:
@@ -79,7 +83,7 @@ def test_updates_and_averages_are_those_of_the_formulas(
     start = session.state(model, optimizer)
     weights, average, reference = start.weights, start.ema, Reference(rule)
     for k in range(1, 7):
-        rates = Rates(rates=(0.05 / k, 0.02 / k), momentum=(0.0, 0.8)[k - 1] if k < 3 else None)
+        rates = Rates(learning_rates=(0.05 / k, 0.02 / k), momentum=(0.0, 0.8)[k - 1] if k < 3 else None)
         grads = gradients(session, framework, model)
         norm = math.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in grads.values()))
         scale = min(1.0, CLIP_NORM / (norm + 1e-6))
@@ -105,7 +109,7 @@ def test_a_rule_without_its_options_takes_plain_steps(session: Any, framework: F
     model, optimizer = session.prepare(build, recipe(groups=(("", {}),)))
     before = session.state(model, optimizer).weights
     grads = gradients(session, framework, model)
-    update(session, model, optimizer, Rates(rates=(0.1,)))
+    update(session, model, optimizer, Rates(learning_rates=(0.1,)))
     after = session.state(model, optimizer).weights
     expected = {name: before[name] - 0.1 * grad for name, grad in grads.items()}
     assert largest_gap(expected, {name: after[name] for name in grads}) <= 1e-14

@@ -32,7 +32,7 @@ def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
         with backend as session:
             bind(backend.nn, backend.ops)
             model, optimizer = session.prepare(build, recipe(ema_decay=0.9))
-            update(session, model, optimizer, Rates(rates=(0.1, 0.1)))
+            update(session, model, optimizer, Rates(learning_rates=(0.1, 0.1)))
         assert "torch._dynamo" not in sys.modules
     """)
     assert process.returncode == 0, process.stderr

@@ -51,7 +51,7 @@ def learnt(module: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     return {"output": y, "input": grads[0], **dict(zip(names, grads[1:], strict=True)), **dict(module.named_buffers())}
 
 
-def pictures(*shape: int, mean: float = 0.0, deviation: float = 1.0) -> tuple[Tensor, Tensor]:
+def images(*shape: int, mean: float = 0.0, deviation: float = 1.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(shape, generator=generator) for _ in range(2))
     # A gradient that leans on the input, as in training: its two sums over the pixels do not vanish.
@@ -67,7 +67,7 @@ def exact(module: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     "shape", [(2, CHANNELS, 160, 160), (3, CHANNELS, 37, 31), (2, CHANNELS, 8, 8), (1, CHANNELS, 1, 1031)]
 )
 def test_a_training_step_of_batchnorm_is_that_of_float64(layout: str, shape: tuple[int, ...]) -> None:
-    x, dy = pictures(*shape)
+    x, dy = images(*shape)
     module = layer()
     expected = exact(module, x, dy)
     actual = learnt(module, LAYOUTS[layout](x), LAYOUTS[layout](dy))
@@ -79,7 +79,7 @@ def test_a_training_step_of_batchnorm_is_that_of_float64(layout: str, shape: tup
 
 
 def test_a_mean_far_from_zero_costs_channels_last_no_more_than_it_costs_a_contiguous_input() -> None:
-    x, dy = pictures(4, CHANNELS, 160, 160, mean=3.0, deviation=0.1)
+    x, dy = images(4, CHANNELS, 160, 160, mean=3.0, deviation=0.1)
     expected = exact(layer(), x, dy)
     last, contiguous = learnt(layer(), channels_last(x), channels_last(dy)), learnt(layer(), x, dy)
     for name in ("output", "input", "weight", "running_var"):
@@ -88,7 +88,7 @@ def test_a_mean_far_from_zero_costs_channels_last_no_more_than_it_costs_a_contig
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_input_keeps_its_type_and_float32_statistics(dtype: torch.dtype) -> None:
-    x, dy = (channels_last(each).to(dtype) for each in pictures(4, CHANNELS, 80, 80))
+    x, dy = (channels_last(each).to(dtype) for each in images(4, CHANNELS, 80, 80))
     expected = exact(layer(), x, dy)
     actual = learnt(layer(), x, dy)
     assert actual["output"].dtype == actual["input"].dtype == dtype
@@ -99,7 +99,7 @@ def test_half_precision_input_keeps_its_type_and_float32_statistics(dtype: torch
 
 
 def test_float64_is_exact_to_rounding() -> None:
-    x, dy = (each.double() for each in pictures(4, CHANNELS, 160, 160))
+    x, dy = (each.double() for each in images(4, CHANNELS, 160, 160))
     module = layer().double()
     expected = exact(module, x, dy)
     actual = learnt(module, channels_last(x), channels_last(dy))
@@ -109,7 +109,7 @@ def test_float64_is_exact_to_rounding() -> None:
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_the_running_variance_takes_the_estimate_that_was_asked_for(unbiased: bool, layout: str) -> None:
-    x, _ = pictures(4, CHANNELS, 20, 20)
+    x, _ = images(4, CHANNELS, 20, 20)
     module = ours.BatchNorm2d(CHANNELS, momentum=1.0, unbiased_variance=unbiased)
     module(LAYOUTS[layout](x))
     expected = x.double().var((0, 2, 3), correction=int(unbiased))
@@ -117,14 +117,14 @@ def test_the_running_variance_takes_the_estimate_that_was_asked_for(unbiased: bo
 
 
 def test_evaluation_uses_the_running_statistics_in_the_bits_of_torch() -> None:
-    x, _ = pictures(4, CHANNELS, 40, 40)
+    x, _ = images(4, CHANNELS, 40, 40)
     module, native = layer().eval(), layer(nn.BatchNorm2d).eval()
     assert torch.equal(module(channels_last(x)), native(channels_last(x)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batchnorm_over_ranks_is_as_exact_as_that_of_one(layout: str) -> None:
-    x, dy = pictures(4, CHANNELS, 80, 80)
+    x, dy = images(4, CHANNELS, 80, 80)
     halves = [LAYOUTS[layout](half) for half in (x[:2], x[2:])]
     net = nn.Sequential(layer())
     expected = exact(net, x, dy)
@@ -161,5 +161,5 @@ class _TwoHalves(LocalCollective):
 def test_a_batchnorm_of_torch_in_the_model_of_a_plugin_is_made_exact() -> None:
     net = nn.Sequential(layer(nn.BatchNorm2d))
     syncbn.make_exact(net)
-    x, dy = pictures(4, CHANNELS, 160, 160)
+    x, dy = images(4, CHANNELS, 160, 160)
     assert relative(learnt(net, channels_last(x), channels_last(dy))["output"], exact(net, x, dy)["output"]) < EXACT

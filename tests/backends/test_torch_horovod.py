@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from mtrain.backends.horovod import Horovod
 from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.system import interpreter
 
 ROOT = Path(__file__).parents[2]
@@ -321,14 +322,14 @@ def test_a_missing_library_is_told_before_anything_starts_with_the_command_that_
         [backends.hvd]
         module = "mtrain.backends.horovod:Horovod"
         needs = "torch"
-        library = "no_such_library"
+        libraries = ["no_such_library"]
         install = "build it: `scripts/build {python}`"
     """)
     )
     backend = {"name": "hvd", "python": python}
     values = {"backend": backend, "plugins": str(policy), "data": {"format": "digits"}, "model": {"name": "yolov5n"}}
     with pytest.raises(UsageError, match="no_such_library") as error:
-        interpreter.check(Spec.model_validate(values))
+        interpreter.check(Resolved.of(Spec.model_validate(values)))
     assert str(error.value).endswith(f"; build it: `scripts/build {sys.executable}`")
 
 

@@ -72,7 +72,7 @@ def test_a_step_of_sgd_is_that_of_the_formula(momentum: float) -> None:
     weights, grads, velocities = (
         [torch.tensor([value], dtype=torch.float64)] for value in (2.0, 3.0, 0.25 if momentum else 9.0)
     )
-    internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.125, nesterov=False)
+    internals.sgd_(weights, grads, velocities, learning_rate=0.5, momentum=momentum, decay=0.125, nesterov=False)
     velocity = momentum * (0.25 if momentum else 9.0) + 3.25
     TORCH.same("torch._fused_sgd_", (float(weights[0]), float(velocities[0])), (2.0 - 0.5 * velocity, velocity))
 
@@ -84,13 +84,24 @@ def test_kernels_change_nothing_where_they_are_told_to_skip() -> None:
     skip, rates = torch.tensor(1.0), {"betas": (0.9, 0.99), "eps": 0.0}
     for momentum in (0.0, 0.9):
         weights, grads, velocities, _ = tensors()
-        internals.sgd_(weights, grads, velocities, rate=0.5, momentum=momentum, decay=0.1, nesterov=False, skip=skip)
+        internals.sgd_(
+            weights, grads, velocities, learning_rate=0.5, momentum=momentum, decay=0.1, nesterov=False, skip=skip
+        )
         TORCH.same("torch._fused_sgd_", (weights[0][0].item(), velocities[0][0].item()), (2.0, 0.25))
     for decoupled in (False, True):
         weights, grads, means, squares = tensors()
         updates = torch.tensor(1.0)
         internals.adam_(
-            weights, grads, means, squares, updates, rate=0.1, decay=0.1, decoupled=decoupled, skip=skip, **rates
+            weights,
+            grads,
+            means,
+            squares,
+            updates,
+            learning_rate=0.1,
+            decay=0.1,
+            decoupled=decoupled,
+            skip=skip,
+            **rates,
         )
         TORCH.same("torch._fused_adam_", [x[0][0].item() for x in (weights, means, squares)], [2.0, 0.25, 0.5])
 
@@ -106,7 +117,7 @@ def test_a_step_of_adam_is_that_of_the_formula(decoupled: bool) -> None:
     weights, grads, means, squares = ([torch.tensor([value], dtype=torch.float64)] for value in (2.0, 3.0, 0.0, 0.0))
     internals.adam_(
         *(weights, grads, means, squares, torch.tensor(1.0)),
-        rate=0.1,
+        learning_rate=0.1,
         betas=(0.9, 0.99),
         decay=0.125,
         eps=0.0,

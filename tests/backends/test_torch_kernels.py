@@ -60,7 +60,7 @@ def kernels(layers: int, *, rule: str, late: bool) -> Counter[str]:
     session.late_figures = late
     chosen = recipe(rule, precision="fp32", clip_norm=0.1, ema_decay=0.9, own_model=True)
     model, optimizer = session.prepare(lambda: Deep(layers), chosen)
-    rates = Rates(rates=(0.1, 0.1))
+    rates = Rates(learning_rates=(0.1, 0.1))
     for _ in range(3):
         with optimizer.micro_batch(last=True):
             optimizer.backward(model({"x": torch.randn(8, 4)})["total"])

@@ -1,4 +1,4 @@
-"""What updates read on two ranks, where figures are read one update later: on ddp, on every stage of ZeRO, and on FSDP."""
+"""What updates read on two ranks, where metrics are read one update later: on ddp, on every stage of ZeRO, and on FSDP."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.processes import ROOT
 
-FIGURES = {
+METRICS = {
     "numpy in mtrain/core/update.py:values": 1,
     # Numbers of the host go to the device from pinned memory, without waiting.
     "tensor in mtrain/backends/_torch/late.py:_uploaded": 1,
@@ -24,13 +24,13 @@ HOSTS = {
 }
 JOBS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     # DDP multiplies each of the eight gradients by a number of the host.
-    ("ddp", {}, {**FIGURES, "_local_scalar_dense in mtrain/backends/_torch/optimizer.py:_differentiate": 8}),
-    ("fsdp", {}, FIGURES),
-    ("deepspeed", {"stage": 0}, {**FIGURES, **HOSTS}),
-    ("deepspeed", {"stage": 1}, {**FIGURES, **HOSTS}),
-    ("deepspeed", {"stage": 2, "reduction": "micro_batch"}, FIGURES),
+    ("ddp", {}, {**METRICS, "_local_scalar_dense in mtrain/backends/_torch/optimizer.py:_differentiate": 8}),
+    ("fsdp", {}, METRICS),
+    ("deepspeed", {"stage": 0}, {**METRICS, **HOSTS}),
+    ("deepspeed", {"stage": 1}, {**METRICS, **HOSTS}),
+    ("deepspeed", {"stage": 2, "reduction": "micro_batch"}, METRICS),
     # The truth value is that of a number on the host, the norm that stage 3 is given in place of its own.
-    ("deepspeed", {"stage": 3}, {**FIGURES, **HOSTS, "__bool__ in mtrain/backends/_deepspeed/zero.py:publish": 1}),
+    ("deepspeed", {"stage": 3}, {**METRICS, **HOSTS, "__bool__ in mtrain/backends/_deepspeed/zero.py:publish": 1}),
 ]
 QUICK = (1, 5)
 

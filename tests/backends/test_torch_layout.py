@@ -1,4 +1,4 @@
-"""``train.channels_last`` settles the memory layout of every convolution and BatchNorm, whichever way pictures
+"""``train.channels_last`` settles the memory layout of every convolution and BatchNorm, whichever way images
 arrive."""
 
 import copy
@@ -19,7 +19,7 @@ LAYOUTS = {True: torch.channels_last, False: torch.contiguous_format}
 
 
 class Small(nn.Module):
-    """Two convolutions on pictures that arrive as (B, H, W, 3), as in the shipped models."""
+    """Two convolutions on images that arrive as (B, H, W, 3), as in the shipped models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_every_layer_of_yolov5_has_the_layout_that_the_spec_asks_for(framework: 
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_1x1_convolutions_of_few_pictures_use_the_faster_kernel_with_one_thread(
+def test_1x1_convolutions_of_few_images_use_the_faster_kernel_with_one_thread(
     framework: Framework, channels_last: bool
 ) -> None:
     threads = torch.get_num_threads()

@@ -89,7 +89,7 @@ def trained(model, optimizer, updates):
     for update in updates:
         with optimizer.micro_batch(last=True):
             optimizer.backward(loss_of(model, update))
-        optimizer.step(Rates(rates=[0.05]))
+        optimizer.step(Rates(learning_rates=[0.05]))
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "Counting"])

@@ -14,10 +14,15 @@ from mtrain.backends._kernels import compiling, library
 from mtrain.backends._torch import nn as ours
 from mtrain.backends._torch import syncbn
 from mtrain.core.interfaces import Recipe
-from tests.backends.test_torch_batchnorm import CHANNELS, EXACT, LAYOUTS, _TwoHalves, channels_last, pictures, relative
+from tests.backends.compiler import needs_a_compiler
+from tests.backends.test_torch_batchnorm import CHANNELS, EXACT, LAYOUTS, _TwoHalves, channels_last, images, relative
 from tests.framework import Framework
 
-needs_a_compiler = pytest.mark.skipif(library.load().kernels is None, reason=f"no kernels: {library.load().reason}")
+
+@needs_a_compiler
+def test_the_kernels_are_used_where_there_is_a_compiler() -> None:
+    for loaded in (library.load(), library.load_planes()):
+        assert loaded.kernels is not None, loaded.reason
 
 
 def layer(channels: int = CHANNELS, *, silu: bool = True, own: bool = True) -> ours.BatchNorm2d:
@@ -58,7 +63,7 @@ def threads() -> Iterator[None]:
     [(2, 16, 160, 160), (3, 16, 37, 31), (2, 3, 8, 8), (1, 7, 1, 1031), (2, 300, 5, 1), (5, 20, 1, 1), (1, 260, 9, 9)],
 )
 def test_a_training_step_is_that_of_float64(shape: tuple[int, ...], layout: str, silu: bool) -> None:
-    x, dy = pictures(*shape, mean=0.5)
+    x, dy = images(*shape, mean=0.5)
     module = layer(shape[1], silu=silu)
     expected = learnt(copy.deepcopy(module).double(), x.double(), dy.double())
     wide = channels_last(torch.cat([dy, dy], 1))[:, : shape[1]]  # the gradient of one part of a join
@@ -71,7 +76,7 @@ def test_a_training_step_is_that_of_float64(shape: tuple[int, ...], layout: str,
 
 @needs_a_compiler
 def test_the_kernels_are_at_least_as_exact_as_those_of_torch() -> None:
-    x, dy = (channels_last(each) for each in pictures(4, CHANNELS, 160, 160, mean=3.0, deviation=0.1))
+    x, dy = (channels_last(each) for each in images(4, CHANNELS, 160, 160, mean=3.0, deviation=0.1))
     expected = learnt(layer(own=False).double(), x.double().contiguous(), dy.double().contiguous())
     own, native = (errors(learnt(layer(own=each), x, dy), expected) for each in (True, False))
     assert {name: (own[name], native[name]) for name in own if own[name] > 1.2 * native[name]} == {}
@@ -79,7 +84,7 @@ def test_the_kernels_are_at_least_as_exact_as_those_of_torch() -> None:
 
 @needs_a_compiler
 def test_the_number_of_threads_changes_no_bit(threads: None) -> None:
-    x, dy = (channels_last(each) for each in pictures(3, 24, 67, 71))
+    x, dy = (channels_last(each) for each in images(3, 24, 67, 71))
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -109,7 +114,7 @@ def test_silu_is_that_of_torch_over_the_whole_range_of_float32() -> None:
 @needs_a_compiler
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_hidden(value: float) -> None:
-    x, dy = (channels_last(each) for each in pictures(2, CHANNELS, 20, 20))
+    x, dy = (channels_last(each) for each in images(2, CHANNELS, 20, 20))
     x[1, 3, 7, 5] = value
     result = learnt(layer(), x, dy)
     assert torch.isnan(result["output"][:, 3]).all()
@@ -120,7 +125,7 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
 @needs_a_compiler
 @pytest.mark.parametrize("silu", [True, False])
 def test_statistics_over_ranks_are_as_exact_as_those_of_one(silu: bool) -> None:
-    x, dy = pictures(4, CHANNELS, 80, 80)
+    x, dy = images(4, CHANNELS, 80, 80)
     net = nn.Sequential(layer(silu=False))
     expected = learnt(copy.deepcopy(net).double(), x.double(), dy.double())
     syncbn.synchronize(net, _TwoHalves(channels_last(x[2:]), channels_last(dy[2:])))
@@ -136,7 +141,7 @@ def test_statistics_over_ranks_are_as_exact_as_those_of_one(silu: bool) -> None:
 
 @needs_a_compiler
 def test_less_is_kept_for_the_backward_pass() -> None:
-    x, _ = pictures(2, CHANNELS, 40, 40)
+    x, _ = images(2, CHANNELS, 40, 40)
     sizes = {}
     for own in (True, False):
         kept: dict[int, int] = {}
@@ -163,7 +168,7 @@ def test_a_job_uses_the_kernels_that_the_spec_asks_for(framework: Framework, cho
 
 
 def test_frozen_layers_and_evaluation_apply_silu_too() -> None:
-    x, _ = pictures(2, CHANNELS, 20, 20)
+    x, _ = images(2, CHANNELS, 20, 20)
     expected = nn.functional.silu(layer(silu=False).eval()(x))
     assert torch.equal(layer().eval()(x), expected)
     net = nn.Sequential(layer())

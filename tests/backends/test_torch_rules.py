@@ -36,9 +36,9 @@ def test_five_updates_are_those_of_torch_optim(session: Any, rule: str, precisio
     theirs = torch_optimizer(rule, peer)
     average = {k: v.clone() for k, v in peer.state_dict().items()}
     for k in range(1, 6):
-        rates = Rates(rates=(0.1 / k, 0.05 / k), momentum=0.8 if k < 3 else None)
-        for group, rate in zip(theirs.param_groups, rates.rates, strict=True):
-            group["lr"] = rate
+        rates = Rates(learning_rates=(0.1 / k, 0.05 / k), momentum=0.8 if k < 3 else None)
+        for group, learning_rate in zip(theirs.param_groups, rates.learning_rates, strict=True):
+            group["lr"] = learning_rate
             group["momentum" if rule == "sgd" else "betas"] = (
                 (rates.momentum or 0.9) if rule == "sgd" else (rates.momentum or 0.9, 0.99)
             )
@@ -67,7 +67,7 @@ def test_bf16_keeps_weights_in_float32_and_learns_nearly_the_same(session: Any) 
     for precision in ("fp32", "bf16"):
         model, optimizer = session.prepare(build, recipe(precision=precision, seed=1))
         for _ in range(10):
-            update(session, model, optimizer, Rates(rates=(0.05, 0.05)))
+            update(session, model, optimizer, Rates(learning_rates=(0.05, 0.05)))
         assert model.head.weight.dtype == torch.float32
         losses[precision] = float(model(next(session.batches([BATCH])))["entropy"])
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
@@ -77,7 +77,7 @@ def test_bf16_keeps_weights_in_float32_and_learns_nearly_the_same(session: Any) 
 def test_fp16_scales_the_loss_halves_the_scale_after_an_overflow_and_resumes_it(session: Any) -> None:
     model, optimizer = session.prepare(build, recipe(precision="fp16", seed=1))
     reference, plain = session.prepare(build, recipe(precision="fp32", seed=1))
-    rates = Rates(rates=(0.05, 0.05))
+    rates = Rates(learning_rates=(0.05, 0.05))
     norm = update(session, model, optimizer, rates)
     assert norm == pytest.approx(update(session, reference, plain, rates), rel=0.02)
     assert session.state(model, optimizer).counters["loss_scale"] == 2.0**16

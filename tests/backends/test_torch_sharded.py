@@ -48,7 +48,7 @@ for update in range(4):
     for name, p in whole.named_parameters():
         p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=draws) * (1.0 if update % 2 else 0.01))
         parts[name].grad = mine(p.grad).clone()
-    rates = Rates(rates=(0.1, 0.05))
+    rates = Rates(learning_rates=(0.1, 0.05))
     norms = one.step(rates), two.step(rates)
     assert norms[0] == norms[1], (update, norms)
 for found, expected in ((parts, dict(whole.named_parameters())), (two.moments(), one.moments()), (two.ema(), one.ema())):

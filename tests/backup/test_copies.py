@@ -12,19 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.backup import form, place, restoring, run_copies
-from mtrain.backup.copier import Copier
-from mtrain.backup.form import BadCopy
-from mtrain.backup.place import Place, PlaceError, reason_of
-from mtrain.backup.run_copies import Rule, RunCopies
 from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError, SpecError, UsageError
+from mtrain.jobs import resumed_spec
 from mtrain.spec.config import load
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system.runfolder import IF_ANY
+from mtrain.system.resuming import IF_ANY
+from mtrain.weights.backup import form, place, restoring, run_copies
+from mtrain.weights.backup.copier import Copier
+from mtrain.weights.backup.form import BadCopy
+from mtrain.weights.backup.place import Place, PlaceError, reason_of
+from mtrain.weights.backup.run_copies import Rule, RunCopies
 
 RULE = Rule(newest=2, best=1, check="read")
 
@@ -292,6 +293,21 @@ def test_code_that_only_the_spec_of_a_copy_names_is_not_run(run):
         load(str(fetched))
 
 
+def test_what_was_chosen_for_a_run_is_taken_from_its_copies_too(run, tmp_path, monkeypatch):
+    """A job that goes on from an address is the job that was interrupted, as from the run folder itself."""
+    monkeypatch.chdir(tmp_path)
+    (run.folder / "spec.json").write_text('{"train": {"seed": 3}, "backend": {"name": "solo"}}')
+    (run.folder / "chosen.json").write_text('{"paths": ["train.seed", "backend.name"]}')
+    run.copy(10)
+    (tmp_path / "own.yml").write_text("_BASE_: digits.yml\n")
+
+    def read(values):
+        return load("own.yml", environ={}, run=values)
+
+    loaded = resumed_spec.load(read, resume=f"{run.address}/digits", config="own.yml")
+    assert (loaded.spec.train.seed, loaded.spec.backend.name) == (3, "solo")
+
+
 # ----------------------------------------------------------------------------------------------------- whose copies
 def test_copies_of_another_run_of_the_same_name_are_left_alone(run, tmp_path):
     run.copy(10)
@@ -314,7 +330,7 @@ def test_an_address_of_several_runs_says_which_there_are(run, tmp_path):
 def test_without_a_local_folder_the_run_goes_on_from_its_copies(run, tmp_path, requested):
     run.copy(10)
     base = tmp_path / "other"
-    resume = restoring.find_resume(requested, base=base, name="digits", copy_to=run.address)
+    resume = restoring.fetch_resume(requested, base=base, name="digits", copy_to=run.address)
     assert resume.checkpoint == base / "digits" / "checkpoints" / "step-00000010"
 
 
@@ -323,16 +339,16 @@ def test_a_copy_that_is_newer_than_the_local_folder_wins_and_an_older_one_does_n
     base = tmp_path / "other"
     restoring.restored(f"{run.address}/digits", base)
     run.copy(20)
-    resume = restoring.find_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+    resume = restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     assert resume.checkpoint.name == "step-00000020"
     newer = run.save(30)
-    resume = restoring.find_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address)
+    resume = restoring.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address)
     assert resume.checkpoint == newer
 
 
 def test_if_any_begins_where_there_are_no_copies_and_says_so_where_it_cannot_know(run, tmp_path, monkeypatch):
     base = tmp_path / "other"
-    begun = restoring.find_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+    begun = restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     assert begun.checkpoint is None
 
     def unreachable(self):
@@ -340,9 +356,9 @@ def test_if_any_begins_where_there_are_no_copies_and_says_so_where_it_cannot_kno
 
     monkeypatch.setattr(RunCopies, "run", unreachable)
     with pytest.raises(CheckpointError, match="cannot be read: EndpointConnectionError"):
-        restoring.find_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+        restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     here = run.save(10)
-    assert restoring.find_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address).checkpoint == here
+    assert restoring.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address).checkpoint == here
 
 
 # ------------------------------------------------------------------------------------------------ the copying process
@@ -394,7 +410,7 @@ def test_a_process_that_is_killed_is_started_again_for_the_newest_checkpoint(run
 
 
 def test_a_process_that_hangs_is_given_up_and_told_as_failed_in_one_line(run, monkeypatch):
-    monkeypatch.setattr("mtrain.backup.copier.EXTRA_S", 0.0)
+    monkeypatch.setattr("mtrain.weights.backup.copier.EXTRA_S", 0.0)
     copies = copier(run)
     try:
         copies.written(run.save(10))
@@ -525,7 +541,7 @@ def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, mo
 
 
 def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, monkeypatch):
-    from mtrain.cluster.start import TrainedWeights
+    from mtrain.jobs.start import TrainedWeights
 
     run.copy(10, score=0.9)
     run.copy(20, score=0.1)

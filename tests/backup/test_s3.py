@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,11 @@ import pytest
 pytest.importorskip("s3fs", reason="S3 is tested in an environment of its own")
 pytest.importorskip("moto", reason="S3 is tested in an environment of its own")
 
-from mtrain.backup import restoring
-from mtrain.backup.copier import Copier
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import CheckpointSpec
+from mtrain.weights.backup import restoring
+from mtrain.weights.backup.copier import Copier
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
 from tests.backup.test_copies import Run, contents, settled, umask  # noqa: F401
 
@@ -129,9 +128,7 @@ def test_a_bucket_that_is_full(served, run):
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_given_up_after_copy_timeout_s(served, run):
-    began = time.monotonic()
-    assert "longer than 30 s (checkpoint.copy_timeout_s)" in faulty(run, served[1], "silent", timeout_s=30.0)
-    assert time.monotonic() - began < 200
+    assert "for 30 s (checkpoint.copy_timeout_s)" in faulty(run, served[1], "silent", timeout_s=30.0)
 
 
 def test_a_server_that_is_killed_in_the_middle_of_a_copy_and_comes_back(served, run, tmp_path):

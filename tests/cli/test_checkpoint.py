@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.cluster.start import AUTO, latest_run
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
+from mtrain.jobs.start import AUTO, latest_run
 from mtrain.system import runfolder
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
-from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.drawing import save_image
 from mtrain.tasks.classification.digits import DigitsClasses
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.rate=0.004", "report.tensorboard=false"]
+QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.learning_rate=0.004", "report.tensorboard=false"]
 
 
 def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -30,16 +31,16 @@ def overrides(*values: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``runs/small``, six epochs on one rank, and ``digits/``, five pictures of the evaluation split."""
+    """A folder with ``runs/small``, six epochs on one rank, and ``digits/``, five images of the evaluation split."""
     folder = tmp_path_factory.mktemp("classified")
     process = mtrain(
         "-c", "vit_digits", "--backend", "solo", "--name", "small", "--epochs", "6", *overrides(*QUICK), cwd=folder
     )
     assert process.returncode == 0, process.stdout + process.stderr
     (folder / "stdout.txt").write_text(process.stdout)
-    val = DigitsClasses().read(None, None, None, None, split="val")
+    val = DigitsClasses().read(SplitRequest(split="val"))
     for index in range(5):
-        save_picture(val.pictures[index], folder / "digits" / f"{index}.png")
+        save_image(val.images[index], folder / "digits" / f"{index}.png")
     return folder
 
 
@@ -68,12 +69,12 @@ def test_the_console_speaks_of_accuracy_classes_and_mistakes(trained):
     assert " AP" not in message
 
 
-def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
+def test_evaluate_repeats_the_metrics_of_the_best_checkpoint(trained):
     process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "accuracy by class: 0 " in process.stdout
-    figures, best = summary_of(trained / "runs/small-evaluate")["figures"], summary_of(trained / "runs/small")["best"]
-    assert {name: best[name] for name in figures} == figures
+    metrics, best = summary_of(trained / "runs/small-evaluate")["metrics"], summary_of(trained / "runs/small")["best"]
+    assert {name: best[name] for name in metrics} == metrics
 
 
 def test_a_plain_file_of_weights_is_scored_too_its_positions_included(trained):
@@ -82,17 +83,17 @@ def test_a_plain_file_of_weights_is_scored_too_its_positions_included(trained):
     process = mtrain("evaluate", *arguments, *overrides(*QUICK), cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
     last = summary_of(trained / "runs/small")["last"]
-    assert summary_of(trained / "runs/plain-evaluate")["figures"]["accuracy"] == last["accuracy"]
+    assert summary_of(trained / "runs/plain")["metrics"]["accuracy"] == last["accuracy"]
 
 
-def test_predict_names_the_digits_of_picture_files(trained):
+def test_predict_names_the_digits_of_image_files(trained):
     process = mtrain("predict", "--run", "runs/small", "--confidence", "0", "--out", "out", "digits", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "5 pictures: 5 predictions with a score >= 0" in process.stdout
+    assert "5 images: 5 predictions with a score >= 0" in process.stdout
     rows = json.loads((trained / "out/predictions.json").read_text())
     assert [row["file_name"] for row in rows] == [f"{digit}.png" for digit in range(5)]
     assert all(row["class"] == str(row["label"]) and 0.1 <= row["score"] <= 1 for row in rows)
-    original = DigitsClasses().read(None, None, None, None, split="val").labels[:5]
+    original = DigitsClasses().read(SplitRequest(split="val")).labels[:5]
     assert sum(row["label"] == label for row, label in zip(rows, original, strict=True)) >= 3
     assert len(list((trained / "out").glob("*.jpg"))) == 5
 
@@ -107,7 +108,7 @@ def test_plan_prints_the_job_as_for_any_other(trained):
     ("values", "message"),
     [
         (["data.format=digits"], "digits is a data set for detection, but model.name: vit is for classification"),
-        (["evaluate.score=AP"], "evaluate.score: 'AP' given, expected a figure of this job's evaluation; known: accuracy"),
+        (["evaluate.score=AP"], "evaluate.score: 'AP' given, expected a metric of this job's evaluation; known: accuracy"),
         (["evaluate.score=acuracy"], "did you mean 'accuracy'?"),
         (["data.augment.mosaic=0.5"], "data.augment.mosaic=0.5: unknown key: it belongs to the task detection, and this job's"),
         (["data.image_size=9"], "use 8"),
@@ -140,7 +141,14 @@ STACKS = {
 @pytest.mark.slow
 def test_every_stack_trains_alike(trained):
     """Twelve updates in float64 with augmentation, AdamW, decay groups, clipping and EMA."""
-    values = [*QUICK, "train.epochs=null", "train.updates=12", "train.precision=fp64", "evaluate.every_epochs=null"]
+    values = [
+        *QUICK,
+        "report.plots=false",
+        "train.epochs=null",
+        "train.updates=12",
+        "train.precision=fp64",
+        "evaluate.every_epochs=null",
+    ]
     values += ["schedule.warmup=null", "checkpoint.every_epochs=null"]
     losses, accuracies = {}, {}
     for name, stack in STACKS.items():
@@ -162,9 +170,9 @@ ALIKE = {"ddp": ["-b", "ddp"], "horovod": ["-b", "horovod"], **{f"deepspeed-{n}"
 
 
 def learnt(folder: Path, name: str, *more: str) -> dict:
-    """Run a job of two ranks; return its final digests and every figure of its evaluation."""
+    """Run a job of two ranks; return its final digests and every metric of its evaluation."""
     stack = [*ALIKE[name], "--nproc-per-node", "2", "--name", f"exact-{name}"]
-    values = [*QUICK, *EXACT, "checkpoint.every_updates=5", "checkpoint.keep_last=9"]
+    values = [*QUICK, *EXACT, "report.plots=false", "checkpoint.every_updates=5", "checkpoint.keep_last=9"]
     process = mtrain("-c", "vit_digits", *stack, *overrides(*values), *more, cwd=folder)
     assert process.returncode == 0, process.stdout + process.stderr
     summary = summary_of(folder / f"runs/exact-{name}")
@@ -179,7 +187,7 @@ def by_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALIKE if name != "ddp"])
-def test_two_ranks_have_the_weights_and_figures_of_ddp_bit_for_bit(tmp_path: Path, by_ddp: dict, name: str) -> None:
+def test_two_ranks_have_the_weights_and_metrics_of_ddp_bit_for_bit(tmp_path: Path, by_ddp: dict, name: str) -> None:
     if find_spec(name.partition("-")[0]) is None:
         pytest.skip(f"{name} is not installed here")
     ours = learnt(tmp_path, name)
@@ -208,5 +216,5 @@ def test_evaluation_can_join_what_is_predicted_for_mirrored_copies(trained):
     process = mtrain("evaluate", "--run", "runs/small", "-o", "evaluate.augment=true", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
     run = max((trained / "runs").glob("small-evaluate*"), key=lambda folder: folder.stat().st_mtime)
-    joined = summary_of(run)["figures"]
-    assert 0 < joined["accuracy"] != plain["accuracy"]  # digits are not symmetric, so their mirror pictures mislead
+    joined = summary_of(run)["metrics"]
+    assert 0 < joined["accuracy"] != plain["accuracy"]  # digits are not symmetric, so their mirror images mislead

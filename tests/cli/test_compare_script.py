@@ -54,7 +54,7 @@ def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_a
     assert [first_difference(rows[label]) for label in labels] == [(1, "samples"), (1, "loss"), (2, "weights")]
     assert [rows[label]["verdict"] for label in labels] == ["differs", "differs", "within float32"]
     assert "its loss is 2 times as large" in rows["solo"]["against_reference"]["causes"][0]
-    assert "The first difference is in update 2, in weights" in printed
+    assert "The first difference is in update 3, in weights" in printed
     failed = rows["solo:tf32=true"]
     assert failed["verdict"] == "failed"
     assert "RuntimeError: this backend is not liked here" in failed["reason"]
@@ -90,10 +90,10 @@ def test_one_rank_two_and_every_backend_train_a_script_bit_for_bit_alike(tmp_pat
     assert actual["updates"] == 8, "the script ends after four epochs of two updates"
     assert actual["same_bits"] == [["ddp", "horovod", "deepspeed:stage=1", "deepspeed:stage=3", "solo"]]
     assert all(row["repeats"] for row in rows.values())
-    assert rows["solo"]["notes"] == ["one rank, with 2 times the micro batches per update: the same ones as on 2 ranks"]
+    assert rows["solo"]["notes"] == ["one rank, with 2 shards of each micro batch in turn: the same ones as on 2 ranks"]
     assert rows["ddp"]["speed"]["sent_bytes"] > 0
     assert len(rows["ddp"]["speed"]["communication_shares"]) == 2
-    assert actual["facts"]["optimizer"] == "sgd, rate 0.1, cosine"
+    assert actual["facts"]["optimizer"] == "sgd, learning rate 0.1, cosine"
     assert "bit for bit, in all 8 updates" in printed
 
 
@@ -128,3 +128,41 @@ def test_wrong_use_of_scripts_is_refused_before_anything_starts(arguments, messa
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert not (tmp_path / "runs").exists()
+
+
+NORMALISED = """
+import sys
+sys.path.insert(0, {scripts!r})
+import torch
+import mtrain
+from points import Points
+
+
+with mtrain.session() as session:
+    model, optimizer = session.prepare(
+        lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)),
+        optimizer=mtrain.SGD(learning_rate=0.1), accumulate=2, precision="fp64",
+    )
+    for inputs, targets in session.batches(Points(64, 0), global_batch=16, epochs=2):
+        optimizer.update(torch.nn.functional.cross_entropy(model(inputs), targets))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_batchnorm_agrees_on_one_rank_and_on_two(tmp_path):
+    script = tmp_path / "normalised.py"
+    script.write_text(NORMALISED.format(scripts=str(SCRIPTS)))
+    actual, _, _ = compare(tmp_path / "out", script, "ddp,solo", "--rounds", "0", "--updates", "4", status=0)
+    assert rows_of(actual)["solo"]["ranks"] == 1
+
+
+@pytest.mark.slow
+def test_statistics_over_all_ranks_of_a_script_are_not_compared_with_one_process(tmp_path):
+    script = tmp_path / "synchronised.py"
+    text = NORMALISED.format(scripts=str(SCRIPTS)).replace("accumulate=2", "sync_batchnorm=True")
+    script.write_text(text)
+    actual, _, _ = compare(tmp_path / "out", script, "ddp,solo", "--rounds", "0", "--updates", "2", status=1)
+    row = rows_of(actual)["solo"]
+    assert row["verdict"] not in ("differs", "inexact")
+    assert "sync_batchnorm" in row["reason"]
+    assert "compare without this backend" in row["reason"]

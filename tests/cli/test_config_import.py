@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.importers.conversion import convert
-from mtrain.importers.documents import read
 from mtrain.spec import config
+from mtrain.spec.importers.conversion import convert
+from mtrain.spec.importers.documents import read
 from mtrain.spec.provenance import lookup
 
 DATA = Path(__file__).parents[1] / "data"
@@ -145,7 +145,7 @@ def test_cards_say_what_the_batch_per_card_comes_to():
     imported = convert([ppyoloe("s")], cards=2)
     train = load(imported.text).spec.train
     assert (train.batch_size, train.reference_batch_size, train.max_micro_batch) == (16, 16, 8)
-    assert train.rate_scaling == "linear"
+    assert train.learning_rate_scaling == "linear"
     assert any("16 = 2 cards x 8: as --cards says" in note for note in imported.notes)
     assert any("64 = 8 cards x 8: PaddleDetection's own files" in note for note in convert([ppyoloe("s")]).notes)
 
@@ -154,7 +154,7 @@ def test_comments_say_where_values_are_from(capsys, monkeypatch):
     monkeypatch.chdir(PADDLE)
     assert main(["config", "import", "ppyoloe/ppyoloe_crn_s_300e_coco.yml", "-o", "train.seed=3"]) == 0
     output = capsys.readouterr()
-    assert "rate: 0.01  # ppyoloe/_base_/optimizer_300e.yml:8 LearningRate.base_lr" in output.out
+    assert "learning_rate: 0.01  # ppyoloe/_base_/optimizer_300e.yml:8 LearningRate.base_lr" in output.out
     assert "clip_norm: null  # PaddleDetection's default" in output.out
     assert "seed: 3  # -o train.seed=3" in output.out
     assert "  runtime.yml:6 print_flops: false - no counterpart" in output.err.splitlines()
@@ -222,13 +222,13 @@ PPYOLOEHead:
     assert spec.train.ema is None
     assert not spec.train.sync_batchnorm
     assert (spec.train.precision, spec.train.clip_norm, spec.train.epochs) == ("fp16", 35.0, 36)
-    assert (spec.optimizer.rule, spec.optimizer.rate, spec.optimizer.momentum) == ("adamw", 0.001, 0.8)
+    assert (spec.optimizer.rule, spec.optimizer.learning_rate, spec.optimizer.momentum) == ("adamw", 0.001, 0.8)
     assert spec.optimizer.weight_decay == 0.05
     assert [group.match for group in spec.optimizer.groups] == [""]
     assert (spec.schedule.name, spec.schedule.milestones, spec.schedule.gamma) == ("step", [24, 33], 0.1)
     warmup = spec.schedule.warmup
     assert (warmup.epochs, warmup.updates, warmup.before_curve) == (None, 500, False)
-    assert warmup.rate_from == pytest.approx(0.0001)
+    assert warmup.learning_rate_from == pytest.approx(0.0001)
     augment = spec.data.augment
     assert (augment.expand.probability, augment.expand.ratio, augment.expand.fill) == (0.8, 2.0, [114.0] * 3)
     assert (augment.distort, augment.crop, augment.flip_lr) == (None, None, 0.0)
@@ -274,17 +274,17 @@ def test_another_interpolation_in_evaluation_is_noted_stated_or_not(resize, note
     assert sum("cubic interpolation" in note for note in imported.notes) == note_count
 
 
-def test_pictures_in_one_folder_and_a_second_data_root():
+def test_images_in_one_folder_and_a_second_data_root():
     file = variant_of(
         ppyoloe("s"),
         "log_iter: 100",
-        "TrainDataset: !COCODataSet {dataset_dir: sets/a, anno_path: train.json, image_dir: pictures, allow_empty: true}\n"
-        "EvalDataset: !COCODataSet {dataset_dir: sets/b, anno_path: val.json, image_dir: pictures, allow_empty: true}",
+        "TrainDataset: !COCODataSet {dataset_dir: sets/a, anno_path: train.json, image_dir: images, allow_empty: true}\n"
+        "EvalDataset: !COCODataSet {dataset_dir: sets/b, anno_path: val.json, image_dir: images, allow_empty: true}",
     )
     imported = convert([file])
     data = load(imported.text).spec.data
-    assert (data.root, data.train, data.val, data.images) == ("sets/a", "train.json", "../b/val.json", "pictures")
-    assert not any("pictures without boxes" in note for note in imported.notes)
+    assert (data.root, data.train, data.val, data.images) == ("sets/a", "train.json", "../b/val.json", "images")
+    assert not any("images without boxes" in note for note in imported.notes)
     assert not any(entry.key.startswith("TrainDataset.data_fields") for entry in imported.dropped), "a tag replaces"
 
 
@@ -353,7 +353,7 @@ def test_what_a_data_yaml_leaves_out_is_assumed_aloud():
     assert "data.root" in imported.assumed
 
 
-def test_an_imported_data_yaml_finds_the_pictures(capsys):
+def test_an_imported_data_yaml_finds_the_images(capsys):
     folder = DATA / "bccd_small" / "yolo"
     imported = convert([folder / "data.yaml"], overrides=[f"data.root={folder}"])
     Path("cells.yml").write_text(imported.text)
@@ -426,7 +426,7 @@ REFUSED = {
         f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: True}}\n",
         r"bad\.yml:2 CSPResNet\.use_alpha: .*PP-YOLOE\+",
     ),
-    "PP-YOLOE+ on Objects365, which differs in what pictures are made of": (
+    "PP-YOLOE+ on Objects365, which differs in what images are made of": (
         f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: False}}\nTrainReader:\n  batch_transforms:\n"
         "    - NormalizeImage: {mean: [0., 0., 0.], std: [1., 1., 1.], norm_type: none}\n",
         r"bad\.yml:5 TrainReader\..*NormalizeImage\.mean: given .*expected \[0\.485, .*PP-YOLOE\+",

@@ -1,4 +1,4 @@
-"""``mtrain data convert``: a data set in another format has the same pictures, boxes and classes."""
+"""``mtrain data convert``: a data set in another format has the same images, boxes and classes."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def assert_same(result: list[Annotations], expected: list[Annotations], *, place
     for one, other in zip(result, expected, strict=True):
         assert one.class_names == other.class_names
         assert one.problems == other.problems
-        assert [p.path.name for p in one.pictures] == [p.path.name for p in other.pictures]
-        for a, b in zip(one.pictures, other.pictures, strict=True):
+        assert [p.path.name for p in one.images] == [p.path.name for p in other.images]
+        for a, b in zip(one.images, other.images, strict=True):
             assert a.path.read_bytes() == b.path.read_bytes()
             assert (a.width, a.height) == (b.width, b.height)
             np.testing.assert_array_equal(a.labels, b.labels)
@@ -53,15 +53,15 @@ def test_there_and_back_again_is_the_same_data_set(here: Path, first: str, secon
     assert_same(read(first, here / "back"), read(first, start), places_px=exact)
 
 
-def test_pictures_are_linked_or_copied_and_a_full_folder_is_refused(here: Path, capsys) -> None:
+def test_images_are_linked_or_copied_and_a_full_folder_is_refused(here: Path, capsys) -> None:
     arguments = ["--to", "yolo", "--format", "coco", "--root", str(SMALL)]
-    assert main(["data", "convert", "copies", *arguments, "--pictures", "copy"]) == 0
-    assert "4 train, 3 val pictures with" in capsys.readouterr().out
-    picture = next((here / "copies" / "images" / "train").iterdir())
-    assert os.stat(picture).st_nlink == 1
+    assert main(["data", "convert", "copies", *arguments, "--images", "copy"]) == 0
+    assert "4 train, 3 val images with" in capsys.readouterr().out
+    image = next((here / "copies" / "images" / "train").iterdir())
+    assert os.stat(image).st_nlink == 1
     moved = ["--to", "voc", "--format", "yolo", "--root", "copies"]
     assert main(["data", "convert", "links", *moved]) == 0
-    assert os.stat(picture).st_nlink == 2
+    assert os.stat(image).st_nlink == 2
     assert main(["data", "convert", "links", *moved]) == 2
     assert "links: is there and not empty; name a new folder" in capsys.readouterr().err
 
@@ -95,8 +95,8 @@ def test_what_a_format_cannot_hold_is_said(here: Path, capsys) -> None:
     assert "note: 2 areas that are not width x height are lost" in stdout
     voc = open_data(DetectionDataSpec(format="voc", root="v", options={"use_difficult": False})).train
     assert voc.class_names == ("a", "b & <c>")
-    assert sorted(picture.path.name for picture in voc.pictures) == ["a-2.jpg", "a.jpg"]  # one folder holds both
-    (crowd,) = (picture for picture in voc.pictures if picture.crowd.any())
+    assert sorted(image.path.name for image in voc.images) == ["a-2.jpg", "a.jpg"]  # one folder holds both
+    (crowd,) = (image for image in voc.images if image.crowd.any())
     assert crowd.boxes_xywh.tolist() == [[1.5, 2.25, 10.125, 20]]
     assert main(["data", "convert", "c", "--to", "coco", *arguments]) == 0
     saved = json.loads((here / "c" / "annotations" / "instances_train.json").read_text())

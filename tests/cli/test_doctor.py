@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.cluster.preflight.libraries import libraries, this_host
+from mtrain.jobs.preflight.libraries import libraries, this_host
 from mtrain.spec.plugins import Entry
 from mtrain.system import placement
 
@@ -116,7 +116,7 @@ def test_a_spec_that_cannot_train_is_told_as_training_would(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--ips", "a,b", "--hostfile", "x"), ("-c", "no-such-spec.yml"), ("-b", "no_such_backend"), ("--launcher", "ssh")],
+    [("--ips", "a,b", "--hostfile", "x"), ("-c", "no-such-spec.yml"), ("-b", "no_such_backend"), ("--cluster", "ssh")],
 )
 def test_wrong_use_is_2(capsys, arguments):
     assert main(["doctor", "--quick", *arguments]) == 2

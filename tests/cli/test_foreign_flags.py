@@ -1,11 +1,15 @@
 """The lines that YOLOv5's and PaddleDetection's users type become values of a spec, or are answered in one sentence."""
 
+import json
+import re
 import shlex
 
 import pytest
 from click.testing import CliRunner
 
 from mtrain.cli import front, main
+from mtrain.cli.foreign_flags import MEGATRON
+from mtrain.errors import SpecError
 from tests.cli.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
 
 
@@ -40,8 +44,15 @@ VALUES = {
     "--project 'my runs'": {"report.dir": "my runs"},
     "--noplots": {"report.plots": False},
     "--fleet": {"backend.name": "fleet"},
-    "--use_vdl true": {"report.tensorboard": True},
-    "--use-vdl=false": {"report.tensorboard": False},
+    "--use_vdl true": {"report.reporters.visualdl": True},
+    "--use-vdl=false": {"report.reporters.visualdl": False},
+    "--use_vdl=True": {"report.reporters.visualdl": True},
+    "--use-vdl": {"report.reporters.visualdl": True},
+    "--use_vdl --seed 3": {"report.reporters.visualdl": True, "train.seed": 3},
+    "--num-gpus 4": {"cluster.nproc_per_node": 4},
+    "--num_gpus=4": {"cluster.nproc_per_node": 4},
+    "--num_nodes 2": {"cluster.nodes": 2},
+    "--global-batch-size 48": {"train.batch_size": 48},
 }
 
 
@@ -90,11 +101,37 @@ def test_a_job_without_a_length_is_refused_by_its_plan(here, capsys):  # noqa: F
     assert "neither `epochs` nor `updates` is given" in capsys.readouterr().err
 
 
+def test_curves_for_visualdl_leave_the_other_reporters_of_the_spec(here):  # noqa: F811
+    (here / "mine.yml").write_text("_BASE_: yolov5n\nreport: {reporters: {csv: true}}\n")
+    assert dict(flags("--use_vdl true", config="mine.yml").spec.report.reporters) == {"csv": True, "visualdl": True}
+
+
+def test_four_gpus_are_four_ranks(here, capsys):  # noqa: F811
+    assert main(["plan", "--json", "-c", "digits", "-b", "ddp", "--num-gpus", "4", "--devices", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["numbers"]["ranks"].startswith("4 ")
+
+
+@pytest.mark.parametrize("line", [*(f"{flag} 2" if takes else flag for flag, (takes, _) in MEGATRON.items())])
+def test_what_is_said_on_a_flag_of_megatron_can_be_typed(line, capsys, here):  # noqa: F811
+    (here / "r.py").write_text("import mtrain\n")
+    for command in (["train", "-c", "vit_digits"], ["run"]):
+        script = ["r.py"] if command == ["run"] else []
+        assert main([*command, *line.split(), *script]) == 2
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith(f"Error: {line}: ")
+        if (setting := re.search(r"-o ('[^']*'|\S+)", told)) is not None:
+            words = ["-b", "deepspeed"] if "-b deepspeed" in told else []
+            assert main(["plan", "-c", "vit_digits", *words, "-o", setting[1].strip("';,")]) == 0, told
+            capsys.readouterr()
+
+
 ANSWERED = {
+    "--batch -1": "-o train.max_micro_batch=auto",
+    "--batch-size=-1": "-o train.max_micro_batch=auto",
     "--hyp 'my hyp.yaml'": "--hyp 'my hyp.yaml': hyper-parameters are part of the spec: mtrain config import 'my hyp.yaml' ",
     "--slim_config prune.yml": "--slim-config prune.yml: pruning, quantisation and distillation are sections of a spec",
     "--evolve": "--evolve: the search is a command of its own: mtrain sweep",
-    "--rect": "--rect: training pictures are square here",
+    "--rect": "--rect: training images are square here",
     "--nosave": "checkpoint.keep_last=1",
     "--data nowhere.yaml": "--data nowhere.yaml: no such file; expected YOLOv5's data YAML",
     "--cfg models/mine.yaml": "--cfg models/mine.yaml: 'mine' is no model here",
@@ -134,9 +171,14 @@ def test_layers_that_the_model_does_not_have_are_refused_before_any_rank_starts(
 
 
 # ------------------------------------------------------------------------------------------------------------- --eval
-def test_eval_evaluates_while_training_and_changes_nothing_where_the_spec_does_so():
+def test_eval_evaluates_while_training_and_changes_nothing_where_the_spec_does_so(monkeypatch):
     assert flags("--eval").spec == flags("").spec
-    loaded = flags("--eval -o evaluate.every_epochs=null")
+    with pytest.raises(
+        SpecError, match=r"--eval: -o evaluate\.every_epochs=null gives evaluate\.every_epochs another value"
+    ):
+        flags("--eval -o evaluate.every_epochs=null")
+    monkeypatch.setenv("MTRAIN_EVALUATE__EVERY_EPOCHS", "null")
+    loaded = flags("--eval")
     assert loaded.spec.evaluate.every_epochs == 1
     assert str(loaded.origin("evaluate.every_epochs")) == "--eval"
     every = flags("--eval -o evaluate.every_epochs=null evaluate.every_updates=5").spec.evaluate

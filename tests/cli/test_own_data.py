@@ -14,7 +14,16 @@ from mtrain.spec.plugins import load, names
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 DATA_PAGE = Path(__file__).parents[2] / "docs" / "data.md"
-TINY = ["data.image_size=64", "data.workers=0", "train.epochs=1", "train.batch_size=2", "train.rate_scaling=none"]
+TINY = [
+    *(
+        "data.image_size=64",
+        "data.workers=0",
+        "train.epochs=1",
+        "train.batch_size=2",
+        "train.learning_rate_scaling=none",
+    ),
+    *("report.plots=false", "report.tensorboard=false"),
+]
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def test_an_evaluation_split_without_boxes_is_told_and_never_the_best(here: Path
 
 def test_data_check_reads_a_folder_per_split(here: Path, capsys) -> None:
     assert main(["data", "check", "-c", "my.yml", "--output", str(here)]) == 0
-    assert "7 picture files, all whole" in capsys.readouterr().out
+    assert "7 image files, all whole" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -69,14 +78,14 @@ def test_data_check_reads_a_folder_per_split(here: Path, capsys) -> None:
     [
         (
             ["data.train=nothing"],
-            "data.train: no list or folder of pictures found; looked for cells/nothing; set data.train",
+            "data.train: no list or folder of images found; looked for cells/nothing; set data.train",
         ),
         (
             ["data.root="],
             "data.root: not given; data.format 'voc' needs the folder of the data set (-o data.root=FOLDER)",
         ),
         (["data.val=[]"], "data.val"),
-        (["data.split=0.5", "data.val=val"], "split (0.5) takes the evaluation split from the training pictures"),
+        (["data.split=0.5", "data.val=val"], "split (0.5) takes the evaluation split from the training images"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_error(here: Path, capsys, overrides: list[str], message: str) -> None:
@@ -86,7 +95,7 @@ def test_what_cannot_be_read_is_one_clear_error(here: Path, capsys, overrides: l
     assert "Traceback" not in stderr
 
 
-def test_an_empty_list_of_pictures_is_named(here: Path, capsys) -> None:
+def test_an_empty_list_of_images_is_named(here: Path, capsys) -> None:
     (here / "cells" / "Annotations").mkdir()
     (here / "cells" / "none.txt").write_text("\n")
     assert main(["data", "check", "my.yml", "-o", "data.val=none.txt"]) == 2

@@ -126,10 +126,10 @@ def test_scaled_rates_are_printed(capsys):
     scaling = (
         "train.batch_size=32",
         "train.reference_batch_size=64",
-        "train.rate_scaling=linear",
-        "optimizer.rate=0.02",
+        "train.learning_rate_scaling=linear",
+        "optimizer.learning_rate=0.02",
     )
-    assert "rate               0.01 (linear: 0.02 x 0.5)" in plan(capsys, "-b", "solo", "-o", *scaling)
+    assert "learning rate      0.01 (linear: 0.02 x 0.5)" in plan(capsys, "-b", "solo", "-o", *scaling)
 
 
 def test_the_printed_command_is_the_one_that_is_run(capsys):
@@ -163,7 +163,7 @@ def test_two_backends_can_be_compared(capsys):
 
 
 def test_the_lines_to_type_on_each_host_of_two_backends_are_those_of_training(capsys, monkeypatch):
-    hosts = ("--launcher", "manual", "--ips", "10.0.0.1,10.0.0.2", "-o", "train.batch_size=16")
+    hosts = ("--cluster", "manual", "--ips", "10.0.0.1,10.0.0.2", "-o", "train.batch_size=16")
     monkeypatch.setattr(sys, "argv", ["mtrain", "plan", "-c", "yolov5n", "--diff", "ddp", "horovod", *hosts])
     lines = plan(capsys, "--diff", "ddp", "horovod", *hosts).splitlines()
     assert lines.count("-    --backend ddp") == lines.count("+    --backend horovod") == 2, "one for each host"
@@ -208,16 +208,16 @@ def test_planning_loads_no_framework():
 
 
 # ------------------------------------------------------------------------------------------------- brought to other hosts
-SSH = ("--backend", "ddp", "--launcher", "ssh", "-o", "train.batch_size=12")
+SSH = ("--backend", "ddp", "--cluster", "ssh", "-o", "train.batch_size=12")
 
 
 def test_ssh_brings_an_agent_to_each_host_and_nothing_of_the_spec_into_a_command_line(capsys):
     flags = ("--ips", "10.0.0.1,10.0.0.2", "--ssh-port", "2222", "--ssh-identity-file", "my key", "--name", "$(reboot)")
     actual = plan_json(capsys, *SSH, *flags)
-    assert (actual["carrier"], actual["launcher"]) == ("ssh", "torchrun")
+    assert (actual["cluster"], actual["launcher"]) == ("ssh", "torchrun")
     argv = actual["brought"][1]
     assert (argv[0], argv[-2]) == ("ssh", "10.0.0.2")
-    assert argv[-1] == f"exec {sys.executable} -m mtrain.cluster.agent"
+    assert argv[-1] == f"exec {sys.executable} -m mtrain.jobs.hosts.agent"
     assert [argv[argv.index(flag) + 1] for flag in ("-p", "-i")] == ["2222", "my key"]
     assert "BatchMode=yes" in argv
     assert not any("reboot" in word for argv in actual["brought"] for word in argv)
@@ -256,7 +256,7 @@ def test_hosts_that_make_no_job_are_refused(capsys, flags, message):
 
 
 def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
-    arguments = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--launcher=manual"]
+    arguments = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--cluster=manual"]
     process = subprocess.run(
         [sys.executable, "-m", "mtrain", *arguments, "--name", "it's mine"], capture_output=True, text=True, check=True
     )
@@ -273,7 +273,7 @@ def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
 @pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run"), ("train", "--dry_run")])
 def test_a_plan_of_manual_shows_the_line_that_trains(words):
     arguments = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]
-    argv = [sys.executable, "-m", "mtrain", words[0], *arguments, *words[1:], "--launcher", "manual"]
+    argv = [sys.executable, "-m", "mtrain", words[0], *arguments, *words[1:], "--cluster", "manual"]
     process = subprocess.run(argv, capture_output=True, text=True, check=True)
     start = [sys.executable, "-m", "mtrain", "train", *arguments, "--cluster", "auto", "--node-rank"]
     assert [line.strip() for line in process.stdout.splitlines() if "--node-rank " in line] == [

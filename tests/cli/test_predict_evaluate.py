@@ -29,11 +29,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = mtrain("data", "make", "digits", "digits", "--train", "16", "--val", "8", "--size", "64", cwd=folder)
     assert made.returncode == 0, made.stderr
     values = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", "data.workers=1"]
-    values.append(
-        "evaluate.every_epochs=null"
-    )  # and --eval, as PaddleDetection's users type it, evaluates all the same
+    # --eval, as PaddleDetection's users type it, evaluates although the spec does not.
+    (folder / "mine.yml").write_text("_BASE_: digits\nevaluate: {every_epochs: null}\n")
     flags = ("--backend", "solo", "--name", "small", "--epochs", "2", "--eval")
-    process = mtrain("-c", "digits", *flags, "-o", *values, cwd=folder)
+    process = mtrain("-c", "mine.yml", *flags, "-o", *values, cwd=folder)
     assert process.returncode == 0, process.stdout + process.stderr
     (folder / "stdout.txt").write_text(process.stdout)
     return folder
@@ -68,17 +67,17 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 
 
-def test_evaluate_repeats_the_figures_of_the_best_checkpoint(trained):
-    process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
+def test_evaluate_repeats_the_metrics_of_the_best_checkpoint_in_the_folder_that_was_named(trained):
+    process = mtrain("evaluate", "--run", "runs/small", "--name", "scored", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
     best = json.loads((trained / "runs/small/summary.json").read_text())["best"]
-    figures = json.loads((trained / "runs/small-evaluate/summary.json").read_text())["figures"]
-    assert {name: figures[name] for name in ("AP", "AP50", "AR100")} == {
+    metrics = json.loads((trained / "runs/scored/summary.json").read_text())["metrics"]
+    assert {name: metrics[name] for name in ("AP", "AP50", "AR100")} == {
         name: best[name] for name in ("AP", "AP50", "AR100")
     }
 
 
-def test_predict_writes_coco_json_and_pictures(trained):
+def test_predict_writes_coco_json_and_images(trained):
     process = mtrain(
         "predict", "--run", "runs/small", "--confidence", "0.0", "--out", "out", "digits/images", cwd=trained
     )
@@ -139,7 +138,8 @@ def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
             entry["category_id"] += 40
         file.write_text(json.dumps(content))
     values = ["data.format=coco", "data.root=renumbered", "data.image_size=64", "train.batch_size=8", "data.workers=0"]
-    train = ("train", "-c", "digits", "-b", "solo", "--name", "ids", "--epochs", "1", "-o", *values)
+    quiet = ("report.plots=false", "report.tensorboard=false")
+    train = ("train", "-c", "digits", "-b", "solo", "--name", "ids", "--epochs", "1", "-o", *values, *quiet)
     assert mtrain(*train, cwd=trained).returncode == 0
     assert (
         mtrain(
@@ -152,7 +152,7 @@ def test_a_class_id_of_predict_is_the_annotation_files_own(trained):
 
 
 def damaged(trained: Path, folder: str) -> list[str]:
-    """Make ``folder`` with two pictures that can be read and three that cannot; the names of the latter.
+    """Make ``folder`` with two images that can be read and three that cannot; the names of the latter.
 
     One is cut short, one is text, and one is damaged where only decoding notices it.
     """
@@ -162,22 +162,22 @@ def damaged(trained: Path, folder: str) -> list[str]:
         shutil.copy(file, trained / folder)
     content = good[0].read_bytes()
     (trained / folder / "cut.jpg").write_bytes(content[: len(content) // 2])
-    (trained / folder / "text.jpg").write_text("no picture")
-    picture = np.zeros((16, 16, 3), np.uint8)
-    png = bytearray(cv2.imencode(".png", picture)[1].tobytes())
+    (trained / folder / "text.jpg").write_text("no image")
+    image = np.zeros((16, 16, 3), np.uint8)
+    png = bytearray(cv2.imencode(".png", image)[1].tobytes())
     png[png.index(b"IDAT") + 6] ^= 0xFF
     (trained / folder / "wrong.png").write_bytes(png)
     return ["cut.jpg", "text.jpg", "wrong.png"]
 
 
-def test_predict_skips_pictures_that_cannot_be_read_and_names_them(trained):
+def test_predict_skips_images_that_cannot_be_read_and_names_them(trained):
     bad = damaged(trained, "mixed")
     arguments = ["predict", "--run", "runs/small", "--confidence", "0", "--out", "mixed-out"]
     process = mtrain(*arguments, "mixed", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "warning: skipped 3 pictures that cannot be read" in process.stderr
+    assert "warning: skipped 3 images that cannot be read" in process.stderr
     assert [line.split(": ")[0].strip() for line in process.stderr.splitlines() if line.startswith("  ")] == bad
-    assert "2 pictures (3 of 5 skipped): " in process.stdout
+    assert "2 images (3 of 5 skipped): " in process.stdout
     skipped = json.loads((trained / "mixed-out/skipped.json").read_text())
     assert [row["file_name"] for row in skipped] == bad
     assert all(row["reason"] for row in skipped)
@@ -188,12 +188,12 @@ def test_predict_skips_pictures_that_cannot_be_read_and_names_them(trained):
     assert not (trained / "mixed-out/skipped.json").exists(), "it told of an earlier prediction"
 
 
-def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_picture(trained):
+def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_image(trained):
     bad = damaged(trained, "bad")
     arguments = ["predict", "--run", "runs/small", "--no-draw", "--out", "bad-out"]
     strict = mtrain(*arguments, "--strict", "bad", cwd=trained)
     nothing = mtrain(*arguments, *(f"bad/{name}" for name in bad), cwd=trained)
-    for done, told in ((strict, "2 of 5 pictures cannot be read"), (nothing, "none of 3 pictures can be read")):
+    for done, told in ((strict, "2 of 5 images cannot be read"), (nothing, "none of 3 images can be read")):
         assert done.returncode == 2, done.stdout + done.stderr
         assert told in done.stderr
         assert "bad/text.jpg" in done.stderr
@@ -209,7 +209,7 @@ def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
     assert "--resume" not in process.stderr
 
 
-def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
+def test_sources_without_images_are_all_named_and_nothing_starts(trained):
     process = mtrain("predict", "--run", "runs/small", "nowhere", "runs/small/checkpoints", cwd=trained)
     assert process.returncode == 2
     assert "nowhere" in process.stderr
@@ -228,15 +228,21 @@ def test_sources_without_pictures_are_all_named_and_nothing_starts(trained):
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_remedy(trained, values, message):
-    arguments = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=8", *values]
-    process = mtrain("train", "-c", "digits", "--backend", "solo", "--name", "refused", "-o", *arguments, cwd=trained)
+    arguments = [
+        "data.format=coco",
+        "data.root=digits",
+        "data.image_size=64",
+        "train.batch_size=8",
+        "backend.name=solo",
+    ]
+    process = mtrain("train", "-c", "digits", "--name", "refused", "-o", *arguments, *values, cwd=trained)
     assert process.returncode == 2, process.stdout + process.stderr
     assert message in process.stderr
     assert "Traceback" not in process.stderr
     assert not (trained / "runs" / "refused").exists()
 
 
-def test_missing_and_unreadable_pictures_are_all_named_before_anything_starts(trained):
+def test_missing_and_unreadable_images_are_all_named_before_anything_starts(trained):
     shutil.copytree(trained / "digits", trained / "broken", dirs_exist_ok=True)
     first, second = sorted((trained / "broken" / "images").iterdir())[:2]
     first.unlink()

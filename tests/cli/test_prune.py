@@ -42,7 +42,7 @@ def test_a_smaller_network_is_scored_trained_and_predicts_like_any_other(folder)
     rows = report["sensitivity"]
     assert [row["group"] for row in rows] == [row["group"] for row in report["groups"]]
     assert {row["samples"] for row in rows} == {5}
-    assert all(abs(loss * 5 - round(loss * 5)) < 1e-6 for row in rows for loss in row["losses"])  # of 5 pictures
+    assert all(abs(loss * 5 - round(loss * 5)) < 1e-6 for row in rows for loss in row["losses"])  # of 5 images
     assert f"sensitivity: {len(rows)} of {len(rows)} groups" in process.stderr
     assert "loss of score on 5 samples" in process.stdout
     weights = ("--weights", "small/weights.safetensors")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cluster import allocation
+from mtrain.jobs.hosts import allocation
 from tests.script.runs import QUIET, SCRIPTS, done, run, summary
 from tests.script.test_torch_script_jobs import newest_rank, wait_for
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtrain.data.images.decode import decode
-from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import read_indices, write_indices
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -32,7 +32,9 @@ def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedP
 
 def train(cwd: Path, name: str, *values: str, backend: str = "solo", ranks: int = 1, epochs: int = 1) -> Path:
     quick = [value for value in QUICK if not (value.startswith("model.") and "model.name=liteseg" in values)]
-    overrides = [word for value in (*quick, *values) for word in ("-o", value)]
+    # What is drawn and written for people is looked at in the first job alone.
+    drawn = f"report.plots={str(name == 'small').lower()}"
+    overrides = [word for value in (*quick, drawn, *values) for word in ("-o", value)]
     arguments = ["-c", "unet_digits", "-b", backend, "--nproc-per-node", str(ranks), "--name", name]
     mtrain("train", *arguments, "--epochs", str(epochs), *overrides, cwd=cwd)
     return cwd / "runs" / name
@@ -47,8 +49,8 @@ def losses(run: Path) -> list[float]:
     return [record["losses"]["total"] for record in records(run, "update")]
 
 
-def figures(run: Path) -> list[dict]:
-    return [record["figures"] for record in records(run, "evaluation")]
+def metrics(run: Path) -> list[dict]:
+    return [record["metrics"] for record in records(run, "evaluation")]
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +69,26 @@ def test_a_job_is_scored_by_mean_iou_and_draws_what_it_sees(trained):
     assert decode(trained / "runs/small/val_batch.jpg").size > 0
 
 
-def test_evaluate_repeats_the_figures_of_the_job(trained):
+def test_evaluate_repeats_the_metrics_of_the_job(trained):
     process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
     assert "iou by class: background 0." in process.stdout
-    again = json.loads((trained / "runs/small-evaluate/summary.json").read_text())["figures"]
+    again = json.loads((trained / "runs/small-evaluate/summary.json").read_text())["metrics"]
     best = json.loads((trained / "runs/small/summary.json").read_text())["best"]
     assert {name: best[name] for name in again} == again
 
 
 def test_predict_writes_masks_and_a_summary_of_the_classes(trained):
-    pictures = sorted((trained / "digits/JPEGImages").glob("val_*.png"))[:2]
+    images = sorted((trained / "digits/JPEGImages").glob("val_*.png"))[:2]
     arguments = ["--run", "runs/small", "--confidence", "0", "--out", "out"]
-    mtrain("predict", *arguments, *map(str, pictures), cwd=trained)
+    mtrain("predict", *arguments, *map(str, images), cwd=trained)
     rows = json.loads((trained / "out/predictions.json").read_text())
-    for picture in pictures:
-        indices = read_indices(trained / "out" / picture.name)
+    for image in images:
+        indices = read_indices(trained / "out" / image.name)
         assert indices.shape == (64, 64)
-        of_picture = {row["label"]: row["share"] for row in rows if row["mask"] == picture.name}
+        of_image = {row["label"]: row["share"] for row in rows if row["mask"] == image.name}
         labels, counts = np.unique(indices, return_counts=True)
-        assert of_picture == {int(label): count / 64**2 for label, count in zip(labels, counts, strict=True)}
-        assert (trained / "out" / f"{picture.stem}.jpg").is_file()
+        assert of_image == {int(label): count / 64**2 for label, count in zip(labels, counts, strict=True)}
+        assert (trained / "out" / f"{image.stem}.jpg").is_file()
     assert {row["class"] for row in rows} <= {"background", "ink"}
 
 
@@ -120,7 +122,7 @@ def test_two_ranks_learn_what_one_rank_learns_with_dropout_and_pixels_without_a_
         pytest.skip("no paddle")
     run = train(trained, f"two-{backend}", *FLOAT64, backend=backend, ranks=2, epochs=2)
     np.testing.assert_allclose(losses(run), losses(exact), rtol=1e-9)
-    for one, other in zip(figures(run), figures(exact), strict=True):
+    for one, other in zip(metrics(run), metrics(exact), strict=True):
         assert one == pytest.approx(other, rel=1e-12)
 
 
@@ -146,7 +148,7 @@ def test_a_job_resumed_after_an_epoch_ends_as_if_it_had_not_been_interrupted(tra
     assert losses(run) == losses(exact)
     mtrain("train", "--resume", str(first), cwd=trained)
     assert losses(run)[-4:] == losses(exact)[-4:]
-    assert figures(run)[-1] == figures(exact)[-1]
+    assert metrics(run)[-1] == metrics(exact)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +187,7 @@ def test_other_backends_end_with_the_bits_of_ddp(trained, of_ddp, backend, optio
 
 @pytest.fixture(scope="module")
 def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the shape of Pascal VOC: pictures of several sizes, masks with its palette, and the two lists."""
+    """A folder of the shape of Pascal VOC: images of several sizes, masks with its palette, and the two lists."""
     root, rng = tmp_path_factory.mktemp("voc"), np.random.default_rng(0)
     (root / "ImageSets/Segmentation").mkdir(parents=True)
     for split, count in (("train", 8), ("val", 3)):
@@ -195,8 +197,8 @@ def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mask = np.zeros((height, width), np.uint8)
             mask[10:40, 20:60] = 1 + number
             mask[8:10, 20:60] = 255  # the border that Pascal VOC draws around objects
-            picture = rng.integers(0, 120, (height, width, 3), dtype=np.uint8) + 10 * mask.clip(0, 12)[..., None]
-            save_picture(picture.astype(np.uint8), root / f"JPEGImages/{name}.jpg")
+            image = rng.integers(0, 120, (height, width, 3), dtype=np.uint8) + 10 * mask.clip(0, 12)[..., None]
+            save_image(image.astype(np.uint8), root / f"JPEGImages/{name}.jpg")
             write_indices(mask, root / f"SegmentationClass/{name}.png")
         (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(names) + "\n")
     return root

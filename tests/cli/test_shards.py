@@ -13,10 +13,11 @@ from mtrain.core.checkpoint import store
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = (
     "train.epochs=null", "train.updates=4", "data.workers=0", "train.batch_size=12", "train.accumulate=2", "train.clip_norm=1",
-    "train.precision=fp64", "train.ema={decay: 0.9, ramp: 4}", "schedule.warmup.updates=0", "optimizer.rate=0.002",
+    "train.precision=fp64", "train.ema={decay: 0.9, ramp: 4}", "schedule.warmup.updates=16", "optimizer.learning_rate=0.002",
     "data.image_size=64", "evaluate.enabled=false", "report.tensorboard=false", "report.plots=false", "cluster.threads=1",
     "cluster.shards=3",
 )  # fmt: skip
+"""Options of a short job; at the full learning rate from its first update on, AdamW would make rounding a thousand times larger."""
 
 
 def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -41,9 +42,9 @@ def arrays(cwd: Path, name: str) -> dict[str, np.ndarray]:
     return {f"{part}/{key}": np.float64(x) for part, values in parts.items() for key, x in values.items()}
 
 
-def furthest(cwd: Path, name: str) -> float:
-    """Return the largest difference to the job ``three``, relative to each array's largest value."""
-    three, other = arrays(cwd, "three"), arrays(cwd, name)
+def furthest(cwd: Path, name: str, reference: str = "three") -> float:
+    """Return the largest difference to the job ``reference``, relative to each array's largest value."""
+    three, other = arrays(cwd, reference), arrays(cwd, name)
     assert three.keys() == other.keys()
     assert any("running_mean" in key for key in three)
     return max(float(np.abs(x - other[key]).max() / max(np.abs(x).max(), 1e-9)) for key, x in three.items())
@@ -80,6 +81,16 @@ def test_three_shards_make_the_same_job_on_other_numbers_of_ranks(folder, backen
 def test_without_fixed_shards_another_number_of_ranks_is_another_job(folder):
     train(folder, "ranks", "cluster.shards=null", ranks=2)
     assert furthest(folder, "ranks") > 1e-6
+
+
+@pytest.mark.slow
+def test_ranges_of_inputs_are_those_of_all_shards_in_turn(folder):
+    """Two updates: rounding to 8 bits makes whole steps of the last bit in later ones."""
+    values = ("train.quantise.start=0", "train.updates=2")
+    train(folder, "rounded-three", *values, ranks=3)
+    train(folder, "rounded", *values, ranks=2)
+    assert any("input_range" in key for key in arrays(folder, "rounded"))
+    assert furthest(folder, "rounded", "rounded-three") < 1e-10
 
 
 def test_models_and_options_that_need_all_shards_at_once_are_refused_by_the_plan(folder):

@@ -142,7 +142,7 @@ def mtrain(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-SIZES = ("data.image_size=64", "train.batch_size=8", "data.workers=0")
+SIZES = ("data.image_size=64", "train.batch_size=8", "data.workers=0", "report.plots=false", "report.tensorboard=false")
 VALUES = ("-c", "digits", "-o", "data.format=coco", "data.root=digits", *SIZES)
 JOB = ("-b", "solo", *VALUES)
 
@@ -229,10 +229,10 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):
         assert main(["weights", "show", name]) == 2
-        assert "is neither a file nor a folder" in capsys.readouterr().err
+        assert "expected a regular file" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(tmp_path, capsys):
+def test_plugins_that_only_a_checkpoint_names_are_not_loaded(tmp_path, capsys, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "own_model_of_a_run.py").write_text("from mtrain.models.yolov5.model import YOLOv5n as Own\n")
     (tmp_path / "own" / "plugins.toml").write_text('[models.mine]\nmodule = "own_model_of_a_run:Own"\n')
@@ -244,5 +244,9 @@ def test_a_checkpoint_of_a_model_of_its_own_is_read_with_the_plugins_of_its_run(
     state = State(weights=dict(read(neutral).arrays))
     write_checkpoint(tmp_path / "step-00000001", Saved(state=state, progress=Progress(update=1), spec=spec))
     target = tmp_path / "out.pt"
+    assert main(["weights", "export", str(tmp_path / "step-00000001"), "--to", str(target)]) == 2
+    assert f"run the command in the folder of that {'plugins.toml'}" in capsys.readouterr().err
+    assert "own_model_of_a_run" not in sys.modules
+    monkeypatch.chdir(tmp_path / "own")
     assert main(["weights", "export", str(tmp_path / "step-00000001"), "--to", str(target)]) == 0, capsys.readouterr()
     assert "mine with 80 classes: 349 of 349 arrays taken" in capsys.readouterr().out

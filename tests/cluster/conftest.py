@@ -28,7 +28,7 @@ def running(made: LabT, hosts: int) -> Iterator[LabT]:
         prepare(made.share)
         yield made
     except Unavailable as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"hosts cannot be made here: {reason}")
     finally:
         made.down()
         signal.signal(signal.SIGTERM, former)

@@ -226,7 +226,7 @@ class Jobs:
 
     def over_ssh(self, name: str, *, at: str = FIRST, **more: Any) -> Job:
         """One command, on ``at``, which need not be one of the hosts."""
-        return self._job(name, {at: ["--launcher", "ssh"]}, **more)
+        return self._job(name, {at: ["--cluster", "ssh"]}, **more)
 
     def by_hand(
         self,

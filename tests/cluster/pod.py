@@ -1,14 +1,16 @@
 """Become a pod: ``unshare --mount --pid --fork python pod.py SETTINGS`` turns into the pod's command, with its view of a host.
 
-SETTINGS is a JSON file: argv, env, cwd, files {path: text}, and the folders that are mounted, binds {source: path} and
-read_only {source: path}. Everything but binds, /tmp and /dev/shm is read-only, the command is process 1, and it has no
-capabilities. Paths are below /home, /etc or /tmp, of which every host of a lab has its own.
+SETTINGS is a JSON file: argv, env, cwd, files {path: text}, links {path: text}, which are files as a mounted ConfigMap has
+them, and the folders that are mounted, binds {source: path} and read_only {source: path}. Everything but binds, /tmp and
+/dev/shm is read-only, the command is process 1, and it has no capabilities. Paths are below /home, /etc or /tmp, of which
+every host of a lab has its own.
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ def main(settings: dict[str, Any]) -> None:
     for path, text in settings["files"].items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
+    for path, text in settings["links"].items():
+        _link(Path(path), text)
     for source, path in {**settings["binds"], **settings["read_only"]}.items():
         Path(path).mkdir(parents=True)
         _mount("--bind", source, path)
@@ -35,6 +39,16 @@ def main(settings: dict[str, Any]) -> None:
         assert not _writable(folder), f"{folder} is writable"
     drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
     os.execvpe(drop[0], [*drop, *settings["argv"]], {"PATH": os.environ["PATH"], **settings["env"]})
+
+
+def _link(path: Path, text: str) -> None:
+    """Write a file as the kubelet does for a ConfigMap: behind two links, of which one has the time in its name."""
+    version = path.parent / f"..{time.strftime('%Y_%m_%d_%H_%M_%S')}.{os.getpid()}"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / path.name).write_text(text)
+    for link, target in ((path.parent / "..data", version.name), (path, f"..data/{path.name}")):
+        link.unlink(missing_ok=True)  # of the pod in whose place this one is
+        link.symlink_to(target)
 
 
 def _mount(*words: str) -> None:

@@ -10,19 +10,19 @@ import pytest
 
 import mtrain
 from mtrain.cli import main
-from mtrain.cluster.allocated_hosts import completed
 from mtrain.errors import PluginError, UsageError
+from mtrain.jobs.hosts.allocated_hosts import completed
 from mtrain.spec import config
 from tests.cluster.test_allocation import environ
 
 CLUSTER_PLUGIN = """
-from mtrain.clusters.manual import Manual
+from mtrain.launchers.clusters.manual import Manual
 
 class Batch(Manual):
     starts = True
 """
 READER = """
-from mtrain.core.allocation import Allocation, AllocationReader
+from mtrain.core.interfaces.allocation import Allocation, AllocationReader
 
 class Site(AllocationReader):
     distance = {distance}

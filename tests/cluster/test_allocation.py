@@ -1,12 +1,14 @@
 """The allocation of a scheduler is recognised by its variables; it never gets several jobs of one host in silence."""
 
+import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from mtrain.allocations.slurm import expanded
 from mtrain.cli import main
-from mtrain.cluster.allocation import contradiction, readers, recognised
+from mtrain.jobs.hosts.allocation import contradiction, readers, recognised
+from mtrain.launchers.allocations.slurm import expanded
 
 FOLDER = Path(__file__).parents[1] / "data" / "allocations"
 STARTED = {
@@ -88,7 +90,9 @@ def test_the_order_is_the_declared_distance_and_none_is_declared_twice():
     ("names", "hosts"),
     [
         ("node[1-3,7],gpu01", "node1 node2 node3 node7 gpu01"),
+        ("node[8-12]", "node8 node9 node10 node11 node12"),
         ("n[08-10,3]", "n08 n09 n10 n3"),
+        ("n[098-101]", "n098 n099 n100 n101"),
         ("rack[1-2]n[1-2]-ib,login", "rack1n1-ib rack1n2-ib rack2n1-ib rack2n2-ib login"),
         ("node1", "node1"),
         ("a.b.c,d-[1]", "a.b.c d-1"),
@@ -99,6 +103,7 @@ def test_the_order_is_the_declared_distance_and_none_is_declared_twice():
         ("n,,m", ""),
         ("node[1-99999999]", ""),
         ("n[1-65536]m[1-65536]", ""),
+        ("n[1-100]m[1-100]", ""),
     ],
 )
 def test_slurms_short_form_of_hosts_is_expanded_without_scontrol(names, hosts):
@@ -144,3 +149,55 @@ def test_a_wish_for_one_host_and_hosts_that_are_named_are_obeyed(words, monkeypa
         monkeypatch.setenv(variable, value)
     assert main(["train", "-c", "yolov5n", "--backend", "ddp", "-o", "data.root=nowhere", *words]) == 2
     assert "no host is named" not in capsys.readouterr().err
+
+
+HOSTILE_ENVIRONMENTS = {
+    "a billion pods": {"PET_NNODES": "999999999", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a-node-0-0.a"},
+    "a billion pods of a PyTorchJob": {
+        "PET_NNODES": "999999999",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "a-master-0",
+    },
+    "pods with a long name": {"PET_NNODES": "1000", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": f"a-0.{'b' * 120_000}"},
+    "many ranges": {"SLURM_JOB_NODELIST": f"n[{','.join(['1-65536'] * 2000)}]"},
+    "many brackets": {"SLURM_JOB_NODELIST": "[1-9]" * 6000},
+    "many ranges in many brackets": {"SLURM_JOB_NODELIST": f"[{','.join(['1-9999'] * 50)}]" * 40},
+    "a long name with a range": {"SLURM_JOB_NODELIST": f"{'n' * 100_000}[1-1000]"},
+    "a range of long numbers": {"SLURM_JOB_NODELIST": f"n[{'0' * 100_000}1-1000]"},
+    "numbers of many digits": {"SLURM_JOB_NODELIST": f"n[1-{'9' * 100_000}]"},
+    "50,000 hosts": {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "h 1 " * 30_000},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ENVIRONMENTS)
+def test_an_environment_of_any_size_is_refused_in_a_few_words_and_little_memory(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    variables = HOSTILE_ENVIRONMENTS[name]
+    if "SLURM_JOB_NODELIST" in variables:
+        variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", **variables}
+    assert main(["train", "-c", "digits", "--backend", "solo", "-o", "train.epochs=x"]) == 2  # imports what it needs
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    capsys.readouterr()
+    tracemalloc.start()
+    try:
+        code = main(["train", "-c", "digits", "--backend", "solo"])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    stderr = capsys.readouterr().err
+    assert (code, "--ips" in stderr) == (2, True)
+    assert len(stderr) < 3000
+    assert peak < 100 << 20
+
+
+def test_more_hosts_than_a_job_can_have_are_refused_with_their_number(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    values = {"SM_HOSTS": json.dumps([f"algo-{i}" for i in range(2000)]), "SM_CURRENT_HOST": "algo-1"}
+    for variable, value in values.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["train", "-c", "digits"]) == 2
+    stderr = capsys.readouterr().err
+    assert "2000 hosts" in stderr
+    assert "1024" in stderr
+    assert len(stderr) < 3000

@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import pytest
 
-from mtrain.cluster import channel as channels
-from mtrain.cluster.agent_processes import hear, open_line
-from mtrain.cluster.channel import Channel, Lost, Refused, ask_all
-from mtrain.cluster.disconnection import Cause, Disconnection
+from mtrain.jobs.hosts import channel as channels
+from mtrain.jobs.hosts.agent_processes import hear, open_line
+from mtrain.jobs.hosts.channel import Channel, Lost, Refused, ask_all
+from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ NOISE = {
 
 @pytest.mark.parametrize("name", NOISE)
 def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
-    command = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.cluster.agent"]
+    command = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.jobs.hosts.agent"]
     line = open_line("node2", 1, argv=command, environ=os.environ)
     message = hear(line, timeout_s=120.0)
     line.channel.send({"do": "bye"})
@@ -301,7 +301,7 @@ def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
 def test_a_process_that_was_stopped_does_not_take_its_own_pause_for_the_silence_of_a_peer_that_was_stopped_too():
     script = """
         import os, sys
-        from mtrain.cluster.channel import Channel, Lost
+        from mtrain.jobs.hosts.channel import Channel, Lost
         channel = Channel(os.dup(0), os.dup(1), peer="leader", silence_s=4.0)
         try:
             while channel.wait(1.0) is None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mtrain.cluster.host_log import HostLog
+from mtrain.jobs.hosts.host_log import HostLog
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.lab import Lab, address, wait_for
 
@@ -139,15 +139,19 @@ def test_three_two_three_one_three_hosts_end_where_the_undisturbed_job_ends(jobs
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_typed_on_each_host_one_may_come_late_and_one_may_leave(jobs: Jobs, lab: Lab):
+def test_typed_on_each_host_one_may_come_late_and_one_may_leave_and_come_back(jobs: Jobs, lab: Lab):
     longer = {**SLOWLY, "train__updates": 80}
     values = {"model__name": "slow_yolov5", "cluster__join_timeout_s": 20, **longer}
     job = jobs.by_hand("hands", nodes=("node1", "node2"), more=ELASTIC, **values).reach(2)
     assert "the job begins without a host" in job.leader.text
     strike(lab, job, lambda: job.outputs.append(jobs.start_again(job, "node3", more=ELASTIC, **values)), hosts=3)
     strike(lab, job, lambda: lab.kill(job.starter("node2"), "TERM"), hosts=2)
+    job.outputs[1].finish(timeout_s=60)
+    strike(lab, job, lambda: job.outputs.append(jobs.start_again(job, "node2", more=ELASTIC, **values)), hosts=3)
     same_as_undisturbed(jobs, job, model__name="yolov5n", **longer)
-    second, third = (output.finish(timeout_s=60) for output in job.outputs[1:])
+    second, third, again = (output.finish(timeout_s=60) for output in job.outputs[1:])
+    assert again.code == 0, again.text
+    assert "this host takes part as soon as" in again.text
     assert second.code == 143, second.text
     assert "left the job, which goes on without it" in second.text
     assert third.code == 0, third.text

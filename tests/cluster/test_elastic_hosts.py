@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from mtrain.cluster.attempt import Limits
-from mtrain.cluster.elastic_hosts import ElasticHosts
-from mtrain.cluster.hosts import Member
 from mtrain.errors import LaunchError
-from mtrain.report.console import Quiet
+from mtrain.jobs.attempt import Limits
+from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
+from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.supervisor import Result
+from mtrain.records.console import Quiet
 from mtrain.system.processes import Requests
+
+DONE = Result(code=0, text="")
 
 
 class Agent:
@@ -22,6 +25,7 @@ class Agent:
         self.checkpoint, self.lost, self.silence_s, self.silent_s = checkpoint, None, 1.0, 0.0
         self.sent: list[dict[str, Any]] = []
         self.closed = False
+        self.warnings: list[str] = []
 
     def send(self, message) -> None:
         self.sent.append(message)
@@ -34,7 +38,8 @@ class Agent:
         return 0
 
     def answer(self, number: int, **limits: Any) -> dict[str, Any]:
-        return {"checkpoint": self.checkpoint} if self.sent[-1]["do"] == "newest" else {}
+        newest = {"checkpoint": self.checkpoint, "warnings": self.warnings}
+        return newest if self.sent[-1]["do"] == "newest" else {}
 
     def close(self, **limits: Any) -> None:
         self.closed = True
@@ -48,9 +53,13 @@ class Gathering:
     def __init__(self) -> None:
         self.coming: dict[int, Member] = {}
         self.gone: list[int] = []
+        self.left: list[tuple[int, float]] = []
 
     def arrivals(self, nodes):
         return {node: self.coming.pop(node) for node in list(self.coming) if node in nodes}
+
+    def leave_alone(self, node: int, *, seconds: float) -> None:
+        self.left.append((node, seconds))
 
     def let_go(self, node: int) -> None:
         self.gone.append(node)
@@ -149,8 +158,7 @@ def test_a_host_that_was_asked_to_end_leaves_if_enough_remain():
     assert leaving.sent[-1]["do"] == "bye"
     assert leaving.sent[-1]["code"] == 143
     assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
-    job.gathering.coming[2] = member(2)
-    assert job._absent() == [], "it is not fetched back"
+    assert job.gathering.left == [(2, 120.0)], "it is not fetched back at once"
 
 
 def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
@@ -158,7 +166,7 @@ def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
     job.members.pop(1)
     job._order, job._plan = [0], plan()
     job.gathering.coming[1] = member(1)
-    monkeypatch.setattr("mtrain.cluster.elastic_hosts.threading.Thread", _AtOnce)
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
     assert job._why_reform() == "10.0.0.2 is here"
     job.restore(plan(), outcome(ended=(0,), reformed="here"))
     assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
@@ -167,9 +175,12 @@ def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
 def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
     job = hosts("step-00000004", None)
     job.members.pop(1)
-    job._admitted = {1: member(1)}
-    monkeypatch.setattr("mtrain.cluster.connected_hosts.supervise", lambda *arguments, **named: "done")
-    assert job.run(plan()) == "done"
+    job.gathering.coming[1] = member(1)
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
+    job._plan = plan()
+    assert job._why_reform() == "10.0.0.2 is here"
+    monkeypatch.setattr("mtrain.jobs.hosts.connected_hosts.supervise", lambda *arguments, **named: DONE)
+    assert job.run(plan()) is DONE
     assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
 
 
@@ -179,12 +190,11 @@ def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
     job._order, job._plan = [0], plan()
     job.gathering.coming[1] = member(1)
     finding = SimpleNamespace(line=lambda: "10.0.0.2 has no data")
-    job.findings_on = lambda member: [finding]
-    monkeypatch.setattr("mtrain.cluster.elastic_hosts.threading.Thread", _AtOnce)
+    job._candidates.findings_on = lambda member: [finding]
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
     assert job._why_reform() == ""
     assert job._why_reform() == ""
-    assert "cannot take part; 10.0.0.2 has no data" in job.shown.getvalue()
-    assert job._absent() == []
+    assert "10.0.0.2 has no data" in job.shown.getvalue()
 
 
 class _AtOnce:
@@ -195,3 +205,124 @@ class _AtOnce:
 
     def start(self) -> None:
         self._run()
+
+
+# ------------------------------------------------------------------------------------------------- hosts are asked again
+class Time:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Time:
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
+    return Time()
+
+
+def job_without_its_second_host(clock: Time) -> Any:
+    job = hosts("step-00000004", None)
+    job.members.pop(1)
+    job._order, job._plan, job._candidates.clock = [0], plan(), clock
+    job._candidates.findings_on = lambda member: [SimpleNamespace(line=reason.strip) for reason in job.reasons]
+    job.reasons, job.coming = ["10.0.0.2: the disk is full"], member(1)
+    job.gathering.coming[1] = job.coming
+    return job
+
+
+def told(member: Member) -> list[str]:
+    """What the console of a host shows."""
+    return [message["text"] for message in member.channel.sent if message["do"] == "note"]
+
+
+def test_a_host_that_did_not_fit_is_asked_again_and_taken_once_the_reason_is_gone(clock):
+    job = job_without_its_second_host(clock)
+    job._candidates.look(job._absent())
+    assert job._candidates.refused == [1]
+    job.reasons = []
+    job._candidates.look(job._absent())
+    assert job._candidates.fitting == [], "not before its pause is over"
+    clock.now = 5.0
+    job._candidates.look(job._absent())
+    assert job._candidates.fitting == [1]
+    job.restore(plan(), outcome(ended=(0,), reformed="here"))
+    assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+    assert job.coming.channel.silence_s == 1.0, "its silence is noticed while it waits"
+
+
+def test_the_pause_grows_and_the_reason_is_shown_once_here_and_each_time_at_the_host(clock):
+    job = job_without_its_second_host(clock)
+    checked_at = []
+    for second in range(700):
+        clock.now = float(second)
+        before = len(told(job.coming))
+        job._candidates.look(job._absent())
+        if len(told(job.coming)) > before:
+            checked_at.append(second)
+    assert checked_at == [0, 5, 15, 35, 75, 155, 275, 395, 515, 635]
+    assert job.shown.getvalue().count("the disk is full") == 1
+    assert sum("the disk is full" in text for text in told(job.coming)) == len(checked_at)
+
+
+def test_a_host_that_does_not_fit_and_is_lost_is_fetched_anew(clock):
+    job = job_without_its_second_host(clock)
+    job._candidates.look(job._absent())
+    job.coming.channel.lost = "closed"
+    job._candidates.look(job._absent())
+    assert job.gathering.gone == [1]
+    job.reasons, job.gathering.coming[1] = [], member(1)
+    job._candidates.look(job._absent())
+    assert job._candidates.fitting == [1]
+
+
+def test_a_host_that_has_left_may_come_back(clock):
+    job = hosts("step-00000004", None)
+    job._candidates.clock = clock
+    assert job._leaves(1)
+    job.restore(plan(), outcome(ended=(0, 1), reformed="leaves"))
+    assert sorted(job.members) == [0]
+    job._plan, job.gathering.coming[1] = plan(), member(1)
+    assert job._why_reform() == "10.0.0.2 is here"
+    job.restore(plan(), outcome(ended=(0,), reformed="here"))
+    job.newest()
+    assert job._order == [0, 1]
+    assert job._leaves(1)
+    assert job.gathering.left == [(1, 120.0), (1, 240.0)], "one that leaves often is fetched less often"
+
+
+def test_a_host_that_comes_while_the_job_waits_is_checked_too(clock):
+    """It may have been replaced by a machine with other data."""
+    job = hosts("step-00000004", None, None, fewest=2)
+    job._candidates.findings_on = lambda member: [SimpleNamespace(line=lambda: f"{member.host} has other data")]
+    job.gathering.coming[1] = member(1)
+    with pytest.raises(LaunchError, match=r"missing: 10.0.0.2, 10.0.0.3.*10.0.0.2 has other data"):
+        job.restore(plan(), outcome(ended=(0,), lost=(1, 2)))
+
+
+def test_a_host_that_does_not_fit_hears_how_the_job_ended(clock, monkeypatch):
+    job = job_without_its_second_host(clock)
+    job._candidates.look(job._absent())
+    monkeypatch.setattr("mtrain.jobs.hosts.connected_hosts.supervise", lambda *arguments, **named: DONE)
+    job.run(plan())
+    assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
+
+
+def test_the_console_says_what_the_job_waits_for_and_without_whom_it_runs():
+    job = hosts("step-00000004", None, None, fewest=2)
+    with pytest.raises(LaunchError):
+        job.restore(plan(), outcome(ended=(0,), lost=(1, 2)))
+    assert "waits for 10.0.0.2, 10.0.0.3 (it needs 2 hosts: cluster.min_nodes)" in job.shown.getvalue()
+    job._note_absent()
+    assert "runs without 10.0.0.2, 10.0.0.3" in job.shown.getvalue()
+
+
+def test_a_damaged_checkpoint_is_named_once_however_many_hosts_see_it():
+    job = hosts("step-00000004", "step-00000004")
+    for each in job.members.values():
+        each.channel.warnings = ["step-00000008 is damaged and passed over"]
+    for _ in range(3):
+        assert job.newest().name == "step-00000004"
+    assert job.shown.getvalue().count("step-00000008 is damaged") == 1

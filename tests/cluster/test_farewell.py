@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.cluster.farewell import Farewell
+from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.system.diagnosis import Evidence, Log, Verdict, conclude
 
 

@@ -1,6 +1,6 @@
 """Hosts that come and go, as ``mtrain status`` shows them."""
 
-from mtrain.cluster.host_log import FILE, HostLog, words
+from mtrain.jobs.hosts.host_log import FILE, HostLog, words
 
 
 def test_hosts_that_were_lost_take_no_part_until_the_next_attempt(tmp_path):

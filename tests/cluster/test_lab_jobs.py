@@ -132,11 +132,11 @@ def test_a_shorter_form_of_the_same_hosts_gives_the_same_job(jobs: Jobs, lab: La
 def test_the_plan_shows_the_command_of_each_host_and_how_it_gets_there(jobs: Jobs, lab: Lab):
     argv = jobs.argv("planned", backend="horovod")
     argv[argv.index("train")] = "plan"
-    shown = lab.run("node1", [*argv, "--launcher", "ssh"])
+    shown = lab.run("node1", [*argv, "--cluster", "ssh"])
     for node in range(HOSTS):
         assert f"--node-rank={node} --hosts=10.77.0.1:1,10.77.0.2:1,10.77.0.3:1" in shown
     for host in ("10.77.0.2", "10.77.0.3"):
         assert f" -- {host} 'exec " in shown
-    typed = lab.run("node1", [*argv, "--launcher", "manual"])
+    typed = lab.run("node1", [*argv, "--cluster", "manual"])
     assert [f"--node-rank {node}" in typed for node in range(HOSTS)] == [True] * HOSTS
     assert lab.processes() == []

@@ -27,6 +27,8 @@ VALUES = {"train__updates": UPDATES, "evaluate__at_end": "false", "checkpoint__e
 NAMES_COME_S = 3.0
 """Seconds after the pods' start in which a headless Service does not know them."""
 RUNS, DATA = "/home/runs", "/home/data"
+IMAGE = "/home/mtrain"
+"""Working directory of the image, with a file of its own."""
 CACHES = {"deepspeed": {f"{pod}/.config/mlflow/telemetry.json" for pod in range(2)}}
 """Files that a job leaves outside of its run folder: DeepSpeed imports MLflow where it is installed, which writes them."""
 OWN_MOUNTS = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
@@ -59,13 +61,18 @@ class Pods:
     def _start(self, jobs: Jobs, pod: Pod) -> Output:
         node, home = f"node{pod.index + 1}", self.homes / str(pod.index)
         home.mkdir(parents=True, exist_ok=True)
+        image = self.lab.share / "image"
+        image.mkdir(exist_ok=True)
+        (image / "classes.txt").write_text("of the image\n")
+        linked = {path: text for path, text in pod.files.items() if path.startswith("/etc/mtrain/")}
         settings = {
             "argv": pod.argv,
             "env": pod.env,
-            "cwd": pod.spec["containers"][0]["workingDir"],
-            "files": pod.files,
+            "cwd": IMAGE,
+            "files": {path: text for path, text in pod.files.items() if path not in linked},
+            "links": linked,
             "binds": {str(self.job.runs): RUNS, str(home): pod.env["HOME"]},
-            "read_only": {str(self.lab.share / "data"): DATA},
+            "read_only": {str(self.lab.share / "data"): DATA, str(image): IMAGE},
         }
         file = self.lab.share / f"pod-{self.name}-{pod.index}.json"
         file.write_text(json.dumps(settings))
@@ -114,8 +121,8 @@ class Pods:
         return "\n".join(f"-- {output.node}\n{output.text}" for output in self.job.outputs)
 
 
-def _planned(lab: Lab, name: str, backend: str, *, kind: str, count: int = 2) -> Pods:
-    """The pods of the manifests that ``mtrain plan`` prints, on a machine that is none of the hosts."""
+def _planned(lab: Lab, name: str, backend: str, *, kind: str, count: int = 2, script: str = "") -> Pods:
+    """The pods of the manifests that mtrain prints, on a machine that is none of the hosts."""
     options = {
         "image": "mtrain:1",
         "kind": kind,
@@ -130,7 +137,8 @@ def _planned(lab: Lab, name: str, backend: str, *, kind: str, count: int = 2) ->
     values = {"data.root": DATA, **{key.replace("__", "."): value for key, value in VALUES.items()}}
     words += [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
     words += ["--cluster", "kubernetes", "-N", str(count), "--nproc-per-node", "1", "--name", name]
-    argv = [sys.executable, "-m", "mtrain", "plan", "-c", "mtrain.yml", "-b", backend, *words]
+    verb = ["submit", "--dry-run"] if script else ["plan", "-c", "mtrain.yml"]
+    argv = [sys.executable, "-m", "mtrain", *verb, "-b", backend, *words, *([script] if script else [])]
     text = subprocess.run(argv, cwd=lab.share, check=True, capture_output=True, text=True).stdout
     made = pods(list(yaml.safe_load_all(text)), secrets={"MTRAIN_CLUSTER_SECRET": "known to all pods"})
     return Pods(lab, name, made)
@@ -170,3 +178,25 @@ def test_pods_that_are_ended_at_once_and_replaced_learn_what_one_host_learns(job
     one = jobs.on_one(f"{name}-one", ranks=2, backend=backend, **VALUES)
     assert one.finish().code == 0, one.leader.text
     assert {key: actual[key] for key in SAME} == {key: one.summary()[key] for key in SAME}
+
+
+SCRIPT = """
+from parts import layers
+
+import mtrain
+
+
+with mtrain.session() as session:
+    print("beside it:", layers.NAME, "in the image:", open("classes.txt").read().strip(), "ranks:", session.size)
+"""
+
+
+def test_pods_run_a_script_that_imports_what_is_beside_it_and_read_files_of_the_image(jobs: Jobs, lab: Lab):
+    (lab.share / "parts").mkdir(exist_ok=True)
+    (lab.share / "parts" / "layers.py").write_text("NAME = 'layers'\n")
+    (lab.share / "mine.py").write_text(SCRIPT)
+    with _played(lab, "pods-script", "ddp", kind="job", script="mine.py") as played:
+        played.start(jobs)
+        assert played.codes() == [0, 0], played.text()
+        log = (lab.share / "runs" / "pods-script" / "logs" / "rank-0.log").read_text()
+    assert "beside it: layers in the image: of the image ranks: 2" in log

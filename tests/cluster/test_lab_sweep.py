@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from mtrain.sweeping.results import SweepResult
+from mtrain.studies.sweep.results import SweepResult
 from tests.cluster.jobs import FIRST
 from tests.cluster.lab import Lab, wait_for
 
@@ -23,7 +23,9 @@ def test_trials_are_jobs_over_two_hosts_and_a_killed_sweep_goes_on(lab: Lab) -> 
     import mtrain
 
     folder = lab.share / "sweep"
-    (lab.share / "space.yml").write_text(yaml.safe_dump({"optimizer.rate": {"low": 0.001, "high": 0.01, "log": True}}))
+    (lab.share / "space.yml").write_text(
+        yaml.safe_dump({"optimizer.learning_rate": {"low": 0.001, "high": 0.01, "log": True}})
+    )
     words = ("--space", "space.yml", "--trials", "2", "--sampler", "evolve", "--ips", lab.ips(2), "--cluster", "ssh",
              "--nproc-per-node", "1", "-o", "evaluate.every_updates=5", "--out", str(folder))  # fmt: skip
     killed = lab.start(FIRST, [sys.executable, "-m", "mtrain", "sweep", *words])

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 import mtrain
-from mtrain.cluster import late_names
-from mtrain.cluster.connections import Addresses
 from mtrain.errors import UsageError
+from mtrain.jobs.hosts import late_names
+from mtrain.jobs.hosts.connections import Addresses
 from mtrain.system import placement
 from tests.cluster.faults import FAILURE_TIMEOUT_S
 from tests.cluster.jobs import UPDATES, Jobs, Output
@@ -51,7 +51,7 @@ def test_a_name_that_means_a_loopback_address_is_refused_with_the_addresses_to_c
 def test_a_caller_is_no_impostor_before_the_name_of_its_host_is_known(monkeypatch):
     known: list[str] = []
     monkeypatch.setattr(placement, "resolve", lambda host: known)
-    monkeypatch.setattr("mtrain.cluster.connections.UNKNOWN_S", 0.0)
+    monkeypatch.setattr("mtrain.jobs.hosts.connections.UNKNOWN_S", 0.0)
     addresses = Addresses(["n1"])
     assert not addresses.known("n1")
     assert not addresses.of("n1", "10.0.0.1")

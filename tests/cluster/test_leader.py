@@ -5,14 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mtrain.core.checkpoint.store import Checkpoints
+from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError
-from mtrain.jobs import preflight
+from mtrain.jobs.preflight import job_checks
 from mtrain.spec import config
 from tests.ports import held_port
 
-HOSTS = ["--launcher", "ssh", "--ips", "127.0.0.1,127.0.0.2"]
+HOSTS = ["--cluster", "ssh", "--ips", "127.0.0.1,127.0.0.2"]
 SPEC = """
 _BASE_: digits
 model: {options: {autoanchor: false}}
@@ -90,7 +93,7 @@ def test_a_host_that_serves_another_needs_no_checkpoint_of_its_own(here, checkpo
 
 def test_a_checkpoint_that_the_host_of_rank_0_has_not_is_told_before_anything_is_started(tmp_path):
     with pytest.raises(CheckpointError, match=r"step-00000002: no checkpoint on .*, where rank 0 is; copy it there"):
-        preflight.check(config.load("digits").spec, size=1, training=False, resumed=tmp_path / "step-00000002")
+        job_checks.check(config.load("digits").job, size=1, training=False, resumed=tmp_path / "step-00000002")
 
 
 def test_a_resumed_run_is_called_by_its_name(here):
@@ -101,6 +104,27 @@ def test_a_resumed_run_is_called_by_its_name(here):
         process = mtrain(here, "train", "--backend", "ddp", *HOSTS, "--resume", str(given))
         assert "mine: yolov5n on ddp" in process.stdout + process.stderr
         assert process.returncode == 2
+
+
+def damaged_run(here: Path, *, intact: bool) -> Path:
+    """A run whose newest checkpoint is damaged, with or without an older one that is not."""
+    run = here / "runs" / "mine"
+    store = Checkpoints(run / "checkpoints", keep_last=2, keep_best=0, asynchronous=False)
+    for update in (1, 2) if intact else (2,):
+        state = State(weights={"w": np.zeros(64, dtype=np.float32)})
+        store.save(state, Progress(update=update), score=None, spec={}, extra={})
+    (run / "checkpoints" / "step-00000002" / "weights.safetensors").write_bytes(b"cut")
+    (run / "spec.yml").write_text(SPEC)
+    return run
+
+
+@pytest.mark.parametrize("intact", [True, False])
+def test_a_damaged_newest_checkpoint_is_named_on_several_hosts_too(here, intact):
+    run = damaged_run(here, intact=intact)
+    process = mtrain(here, "train", "--backend", "ddp", *HOSTS, "--resume", str(run))
+    told = process.stdout + process.stderr
+    assert "step-00000002 is damaged" in told, told
+    assert ("no intact checkpoint" in told) == (not intact)
 
 
 @pytest.mark.slow

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from mtrain.cluster import job, micro_batch, start
-from mtrain.cluster.micro_batch import Trials
 from mtrain.errors import SpecError
+from mtrain.jobs import job, micro_batch, start
+from mtrain.jobs.micro_batch import Trials
 from mtrain.rank.assembly import check_settled
-from mtrain.spec import config
+from mtrain.spec import bounds, config
 from mtrain.spec.config import Loaded
-from mtrain.system import memory
 
 MIB = 1 << 20
 SPEC = {
@@ -38,7 +37,7 @@ def loaded_spec(folder: Path, **more: Any) -> Loaded:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the free memory of this host."""
-    return lambda count: monkeypatch.setattr(memory, "available_bytes", lambda: count)
+    return lambda count: monkeypatch.setattr(bounds, "available_bytes", lambda: count)
 
 
 @pytest.fixture

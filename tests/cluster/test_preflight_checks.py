@@ -9,14 +9,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from mtrain.cluster import start_failures
-from mtrain.cluster.channel import Channel
-from mtrain.cluster.preflight.checks import preflight
-from mtrain.cluster.preflight.comparison import HostFacts, compare
-from mtrain.cluster.preflight.findings import Finding, bad, show, table, worst
-from mtrain.cluster.preflight.requirements import requirements
+from mtrain.jobs.hosts import start_failures
+from mtrain.jobs.hosts.channel import Channel
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import make_plan
+from mtrain.jobs.preflight.checks import preflight
+from mtrain.jobs.preflight.comparison import HostFacts, compare
+from mtrain.jobs.preflight.findings import Finding, bad, show, table, worst
+from mtrain.jobs.preflight.requirements import requirements
 from mtrain.spec import config
 
 GIB = 1 << 30
@@ -64,7 +64,7 @@ def asked(tmp_path, *overrides, backend="fleet"):
     flags = {"cluster.ips": ["10.0.0.1", "10.0.0.2"], "backend.name": backend, "train.batch_size": 16}
     loaded = config.load("digits", overrides=overrides, flags=flags)
     plan = make_plan(loaded, run_dir=tmp_path, resume=None, machine=Machine(cores=2, devices=0))
-    return requirements(loaded.spec, plan)
+    return requirements(loaded.job, plan)
 
 
 def test_a_spec_asks_for_its_ports_modules_files_and_data(tmp_path):
@@ -74,12 +74,12 @@ def test_a_spec_asks_for_its_ports_modules_files_and_data(tmp_path):
         "cluster.nproc_per_node=2",
         "cluster.devices=[0,1]",
     )
-    first, second = asked(tmp_path, *overrides, "data.format=coco", "data.root=pictures", "model.weights=w.pt")
+    first, second = asked(tmp_path, *overrides, "data.format=coco", "data.root=images", "model.weights=w.pt")
     ranks = [(17000, "cluster.start_port"), (17001, "cluster.start_port")]
     assert first["ports"] == [(29777, "cluster.master_port"), *ranks]
     assert second["ports"] == ranks
     assert (second["address"], second["slots"], second["devices"]) == ("10.0.0.2", 2, [0, 1])
-    assert second["data"] == {"root": "pictures", "skip": ["runs"]}
+    assert second["data"] == {"root": "images", "skip": ["runs"]}
     assert second["files"] == {"model.weights": "w.pt"}
     assert list(second["modules"]) == ["paddle"]
 
@@ -288,7 +288,7 @@ class _agent:
         self._number = number
 
     def __enter__(self):
-        argv = [sys.executable, "-m", "mtrain.cluster.agent"]
+        argv = [sys.executable, "-m", "mtrain.jobs.hosts.agent"]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         with self._process.stdin as there, self._process.stdout as here:
             self.channel = Channel(os.dup(here.fileno()), os.dup(there.fileno()), peer=f"agent {self._number}")

@@ -5,10 +5,15 @@ import os
 import socket
 import sys
 
+import numpy as np
 import pytest
 
-from mtrain.cluster.preflight.facts import FactCollector, Listeners, collect, reach
-from mtrain.cluster.preflight.folder_listing import MAX_SIZES, bucket_of, first_difference, list_folder
+from mtrain.core.checkpoint import format, store
+from mtrain.core.interfaces import Progress, State
+from mtrain.jobs.preflight.facts import FactCollector, Listeners, collect, reach
+from mtrain.jobs.preflight.folder_listing import MAX_SIZES, bucket_of, first_difference, list_folder
+from mtrain.jobs.preflight.requirements import _room
+from mtrain.spec.model import CheckpointSpec
 
 HERE = "127.0.0.1"
 
@@ -172,7 +177,7 @@ def test_links_are_followed_once(tmp_path):
 
 
 def test_of_a_large_folder_all_names_and_some_sizes_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("mtrain.cluster.preflight.folder_listing.MAX_SIZES", 100)
+    monkeypatch.setattr("mtrain.jobs.preflight.folder_listing.MAX_SIZES", 100)
     listing = list_folder(fill(tmp_path, [f"{number:04}" for number in range(1000)]))
     assert (len(listing.files), listing.sized, listing.complete) == (1000, 100, True)
     assert MAX_SIZES > 1000
@@ -212,3 +217,18 @@ def test_a_source_that_is_not_this_machines_is_told():
     assert reach([{"address": HERE, "port": 9, "word": "word"}], source="192.0.2.7") == [
         "Cannot assign requested address"
     ]
+
+
+def test_a_host_of_a_job_that_goes_on_needs_room_only_for_what_does_not_take_the_place_of_former_checkpoints(tmp_path):
+    writer = store.Checkpoints(tmp_path, keep_last=2, keep_best=1, asynchronous=False)
+    for update, score in ((1, 0.9), (2, 0.1), (3, 0.2)):
+        state = State(weights={"w": np.zeros(1 << 20, dtype=np.float32)})
+        writer.save(state, Progress(update=update), score=score, spec={}, extra={})
+    newest = tmp_path / "step-00000003"
+    each, records = format.size_of(newest), 16 << 20
+    full = _room(newest, CheckpointSpec(keep_last=2, keep_best=1))
+    assert full["least"] == pytest.approx(each + records, abs=4096), "three are there, the fourth is being written"
+    assert _room(newest, CheckpointSpec(keep_last=3, keep_best=2))["least"] == pytest.approx(
+        3 * each + records, abs=4096
+    )
+    assert _room(newest, CheckpointSpec(keep_last=1, keep_best=0))["least"] == records, "one of three goes first"

@@ -11,17 +11,20 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
 import pytest
 
-import mtrain.cluster.rendezvous
-from mtrain.cluster.agent import hello
-from mtrain.cluster.channel import ask_all
-from mtrain.cluster.farewell import Farewell
-from mtrain.cluster.handshake import Unproven, prove
-from mtrain.cluster.rendezvous import Meeting, Party, difference, join
+import mtrain.jobs.hosts.rendezvous
 from mtrain.errors import LaunchError, UsageError
 from mtrain.jobs.host_command import Orders
+from mtrain.jobs.hosts.admission import Party, difference
+from mtrain.jobs.hosts.agent import hello
+from mtrain.jobs.hosts.channel import ask_all
+from mtrain.jobs.hosts.farewell import Farewell
+from mtrain.jobs.hosts.handshake import Unproven, prove
+from mtrain.jobs.hosts.joining import join
+from mtrain.jobs.hosts.rendezvous import open_meeting
 from mtrain.system.environment import caller
 from tests.ports import held_port
 
@@ -30,8 +33,9 @@ SPEC = {"train": {"batch_size": 8, "seed": 0}, "cluster": {"ips": HOSTS, "node_r
 JOINING = """
 import json, sys
 from mtrain.errors import MtrainError
-from mtrain.cluster.agent import hello
-from mtrain.cluster.rendezvous import Party, join
+from mtrain.jobs.hosts.agent import hello
+from mtrain.jobs.hosts.admission import Party
+from mtrain.jobs.hosts.joining import join
 fields = json.loads(sys.argv[1])
 party = Party(**fields, line=lambda node: f"mtrain --node-rank {node}")
 try:
@@ -58,7 +62,7 @@ def party(node: int, port: int, **changes) -> Party:
 @pytest.fixture(autouse=True)
 def few_come_late(monkeypatch):
     """Shorten the time in which late hosts are answered: where none comes, the wait would be long."""
-    monkeypatch.setattr(mtrain.cluster.rendezvous, "TELLING_S", 0.3)
+    monkeypatch.setattr(mtrain.jobs.hosts.rendezvous, "TELLING_S", 0.3)
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def port():
 def meeting(port):
     """The first host's; closed at the end, which ends its agent."""
     messages = []
-    made = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=messages.append)
+    made = open_meeting(party(0, port), python=sys.executable, environ=caller(), note=messages.append)
     made.told = messages
     yield made
     made.close()
@@ -146,7 +150,7 @@ def test_a_farewell_survives_its_message_and_prints_the_same_under_other_version
 def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining, monkeypatch):
     joining(1)
     first, _ = gather(meeting, [0, 1])
-    monkeypatch.setattr(mtrain.cluster.rendezvous, "SILENT_WAIT_S", 0.0)
+    monkeypatch.setattr(mtrain.jobs.hosts.rendezvous, "SILENT_WAIT_S", 0.0)
     members, missing = gather(meeting, [1, 2], timeout_s=1.0)
     goodbye(first)
     assert sorted(members) == [1]
@@ -213,7 +217,7 @@ def test_a_host_that_comes_while_the_first_one_closes_the_door_behind_another_jo
     with socket.create_server(("127.0.0.1", port)) as before:
         joining(1)
         before.accept()[0].close()
-    meeting = Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=print)
+    meeting = open_meeting(party(0, port), python=sys.executable, environ=caller(), note=print)
     members, missing = gather(meeting, [1])
     assert missing == []
     goodbye(members)
@@ -277,7 +281,7 @@ def test_a_host_with_another_job_is_refused_on_both_sides_by_the_first_differenc
 @pytest.mark.parametrize("late", [False, True], ids=["at the same time", "a little later"])
 def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port, late, monkeypatch):
     """Whichever of them is heard first, and whether or not they have come by then."""
-    monkeypatch.setattr(mtrain.cluster.rendezvous, "TELLING_S", 60.0)
+    monkeypatch.setattr(mtrain.jobs.hosts.rendezvous, "TELLING_S", 60.0)
 
     def come(node, **changes):
         connection = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(HOSTS[node], 0))
@@ -314,19 +318,28 @@ def test_a_place_that_is_taken_is_refused(meeting, joining):
 
 
 @pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])
-def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(port, secret):
+@pytest.mark.parametrize("wanted", [([1, 2], [2]), ([2], [1, 2])], ids=["the one calls", "the other calls"])
+def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(port, secret, wanted):
     orders = (HOSTS, [HOSTS[1], HOSTS[0], HOSTS[2]])
-    firsts = [
-        Meeting(party=party(0, port, hosts=hosts, secret=secret), python=sys.executable, environ=caller(), note=print)
-        for hosts in orders
-    ]
-    with ThreadPoolExecutor(2) as background:
-        waiting = [background.submit(gather, first, [1, 2]) for first in firsts]
+    with ExitStack() as stack:
+        firsts = [
+            stack.enter_context(
+                closing(
+                    open_meeting(
+                        party(0, port, hosts=hosts, secret=secret),
+                        python=sys.executable,
+                        environ=caller(),
+                        note=print,
+                    )
+                )
+            )
+            for hosts in orders
+        ]
+        background = stack.enter_context(ThreadPoolExecutor(2))
+        waiting = [background.submit(gather, first, nodes) for first, nodes in zip(firsts, wanted, strict=True)]
         for each in waiting:
             with pytest.raises(UsageError, match=r"--ips: it has "):
                 each.result()
-    for first in firsts:
-        first.close()
 
 
 def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining):
@@ -360,9 +373,9 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine_are_refused(meet
     with pytest.raises(
         UsageError, match=rf"cluster.control_port: the hosts cannot meet at port {port} of 127\.0\.0\.1"
     ):
-        Meeting(party=party(0, port), python=sys.executable, environ=caller(), note=print)
+        open_meeting(party(0, port), python=sys.executable, environ=caller(), note=print)
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
-        Meeting(party=party(0, port, hosts=["192.0.2.1"]), python=sys.executable, environ=caller(), note=print)
+        open_meeting(party(0, port, hosts=["192.0.2.1"]), python=sys.executable, environ=caller(), note=print)
 
 
 def test_another_version_is_the_first_difference():
@@ -413,7 +426,7 @@ def test_a_stranger_who_says_he_is_a_host_of_the_job_neither_ends_it_nor_is_told
 
 
 def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, port, monkeypatch):
-    monkeypatch.setattr(mtrain.cluster.rendezvous, "TELLING_S", 60.0)
+    monkeypatch.setattr(mtrain.jobs.hosts.rendezvous, "TELLING_S", 60.0)
 
     def say(source: str, node: int, **changes: object) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0)) as connection:
@@ -431,7 +444,7 @@ def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, po
 
 @pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])
 def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(port, joining, secret):
-    first = Meeting(party=party(0, port, secret=secret), python=sys.executable, environ=caller(), note=print)
+    first = open_meeting(party(0, port, secret=secret), python=sys.executable, environ=caller(), note=print)
     before, most = threading.active_count(), 0
 
     def watched() -> bool:
@@ -459,8 +472,8 @@ def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(
 def guarded(port):
     """The first host of a job with a secret."""
     messages = []
-    made = Meeting(
-        party=party(0, port, secret="open sesame"), python=sys.executable, environ=caller(), note=messages.append
+    made = open_meeting(
+        party(0, port, secret="open sesame"), python=sys.executable, environ=caller(), note=messages.append
     )
     made.told = messages
     yield made

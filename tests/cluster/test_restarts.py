@@ -18,19 +18,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.cluster.agent_processes import AgentProcesses
-from mtrain.cluster.attempt import Attempt, Limits
-from mtrain.cluster.connected_hosts import ConnectedHosts
-from mtrain.cluster.disconnection import Cause, Disconnection
-from mtrain.cluster.host_log import HostLog
-from mtrain.cluster.hosts import Member
-from mtrain.cluster.outcome import Loss, Outcome
-from mtrain.cluster.start_failures import SSH
 from mtrain.core.interfaces import Command, Host, HostedJob
 from mtrain.errors import UsageError
+from mtrain.jobs.attempt import Attempt, Limits
+from mtrain.jobs.hosts.agent_processes import AgentProcesses
+from mtrain.jobs.hosts.connected_hosts import ConnectedHosts
+from mtrain.jobs.hosts.disconnection import Cause, Disconnection
+from mtrain.jobs.hosts.host_log import HostLog
+from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.hosts.start_failures import SSH
 from mtrain.jobs.metrics_place import MetricsPlace
+from mtrain.jobs.outcome import Loss, Outcome
 from mtrain.jobs.plan import Plan
-from mtrain.report.console import Plain
+from mtrain.records.console import Plain
 from mtrain.system import processes
 from mtrain.system.environment import caller
 from tests.ports import held_port
@@ -182,12 +182,12 @@ def test_the_first_failing_rank_is_told_with_its_host_and_ranks_that_hang_are_en
     assert job.result.code == 1
     assert lines[0].startswith("rank 1 on 127.0.0.2 (")
     assert lines[1] == f"log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
-    assert lines[-1] == "ValueError: the seventh picture is upside down"
+    assert lines[-1] == "ValueError: the seventh image is upside down"
 
 
 def test_an_expected_error_gives_its_own_exit_code(job, tmp_path):
     job.run(make_plan(tmp_path, "save_when_asked", "refuse", "save_when_asked"))
-    assert (job.result.code, job.result.text.splitlines()[-1]) == (2, "error: train: 3 pictures cannot be read")
+    assert (job.result.code, job.result.text.splitlines()[-1]) == (2, "error: train: 3 images cannot be read")
 
 
 def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
@@ -467,6 +467,34 @@ def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
         leader.wait()
 
 
+def test_a_leader_that_stood_still_says_so_and_blames_no_host(tmp_path):
+    script = f"""
+        import importlib.util, sys
+        from pathlib import Path
+        spec = importlib.util.spec_from_file_location("attempts", {str(Path(__file__))!r})
+        attempts = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(attempts)
+        folder = Path({str(tmp_path)!r})
+        job = attempts.Job(folder)
+        job.run(attempts.make_plan(folder, *["ignore_requests"] * 3), limits=attempts.SOON)
+        print(job.result.code, job.result.text, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)))
+        leader.send_signal(signal.SIGSTOP)
+        until(lambda: living(tmp_path) == [])
+        leader.send_signal(signal.SIGCONT)
+        output, _ = leader.communicate(timeout=60)
+        assert output.startswith("1 "), output
+        assert "the process that leads the job stood still for" in output
+        assert "host 127.0.0" not in output
+    finally:
+        leader.kill()
+        leader.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("suspended", ["all hosts", "one host"])
 def test_hosts_that_are_suspended_together_go_on_and_one_that_is_suspended_alone_is_named(tmp_path, suspended):
@@ -567,3 +595,29 @@ def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_pa
     assert outcome.killed_starters() == blamed
     blames_starter = "the starter of the ranks on 127.0.0.3 was ended by signal 9" in outcome.judge().headline
     assert blames_starter == bool(blamed)
+
+
+def test_every_host_of_a_job_that_fails_tells_prometheus_before_its_port_is_closed(job, tmp_path):
+    port, told, closed = held_port(), {host: [] for host in HOSTS}, set()
+
+    def read_like_prometheus() -> None:
+        while len(closed) < len(HOSTS):
+            for host in HOSTS:
+                try:
+                    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:
+                        text = answer.read().decode()
+                except OSError:
+                    closed.update([host] if told[host] else [])
+                    continue
+                told[host].append(f'mtrain_job_failed{{run="{tmp_path.name}"}} 1.0' in text)
+            if all(told.values()):
+                (tmp_path / "go").touch()
+            time.sleep(0.05)
+
+    reader = threading.Thread(target=read_like_prometheus, daemon=True)
+    reader.start()
+    plan = make_plan(tmp_path, *["fail_the_first_time_when_told"] * 3)
+    job.run(replace(plan, metrics=MetricsPlace(port=port, address="host")))
+    assert job.result.code == 1
+    until(lambda: len(closed) == len(HOSTS))
+    assert {host: (values[0], values[-1]) for host, values in told.items()} == dict.fromkeys(HOSTS, (False, True))

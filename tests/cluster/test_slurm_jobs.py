@@ -55,8 +55,14 @@ def test_a_cancelled_job_saves_and_goes_on_to_the_bits_of_one_host(slurm: SlurmL
     assert slurm.wait(number, ENDED)["JobState"] == "CANCELLED"
 
     again = slurm.sbatch(str(record(slurm, "three") / "job.sbatch"))
+    for name in ("three", again):  # known at once, by the run and by the id that sbatch has printed
+        state = json.loads(slurm.mtrain("status", "--json", name))
+        assert (state["id"], state["phase"] in ("waiting", "running")) == (again, True)
     assert slurm.wait(again, ENDED)["JobState"] == "COMPLETED", output(slurm, again, "three")
     assert updates(slurm, "three") == list(range(UPDATES))  # none was made twice
+    lines = slurm.mtrain("logs", number).splitlines()
+    ends = [line.rpartition(" ")[2] for line in lines if line.startswith("mtrain ended with exit code")]
+    assert ends == ["143", "0"]
     assert slurm.wait(one, ENDED)["JobState"] == "COMPLETED", output(slurm, one, "one")
     assert digests(slurm, "three") == digests(slurm, "one")
     state = json.loads(slurm.mtrain("status", "--json", one))
@@ -130,3 +136,34 @@ def test_a_host_that_is_not_in_the_job_is_named(slurm: SlurmLab):
     assert "node3" in printed
     assert "cannot be reached by srun" in printed
     assert "scontrol show hostnames" in printed
+
+
+@pytest.mark.slow
+def test_two_hosts_that_were_off_for_a_moment_put_the_job_back_into_the_queue(slurm: SlurmLab):
+    """Both are there again before anybody asks them, so that only mtrain knows that they were lost."""
+    number = slurm.submit("--name", "off", "--requeue", "--time", "30", "--failure-timeout-s", "20")
+    wait_for(lambda: 2 in updates(slurm, "off"), what="update 2")
+    for node in ("node2", "node3"):
+        slurm.power(node, "halt")
+    slurm.up(3)
+    wait_for(lambda: int(slurm.job(number)["Restarts"]) > 0, timeout_s=180, what="a start again")
+    assert slurm.wait(number, ENDED, timeout_s=300)["JobState"] == "COMPLETED", output(slurm, number, "off")
+    assert sorted(set(updates(slurm, "off"))) == list(range(UPDATES))
+
+
+@pytest.mark.slow
+def test_a_second_start_of_a_run_is_refused_with_the_job_that_runs(slurm: SlurmLab):
+    more = ("-o", f"train.updates={ENDLESS}", "-o", "checkpoint.every_updates=1000")
+    number = slurm.submit("--name", "twice", *more, hosts=1)
+    wait_for(lambda: 2 in updates(slurm, "twice"), what="update 2")
+    before = len(updates(slurm, "twice"))
+    again = slurm.sbatch(str(record(slurm, "twice") / "job.sbatch"))
+    assert slurm.wait(again, ENDED)["JobState"] == "FAILED"
+    printed = output(slurm, again, "twice")
+    assert "is running a job in this folder" in printed
+    assert printed.splitlines()[-1] == "mtrain ended with exit code 2"
+    state = json.loads(slurm.mtrain("status", "--json"))
+    assert (state["id"], state["phase"]) == (number, "running")
+    wait_for(lambda: len(updates(slurm, "twice")) > before + 2, what="further updates of the first start")
+    slurm.mtrain("cancel", number)
+    assert slurm.wait(number, ENDED)["JobState"] == "CANCELLED"

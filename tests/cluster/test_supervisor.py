@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrain.cluster.supervisor import supervise
 from mtrain.errors import LaunchError
-from mtrain.report.console import Quiet
+from mtrain.jobs.supervisor import supervise
+from mtrain.records.console import Quiet
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.processes import Requests
 
@@ -89,6 +89,13 @@ def test_a_change_of_hosts_is_no_restart_that_counts():
         "rank 1 failed",
         "starting again from step-00000004 on 1 of its hosts",
     ]
+
+
+def test_after_changes_of_hosts_all_restarts_are_left_for_failures():
+    hosts = Hosts(FAILED, FAILED, FAILED, None, checkpoint=Path("step-00000004"))
+    hosts.changes = ["host 2 is lost", "host 3 is lost"]
+    result = hosts.supervise(1)
+    assert (result.code, result.summary, hosts.restored) == (0, {"updates": 3}, 3)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])

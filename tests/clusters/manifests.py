@@ -13,9 +13,9 @@ import yaml
 from kubeflow_trainer_api import models
 from pydantic import BaseModel
 
-from mtrain.clusters._kubernetes.options import KubernetesOptions
-from mtrain.clusters._kubernetes.queue import KubernetesQueue
-from mtrain.core.queue import Submission
+from mtrain.core.interfaces.queue import Submission
+from mtrain.launchers.clusters._kubernetes.options import KubernetesOptions
+from mtrain.launchers.clusters._kubernetes.queue import KubernetesQueue
 from mtrain.spec import config
 
 # It reads the schemas of a whole version, megabytes of JSON, for each document.
@@ -25,7 +25,7 @@ BACKENDS = ("ddp", "deepspeed", "horovod", "fleet")
 KINDS = ("job", "trainjob")
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {},
-    "volumes": {"data_claim": "pictures", "runs_claim": "runs", "data_path": "/pictures", "runs_path": "/work/runs"},
+    "volumes": {"data_claim": "images", "runs_claim": "runs", "data_path": "/images", "runs_path": "/work/runs"},
     "gpus": {"gpus": 2, "cpu": 16, "memory": "64Gi", "shm": "8Gi", "node_selector": {"pool": "gpu"}},
     "place": {
         "namespace": "team",
@@ -35,6 +35,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "service_account": "trainer",
     },
     "queue": {"queue": "team-queue", "ttl_s": 600, "backoff": 0, "grace_s": 300, "isolate": False},
+    "credentials": {
+        "secret_env": {"AWS_SECRET_ACCESS_KEY": "aws/key"},
+        "env_from": ["wandb"],
+        "image_pull_secrets": ["registry"],
+    },
     "secret": {"secret": "mtrain", "env": {"NCCL_DEBUG": "INFO"}, "user": 4711, "python": "/opt/venv/bin/python"},
 }
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
@@ -144,7 +149,8 @@ class Pod:
 
 def pods(documents: Sequence[Mapping[str, Any]], *, secrets: Mapping[str, str] | None = None) -> list[Pod]:
     """The pods of a job; ``secrets``: the variables in Secrets, by name."""
-    by_kind = {document["kind"]: document for document in documents}
+    by_kind: dict[str, Any] = {document["kind"]: document for document in documents}
+    by_kind["ConfigMap"] = [document for document in documents if document["kind"] == "ConfigMap"]
     main = documents[0]
     template = _job_pod(main) if main["kind"] == "Job" else _train_job_pod(main, by_kind["ClusterTrainingRuntime"])
     count = main["spec"]["completions"] if main["kind"] == "Job" else main["spec"]["trainer"]["numNodes"]
@@ -190,22 +196,45 @@ def _pod(
     secrets: Mapping[str, str],
 ) -> Pod:
     (container,) = template["containers"]
-    assert container["workingDir"] in _writable(container, template)
     env = {"JOB_COMPLETION_INDEX": str(index)}
     for variable in container["env"]:
-        env[variable["name"]] = variable.get("value") or secrets[variable["valueFrom"]["secretKeyRef"]["key"]]
-    argv = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], word) for word in container["command"]]
+        assert variable["name"] not in env, f"{variable['name']} is set twice"
+        reference = variable.get("valueFrom", {}).get("secretKeyRef", {})
+        env[variable["name"]] = secrets[reference["key"]] if reference else expanded(variable["value"], env)
+    argv = [expanded(word, env) for word in container["command"]]
     name = main["metadata"]["name"]
     host = f"{name}-{index}" if main["kind"] == "Job" else f"{name}-node-0-{index}"
     if template.get("subdomain"):
         host += f".{template['subdomain']}"
+    return Pod(index, host, argv, env, _files(container, template, by_kind), _writable(container, template), template)
+
+
+def expanded(text: str, env: Mapping[str, str]) -> str:
+    """What the kubelet makes of a word: ``$(NAME)`` becomes the value of a variable that is known, ``$$`` becomes ``$``."""
+    return re.sub(
+        r"\$(?:(\$)|\(([^)]*)\))", lambda found: found[1] or env.get(found[2], found[0]), text, flags=re.DOTALL
+    )
+
+
+def _files(container: Mapping[str, Any], template: Mapping[str, Any], by_kind: Mapping[str, Any]) -> dict[str, str]:
+    """The files of ConfigMaps as the container sees them: path -> content."""
     sources = {volume["name"]: volume for volume in template["volumes"]}
     files = {}
     for mount in container["volumeMounts"]:
-        if "configMap" in sources[mount["name"]]:
-            assert sources[mount["name"]]["configMap"]["name"] == by_kind["ConfigMap"]["metadata"]["name"]
-            files |= {f"{mount['mountPath']}/{key}": text for key, text in by_kind["ConfigMap"]["data"].items()}
-    return Pod(index, host, argv, env, files, _writable(container, template), template)
+        volume = sources[mount["name"]].get("configMap")
+        if volume is None:
+            continue
+        (config,) = [each for each in by_kind["ConfigMap"] if each["metadata"]["name"] == volume["name"]]
+        paths = volume.get("items") or [{"key": key, "path": key} for key in config["data"]]
+        assert {item["key"] for item in paths} == set(config["data"])
+        assert all(re.fullmatch(r"[-._a-zA-Z0-9]+", item["key"]) for item in paths)
+        folder = f"{mount['subPath']}/" if "subPath" in mount else ""
+        files |= {
+            f"{mount['mountPath']}/{item['path'].removeprefix(folder)}": config["data"][item["key"]]
+            for item in paths
+            if item["path"].startswith(folder)
+        }
+    return files
 
 
 def _writable(container: Mapping[str, Any], template: Mapping[str, Any]) -> list[str]:

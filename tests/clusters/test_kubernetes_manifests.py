@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from mtrain.cli.options import load_job
 from mtrain.cli.train import train
-from mtrain.cluster import start
 from mtrain.errors import UsageError
+from mtrain.jobs import start
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import make_plan
 from mtrain.spec import config
@@ -20,6 +21,9 @@ pytest.importorskip("kubeflow_trainer_api", reason="the extra kube is not instal
 from mtrain.spec import yaml_reader
 from tests.clusters import manifests as made
 from tests.clusters.manifests import BACKENDS, KINDS, OPTIONS, Invalid
+
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+"""Label that the API server gives every namespace: its name."""
 
 
 @pytest.mark.parametrize(("backend", "kind", "name", "hosts"), made.every_case())
@@ -102,6 +106,9 @@ def test_the_pods_run_the_plan_of_hosts_with_their_names(kind, backend, tmp_path
         assert start.own_node(loaded) == pod.index
         assert [host.address for host in plan.hosts] == names
         assert plan.commands == expected.commands
+        assert not Path("/home/mtrain").is_relative_to(pod.env["HOME"]), "no volume hides the image's files"
+        assert not {"/home", "/home/mtrain"} & set(pod.writable)
+        assert "workingDir" not in pod.spec["containers"][0]
         assert plan.numbers == expected.numbers
         assert loaded.spec.cluster.joining_s == given.wait_s
         assert "/work/runs" in pod.writable
@@ -154,7 +161,7 @@ def test_a_pod_has_as_many_ranks_as_gpus_unless_the_spec_says_otherwise():
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_pods_have_no_privileges(kind, name):
     documents = made.documents(made.submission(), made.options(kind=kind, **OPTIONS[name]))
-    for pod in made.pods(documents, secrets={"MTRAIN_CLUSTER_SECRET": "known"}):
+    for pod in made.pods(documents, secrets={"MTRAIN_CLUSTER_SECRET": "known", "key": "known"}):
         (container,) = pod.spec["containers"]
         assert pod.spec["automountServiceAccountToken"] is False
         assert pod.spec["securityContext"]["runAsNonRoot"] is True
@@ -176,8 +183,31 @@ def test_a_secret_is_a_reference_and_never_a_value():
         made.documents(made.submission(), made.options(**OPTIONS["secret"])), secrets={"MTRAIN_CLUSTER_SECRET": "known"}
     )
     assert pod.env["MTRAIN_CLUSTER_SECRET"] == "known"
-    with pytest.raises(UsageError, match=r"put it into a Secret"):
-        made.documents(made.submission(), made.options(env={"MTRAIN_CLUSTER_SECRET": "known"}))
+    with pytest.raises(ValidationError, match=r"put it into a Secret"):
+        made.options(env={"MTRAIN_CLUSTER_SECRET": "known"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prometheus_may_read_the_port_for_it_and_no_other(kind, tmp_path):
+    values = yaml.safe_load(made.submission().spec)
+    closed = made.documents(made.submission(), made.options(kind=kind))
+    values["report"]["metrics_port"] = 9400
+    for given, readers in (
+        ({}, {"podSelector": {}}),
+        ({"metrics_namespace": "monitoring"}, {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: "monitoring"}}}),
+    ):
+        opened = made.documents(made.submission(values=values), made.options(kind=kind, **given))
+        among, metrics = opened[-1]["spec"]["ingress"]
+        assert [among] == closed[-1]["spec"]["ingress"]
+        assert metrics == {"from": [readers], "ports": [{"port": 9400, "protocol": "TCP"}]}
+        for document in opened:
+            made.check(document)
+    for pod in made.pods(opened):
+        loaded, _ = _planned(pod, tmp_path)
+        assert (loaded.spec.report.metrics_port, loaded.spec.report.metrics_address) == (9400, "0.0.0.0")
+    values["report"]["metrics_address"] = "host"
+    (pod, _) = made.pods(made.documents(made.submission(values=values), made.options(kind=kind)))
+    assert _planned(pod, tmp_path)[0].spec.report.metrics_address == "host"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,17 +268,12 @@ def test_text_that_looks_like_a_number_is_in_quotes():
 
 def test_a_spec_that_no_config_map_holds_is_refused():
     values = {**yaml.safe_load(made.submission().spec), "text": "x" * (1 << 20)}
-    with pytest.raises(UsageError, match="a ConfigMap holds 1048576"):
+    with pytest.raises(UsageError, match="ConfigMap holds 1048576"):
         made.documents(made.submission(values=values), made.options())
 
 
-def test_a_script_is_refused_since_the_pods_do_not_have_it():
-    with pytest.raises(UsageError, match=r"train\.py: a script cannot be submitted"):
-        made.documents(made.submission(arguments=("/home/user/train.py",)), made.options())
-
-
 def test_runs_that_would_vanish_are_named_on_top():
-    from mtrain.clusters._kubernetes.queue import KubernetesQueue
+    from mtrain.launchers.clusters._kubernetes.queue import KubernetesQueue
 
     assert KubernetesQueue(made.options()).request(made.submission()).startswith("# No runs_claim is given")
     assert not KubernetesQueue(made.options(runs_claim="runs")).request(made.submission()).startswith("#")

@@ -3,8 +3,10 @@
 import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,6 +14,7 @@ import yaml
 pytest.importorskip("kubernetes", reason="the extra kube is not installed")
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
 from mtrain.cli import main
+from mtrain.launchers.clusters._kubernetes import queue
 from tests.clusters.api_server import ApiServer, served
 
 FLAGS = ("-c", "digits", "--cluster", "kubernetes", "-N", "2", "-o", "cluster.options.image=mtrain:1")
@@ -71,6 +74,32 @@ def test_the_state_follows_pods_and_conditions(server: ApiServer, options, plura
     assert "failed [Failed: PodFailurePolicy: Container failed, exit code 2]" in _mtrain("status")
 
 
+def _ended_pod(code: int | None, minute: int) -> SimpleNamespace:
+    """A pod as the official client returns it, ended at that minute of an hour; None: it runs."""
+    ended = (
+        None
+        if code is None
+        else SimpleNamespace(exit_code=code, finished_at=datetime(2026, 1, 1, 9, minute, tzinfo=UTC))
+    )
+    statuses = [SimpleNamespace(state=SimpleNamespace(terminated=ended)), SimpleNamespace(state=None)]
+    return SimpleNamespace(status=SimpleNamespace(phase="Failed", container_statuses=statuses))
+
+
+@pytest.mark.parametrize(
+    ("pods", "code"),
+    [
+        ([(143, 5), (1, 40), (137, 20)], 1),
+        ([(1, 40), (143, 5), (0, 50)], 1),
+        ([(0, 50), (None, 0)], None),
+        ([], None),
+    ],
+)
+def test_the_exit_code_of_a_failed_job_is_that_of_the_pod_that_failed_last(pods, code):
+    job = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+    state = queue._state(job, [_ended_pod(*pod) for pod in pods])
+    assert (state.phase, state.code) == ("failed", code)
+
+
 def test_a_suspended_job_waits_in_the_words_of_its_queue(server: ApiServer):
     _mtrain("submit", *FLAGS, "-o", "cluster.options.queue=team")
     assert server.job("digits")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
@@ -88,18 +117,22 @@ def test_logs_are_those_of_the_first_host_and_of_its_pods_in_turn(server: ApiSer
 
 
 def test_followed_logs_go_on_in_the_pod_that_replaces_another_until_the_job_ends(server: ApiServer, monkeypatch):
-    monkeypatch.setattr("mtrain.clusters._kubernetes.queue.POLL_S", 0.05)
+    monkeypatch.setattr("mtrain.launchers.clusters._kubernetes.queue.POLL_S", 0.05)
     _mtrain("submit", *FLAGS)
     server.pod("digits-0-a", "digits", 0, "Pending")
     server.logs = {"digits-0-a": "before\n", "digits-0-b": "after\n"}
 
     def happen() -> None:
-        time.sleep(0.3)
-        server.pod("digits-0-a", "digits", 0, "Failed", code=143)
-        time.sleep(0.3)
-        server.pod("digits-0-b", "digits", 0, "Running")
-        time.sleep(0.3)
-        server.end("digits", "Complete")
+        """Let the command look at least twice at each state."""
+        for change in (
+            lambda: server.pod("digits-0-a", "digits", 0, "Failed", code=143),
+            lambda: server.pod("digits-0-b", "digits", 0, "Running"),
+            lambda: server.end("digits", "Complete"),
+        ):
+            before = len(server.asked)
+            while len(server.asked) < before + 4:
+                time.sleep(0.01)
+            change()
 
     thread = threading.Thread(target=happen)
     thread.start()
@@ -139,6 +172,36 @@ def test_the_namespace_is_that_of_the_context_unless_it_is_given(server: ApiServ
     _mtrain("submit", *FLAGS)
     _mtrain("submit", *FLAGS, "--name", "other", "--namespace", "mine")
     assert {key[0] for key in server.objects if key[1] == "jobs"} == {"team", "mine"}
+
+
+def test_a_job_is_found_where_it_was_given_when_the_context_has_changed(server: ApiServer, tmp_path):
+    server.kubeconfig(tmp_path / "kubeconfig", namespace="team")
+    _mtrain("submit", *FLAGS)
+    server.objects["other", "jobs", "digits"] = server.job("digits", namespace="team") | {"status": {}}
+    server.kubeconfig(tmp_path / "kubeconfig", namespace="other")
+    server.job("digits", namespace="team")["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    assert "digits: done" in _mtrain("status")
+    _mtrain("submit", *FLAGS, "--name", "second")
+    _mtrain("cancel", "second")
+    assert [key[0] for key in server.objects if key[1] == "jobs"] == ["team", "other"]
+
+
+def test_a_pod_submits_to_its_own_namespace(server: ApiServer, tmp_path, monkeypatch):
+    from kubernetes import client, config
+
+    def load() -> None:
+        configuration = client.Configuration(host=f"http://127.0.0.1:{server.port}")
+        configuration.api_key["authorization"] = "Bearer of-a-user"
+        client.Configuration.set_default(configuration)
+
+    file = tmp_path / "namespace"
+    file.write_text("team-of-the-pod\n")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.setattr(config, "load_incluster_config", load)
+    monkeypatch.setattr("mtrain.launchers.clusters._kubernetes.client.NAMESPACE_FILE", file)
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    _mtrain("submit", *FLAGS)
+    assert {key[0] for key in server.objects if key[1] != "clustertrainingruntimes"} == {"team-of-the-pod"}
 
 
 def test_a_wrong_token_is_said_in_the_servers_words(server: ApiServer, tmp_path):

@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
 import mtrain
-from mtrain.spec import config, plugins
+from mtrain.spec import config
 from tests.clusters.conftest import run, says
 from tests.ports import held_port
 
@@ -66,34 +64,6 @@ def test_no_file_of_mtrain_names_it():
     assert not any("outside_shell" in file.read_text(encoding="utf-8") for file in files)
 
 
-FORMER_CARRIER = """
-from mtrain.system.placement import {imported}
-
-class Rsh:
-    class Options({imported}):
-        pass
-    carries = True
-    starts = True
-
-    def __init__(self, options):
-        self.options = options
-
-    def bring(self, host, node):
-        return ("rsh", host)
-"""
-
-
-@pytest.mark.parametrize("imported", ["CarryOptions", "LaunchOptions"])
-def test_a_cluster_in_the_group_of_launchers_is_refused_with_what_to_change(here, imported):
-    (here / "former_carrier.py").write_text(FORMER_CARRIER.format(imported=imported))
-    (here / "plugins.toml").write_text('[launchers.rsh]\nmodule = "former_carrier:Rsh"\n')
-    process = run("plan", "-c", "spec.yml", "-b", "ddp", "--launcher", "rsh", "--ips", "127.0.0.1,127.0.0.2")
-    assert process.returncode == 2
-    assert process.stderr.count("plugin of the group mtrain.clusters now") == 1
-    # A job that does not choose it is not disturbed.
-    assert json.loads(says("plan", "-c", "spec.yml", "-b", "ddp", "--json"))["launcher"] == "torchrun"
-
-
 UNDERIVED_LAUNCHER = """
 from mtrain.core.interfaces import Command
 from mtrain.system.placement import LaunchOptions
@@ -136,9 +106,3 @@ def test_a_launcher_that_is_not_derived_has_the_defaults_and_options_of_its_own(
         process = run(*flags, "-o", "launcher.name=aaa", "-o", f"launcher.options.{key}=1")
         assert process.returncode == 2
         assert message in process.stderr
-
-
-def test_a_policy_that_forbids_the_launcher_ssh_forbids_the_cluster(here):
-    (here / "plugins.toml").write_text('[launchers]\ndisabled = ["ssh"]\n')
-    states = {entry.name: entry.enabled for entry in plugins.names("clusters", policy=plugins.read_policy())}
-    assert (states["manual"], states["ssh"]) == (True, False)

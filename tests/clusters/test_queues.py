@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import yaml
 
 import mtrain
-from mtrain.cluster.host_log import HostLog
 from mtrain.errors import UsageError
+from mtrain.jobs.hosts.host_log import HostLog
 from tests.cluster.lab import wait_for
 from tests.clusters.conftest import run, says
 
@@ -72,7 +73,43 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
     assert mtrain.open_job("spec").id != first, "the newest job of that name"
     assert mtrain.open_job("spec").wait(timeout_s=60, every_s=0.2).phase == "done"
     # The job that was cancelled may have made more updates than the three that this one was to make.
-    assert len(mtrain.open_run("runs/spec").metrics.updates) >= 3
+    assert len(mtrain.open_run("runs/spec").records.updates) >= 3
+
+
+def test_a_submitted_job_goes_on_with_what_was_chosen_for_its_run(here):
+    says(
+        "train", "-c", "spec.yml", "-b", "solo", "--seed", "42", "-o", "optimizer.learning_rate=0.02", "--name", "first"
+    )
+    process = run("submit", "--cluster", "background", "--resume", "runs/first", "--seed", "7", "-o", "train.updates=5")
+    assert process.returncode == 0, process.stderr
+    assert "train.seed 42 there, 7 here (--seed 7)" in process.stderr
+    assert mtrain.open_job("first").wait(timeout_s=120, every_s=0.2).code == 0
+    spec = json.loads((here / "runs/first/spec.json").read_text())
+    chosen = (
+        spec["backend"]["name"],
+        spec["train"]["seed"],
+        spec["optimizer"]["learning_rate"],
+        spec["train"]["updates"],
+    )
+    assert chosen == ("solo", 7, 0.02, 5)
+    assert mtrain.open_run("runs/first").records.updates[-1]["update"] == 4, "it went on in the folder of its run"
+    # The name alone means the same run, and the job of a further submission keeps what was chosen.
+    request = says("submit", "-c", "spec.yml", "--cluster", "background", "--name", "first", "--dry-run")
+    assert "-o train.seed" not in request, "nothing is typed anew"
+    refused = run("submit", "--cluster", "background", "--resume", "runs/first", "--name", "second")
+    assert refused.returncode == 2
+    assert "--name second" in refused.stderr
+
+
+def test_a_script_is_submitted_with_what_was_chosen_for_its_run(here):
+    (here / "mine.py").write_text(SCRIPT)
+    says("run", "-b", "solo", "--seed", "42", "--name", "first", "mine.py")
+    process = run("submit", "--cluster", "background", "--name", "first", "--dry-run", "--batch-size", "8", "mine.py")
+    assert process.returncode == 0, process.stderr
+    says("submit", "--cluster", "background", "--name", "first", "--batch-size", "8", "mine.py")
+    says("logs", "-f")
+    kept = yaml.safe_load((here / "runs/.submitted/first/spec.yml").read_text())
+    assert (kept["backend"]["name"], kept["train"]) == ("solo", {"batch_size": 8, "seed": 42})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +117,8 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
     [
         (("--gres", "gpu:2"), "--gres gpu:2: cluster.options.gres: unknown key"),
         (("--ips", "a,b"), "--ips a,b: the scheduler chooses the hosts"),
-        (("--resume", "runs/x"), "--resume: a submitted job continues the run of its name"),
+        (("--resume", "runs/x"), "--resume runs/x: no intact checkpoint"),
+        (("--resume", "s3://bucket/x"), "--resume s3://bucket/x: is no folder here"),
         (
             ("--cluster", "ssh"),
             "cluster.name: 'ssh' given, which has no queue; `mtrain submit` needs one of background",
@@ -111,10 +149,12 @@ def test_a_plan_for_a_queue_is_its_request(here):
 def test_a_script_is_submitted_with_its_arguments_and_the_values_that_were_set(here):
     (here / "mine.py").write_text(SCRIPT)
     words = ("--cluster", "background", "-b", "solo", "--batch-size", "8", "mine.py", "--depth", "3")
-    request = says("submit", "--dry-run", *words)
-    assert "-o train.batch_size=8" in request
-    says("submit", *words)
+    (here / "mine.yml").write_text("train: {seed: 7}\n")
+    says("submit", "-c", "mine.yml", *words)
+    (here / "mine.yml").write_text("a later version, which the waiting job must not see")
     says("logs", "-f")
+    kept = yaml.safe_load((here / "runs" / ".submitted" / "mine" / "spec.yml").read_text())
+    assert kept["train"] == {"batch_size": 8, "seed": 7}
     assert "started with ['--depth', '3'] 1" in (here / "runs" / "mine" / "logs" / "rank-0.log").read_text()
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.cluster import many_hosts
-from mtrain.cluster.submission import queue_of
-from mtrain.clusters._ray.bridge import Bridge
-from mtrain.clusters._ray.placement import library
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs import chosen, plan
+from mtrain.jobs import means, plan
+from mtrain.jobs.hosts import many_hosts
 from mtrain.jobs.machine import Machine
+from mtrain.jobs.submission import queue_of
+from mtrain.launchers.clusters._ray.bridge import Bridge
+from mtrain.launchers.clusters._ray.placement import library
 from mtrain.spec import config
 
 FLAGS = ("-c", "digits", "-b", "ddp", "--cluster", "ray", "--nproc-per-node", "1", "-o", "train.batch_size=12")
@@ -44,13 +44,13 @@ def test_a_plan_names_hosts_that_ray_will_choose_and_needs_no_ray(tmp_path, monk
 
 def test_the_spec_of_a_job_on_hosts_that_ray_chooses_keeps_no_names():
     loaded = _loaded(cluster__nodes=2)
-    assert chosen.host_names(loaded) == ["ray-0", "ray-1"]
+    assert means.host_names(loaded.job) == ["ray-0", "ray-1"]
     assert loaded.spec.cluster.ips == []
 
 
 def test_a_cluster_that_chooses_no_hosts_still_wants_their_names():
     with pytest.raises(SpecError, match="no host is named; give them with --ips"):
-        chosen.host_names(_loaded(cluster__name="ssh", cluster__nodes=2))
+        means.host_names(_loaded(cluster__name="ssh", cluster__nodes=2).job)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_cluster_that_chooses_no_hosts_still_wants_their_names():
 )
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
-        chosen.host_names(_loaded(cluster__options=options))
+        means.host_names(_loaded(cluster__options=options).job)
 
 
 def test_submit_names_the_command_of_ray():
@@ -139,7 +139,7 @@ def test_the_agent_is_no_child_of_the_actor_and_ends_when_the_actor_is_killed(tm
     tell = f"import os, sys; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); sys.stdin.read()"
     code = f"""
 import sys, time
-from mtrain.clusters._ray.bridge import Bridge
+from mtrain.launchers.clusters._ray.bridge import Bridge
 bridge = Bridge([sys.executable, "-c", {tell!r}], {{}})
 time.sleep(60)
 """

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from mtrain.clusters._slurm import batch, commands
-from mtrain.clusters._slurm.queue import SlurmQueue
-from mtrain.clusters.slurm import Slurm
 from mtrain.core.interfaces import HostedJob
-from mtrain.core.queue import QueuedJob, Submission
+from mtrain.core.interfaces.queue import QueuedJob, Submission
 from mtrain.errors import UsageError
+from mtrain.launchers.clusters._slurm import batch, commands
+from mtrain.launchers.clusters._slurm.queue import SlurmQueue
+from mtrain.launchers.clusters.slurm import Slurm
 
 SUBMISSION = Submission(
     name="digits",
@@ -69,11 +69,20 @@ if [ "$code" = 143 ]; then
     *JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
   esac
 fi
-# mtrain mostly knows before Slurm that a host is lost. Slurm would put the job back into its queue for that.
-if [ "$code" = 1 ] && ! timeout -k 5 20 srun --overlap --quiet --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 true
-then
-  echo "a host of this job does not answer: the job goes back into the queue"
-  scontrol requeue "$SLURM_JOB_ID"
+# mtrain mostly knows before Slurm that a host is lost. Slurm would put the job back into its queue for that. A host that was
+# off and is back again answers, but its slurmd was started after this job.
+if [ "$code" = 1 ]; then
+  lost=
+  timeout -k 5 20 srun --overlap --quiet --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 true || lost="does not answer"
+  began=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* StartTime=\\([0-9][^ ]*\\).*/\\1/p')
+  for started in $(scontrol --oneliner show node "$SLURM_JOB_NODELIST" | sed -n 's/.* SlurmdStartTime=\\([0-9][^ ]*\\).*/\\1/p')
+  do
+    [[ -n $began && $started > $began ]] && lost="was off for a while"
+  done
+  if [ -n "$lost" ]; then
+    echo "a host of this job $lost: the job goes back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
 fi
 exit "$code"
 """
@@ -110,6 +119,13 @@ PREEMPTED = (
 )
 
 
+AT = """JobId=7 SubmitTime=2026-01-01T13:00:00 StartTime=2026-01-01T{began} EndTime=2026-01-02T12:00:00
+NodeName=node1 BootTime=2026-01-01T13:00:00 SlurmdStartTime=2026-01-01T{first} LastBusyTime=2026-01-01T13:00:00
+NodeName=node2 BootTime=2025-01-01T13:00:00 SlurmdStartTime=2026-01-01T{second} LastBusyTime=2026-01-01T13:00:00"""
+"""What the controller says about a job, and the times at which the daemons of its hosts have started."""
+LOOKS = ["show job 7", "show node node[1-2]"]
+
+
 @pytest.mark.parametrize(
     ("code", "shown", "values", "asked"),
     [
@@ -118,8 +134,17 @@ PREEMPTED = (
         (143, PREEMPTED, {"requeue": False}, []),
         (143, PREEMPTED.replace("RUNNING", "COMPLETING"), {"requeue": True}, ["show job 7"]),  # scancel
         (143, "JobId=7 JobState=RUNNING PreemptTime=None", {"requeue": True}, ["show job 7"]),  # scancel --signal=TERM
-        (1, "no answer", {"requeue": True}, ["requeue 7"]),  # a host is lost
-        (1, "all hosts answer", {"requeue": True}, []),
+        (1, "no answer", {"requeue": True}, [*LOOKS, "requeue 7"]),  # a host is lost
+        (1, "all hosts answer", {"requeue": True}, LOOKS),
+        (1, AT.format(began="12:00:05", first="12:00:06", second="11:00:00"), {"requeue": True}, [*LOOKS, "requeue 7"]),
+        (1, AT.format(began="12:00:05", first="11:00:00", second="12:00:05"), {"requeue": True}, LOOKS),
+        (1, AT.format(began="12:00:05", first="11:00:00", second="11:59:59"), {}, []),
+        (
+            1,
+            AT.replace("2026-01-01T{second}", "None").format(began="12:00:05", first="11:00:00"),
+            {"requeue": True},
+            LOOKS,
+        ),
         (1, "no answer", {}, []),
     ],
 )
@@ -138,6 +163,7 @@ def test_a_job_goes_back_into_the_queue_where_slurm_would_have_put_it(tmp_path, 
     script = tmp_path / "job.sbatch"
     script.write_text(batch.script(replace(SUBMISSION, python=str(tmp_path / "python")), options(**values)))
     numbers = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
+    numbers["SLURM_JOB_NODELIST"] = "node[1-2]"
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **numbers}
     result = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, timeout=60)
     assert (result.returncode, log.read_text().splitlines()) == (code, asked)
@@ -267,11 +293,11 @@ def test_a_path_with_a_line_end_is_refused():
 
 
 def test_an_agent_is_started_by_srun_in_the_allocation_alone():
-    job = HostedJob(hosts=["node1", "node2"], agent=["python", "-m", "mtrain.cluster.agent"], cluster="slurm")
+    job = HostedJob(hosts=["node1", "node2"], agent=["python", "-m", "mtrain.jobs.hosts.agent"], cluster="slurm")
     cluster = Slurm(options(srun=["--container=a b"]))
     words = list(cluster.command(1, job))
     assert words[0] == "srun"
-    assert words[-6:] == ["--container=a b", "--nodelist=node2", "--", "python", "-m", "mtrain.cluster.agent"]
+    assert words[-6:] == ["--container=a b", "--nodelist=node2", "--", "python", "-m", "mtrain.jobs.hosts.agent"]
     with pytest.raises(UsageError, match="SLURM_JOB_ID is not set"):
         cluster.gathering(job, {})
     with pytest.raises(UsageError):
@@ -355,20 +381,76 @@ def test_a_controller_that_does_not_answer_is_no_job_that_is_gone(monkeypatch, j
 def test_logs_of_an_array_name_the_job_that_has_printed_each_line(job):
     for index in ("10", "2"):
         job.request.with_name(f"slurm-7_{index}.out").write_text(f"from {index}\nlast")
-    job.request.with_name("slurm-71.out").write_text("of another job with this name of a run")
     actual = list(SlurmQueue(options()).logs(job, follow=False))
     assert actual == ["[2] from 2", "[2] last", "[10] from 10", "[10] last"]
+
+
+class Controller:
+    """A Slurm that knows some jobs: id -> state."""
+
+    def __init__(self, request: Path, jobs: dict[str, str]) -> None:
+        self.request, self.jobs = request, jobs
+
+    def __call__(self, argv: list[str], **more: object) -> str:
+        if argv[0] == "squeue":
+            alive = [number for number, state in self.jobs.items() if state in ("PENDING", "RUNNING")]
+            return "".join(f"{number}|{self.request}\n" for number in alive) + "9|/elsewhere/job.sbatch\n"
+        if argv[0] == "scancel":
+            self.jobs |= dict.fromkeys(argv[1:], "CANCELLED")
+        if argv[:3] == ["scontrol", "--oneliner", "show"] and argv[4] in self.jobs:
+            return SHOWN.format(state=self.jobs[argv[4]], reason="None", code="0:0", nodes="(null)")
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ({"7": "CANCELLED", "10": "PENDING"}, ("waiting", "10")),  # which has printed nothing so far
+        ({"7": "CANCELLED", "10": "RUNNING", "11": "FAILED"}, ("running", "10")),  # 11 was refused beside 10
+        ({"7": "CANCELLED", "10": "FAILED", "11": "COMPLETED"}, ("done", "11")),
+        ({"7": "RUNNING", "10": "FAILED"}, ("running", None)),
+        ({"7": "RUNNING", "10": "RUNNING", "11": "FAILED"}, ("running", "10")),
+        ({"7": "RUNNING"}, ("running", None)),
+    ],
+)
+def test_the_state_of_a_run_is_that_of_the_job_that_goes_on_with_it(monkeypatch, job, jobs, expected):
+    for number, state in jobs.items():
+        if state != "PENDING":
+            job.request.with_name(f"slurm-{number}.out").write_text(f"of {number}\n")
+    monkeypatch.setattr(commands, "run", Controller(job.request, jobs))
+    queue = SlurmQueue(options())
+    state = queue.state(job)
+    assert (state.phase, state.id) == expected
+    printed = [f"of {number}" for number, state in jobs.items() if state != "PENDING"]
+    assert list(queue.logs(job, follow=False)) == printed
+    assert all(queue.continues(job, number) for number in jobs)
+    assert not queue.continues(job, "9")
+    alive = [number for number, state in jobs.items() if state in ("PENDING", "RUNNING")]
+    queue.cancel(job)
+    assert all(jobs[number] == "CANCELLED" for number in alive)
+
+
+def test_an_id_that_is_an_option_is_given_to_no_command(monkeypatch, job):
+    monkeypatch.setattr(commands, "run", lambda argv, **more: pytest.fail(f"{argv} was run"))
+    with pytest.raises(UsageError, match="--user=root"):  # no such job can be made
+        replace(job, id="--user=root")
+    object.__setattr__(job, "id", "--user=root")
+    for ask in (SlurmQueue(options()).cancel, SlurmQueue(options()).state):
+        with pytest.raises(UsageError, match="--user=root"):
+            ask(job)
 
 
 def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatch, job):
     path = job.request.with_name("slurm-7.out")
     states = iter(["PENDING", "RUNNING", "COMPLETED"])
-    monkeypatch.setattr("mtrain.clusters._slurm.queue.ASK_S", 0.0)
-    monkeypatch.setattr("mtrain.clusters._slurm.queue.POLL_S", 0.0)
+    monkeypatch.setattr("mtrain.launchers.clusters._slurm.queue.ASK_S", 0.0)
+    monkeypatch.setattr("mtrain.launchers.clusters._slurm.queue.POLL_S", 0.0)
 
     def answer(argv: list[str], **more: object) -> str:
         if "hostnames" in argv:
             return "node1\n"
+        if argv[0] == "squeue":
+            return ""
         state = next(states)
         if state != "PENDING":
             path.write_text("one\ntw" if state == "RUNNING" else "one\ntwo\nthree")
@@ -380,7 +462,7 @@ def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatc
 
 def test_a_command_that_is_not_installed_says_where_to_go(monkeypatch, job):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="scontrol is not installed here"):
+    with pytest.raises(UsageError, match="squeue is not installed here"):
         SlurmQueue(options()).state(job)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.comparing.traces import Trace, trace_of
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe, State
 from mtrain.core.recipe import ema_shares
 from mtrain.core.trace import Tracer
-from mtrain.report.history import History
+from mtrain.records.history import History
+from mtrain.studies.compare.traces import Trace, trace_of
 
 SHAPES = {"conv.weight": (40, 9), "head.weight": (30, 5), "bn.weight": (25,), "head.bias": (30,)}
 GROUPS = (("bn.weight", "head.bias"), ("conv.weight", "head.weight"))
@@ -45,7 +45,7 @@ class Planted:
     """Before the norm is taken."""
     applied_factor: float = 1.0
     """After it was clipped."""
-    rate_factor: float = 1.0
+    learning_rate_factor: float = 1.0
     noise: float = 0.0
     """Relative, on the gradient."""
     buffer_momentum: float = 0.1
@@ -101,12 +101,12 @@ def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
         norm = math.sqrt(sum(float((x.astype("f8") ** 2).sum()) for x in grads.values()))
         clip = planted.applied_factor * min(1.0, recipe.clip_norm / (norm + 1e-6))
         for group, (_, options) in zip(GROUPS, recipe.groups, strict=True):
-            rate = planted.rate_factor * RATES[0]
+            learning_rate = planted.learning_rate_factor * RATES[0]
             for name in group:
                 moved = _step(
                     recipe, options, weights[name], clip * grads[name], (moments, squares, name), planted.momenta.get(u)
                 )
-                weights[name] = (weights[name] - rate * moved).astype("f4")
+                weights[name] = (weights[name] - learning_rate * moved).astype("f4")
         buffers["bn.mean"] = (
             (1 - planted.buffer_momentum) * buffers["bn.mean"] + planted.buffer_momentum * seen["bn.weight"]
         ).astype("f4")
@@ -118,11 +118,11 @@ def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
                 "kind": "update",
                 "update": u,
                 "losses": {"total": loss},
-                "norm": norm,
-                "rates": list(RATES),
+                "gradient_norm": norm,
+                "learning_rates": list(RATES),
                 "trace": tracer.after_update(),
             }
-            | {"momentum": planted.momenta.get(u), "seconds": 0.1, "time": float(u), "wait_share": 0.0}
+            | {"momentum": planted.momenta.get(u), "update_seconds": 0.1, "time": float(u), "data_wait_share": 0.0}
         )
     return trace_of(history)
 
@@ -136,9 +136,13 @@ def _step(
         added = grad + options["weight_decay"] * weight
         moments[name] = (momentum * moments[name] + added).astype("f4")
         return added + momentum * moments[name] if options["nesterov"] else moments[name]
-    moments[name] = (options["beta1"] * moments[name] + (1 - options["beta1"]) * grad).astype("f4")
+    decay = options["weight_decay"]
+    if recipe.rule == "adam":
+        grad, decay = grad + decay * weight, 0.0
+    beta1 = options["beta1"] if momentum is None else momentum
+    moments[name] = (beta1 * moments[name] + (1 - beta1) * grad).astype("f4")
     squares[name] = (0.999 * squares[name] + 0.001 * grad**2).astype("f4")
-    return moments[name] / (np.sqrt(squares[name]) + 1e-8) + options["weight_decay"] * weight
+    return moments[name] / (np.sqrt(squares[name]) + 1e-8) + decay * weight
 
 
 def with_options(**options: float) -> Recipe:

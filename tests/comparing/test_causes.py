@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mtrain.comparing.causes import Facts, causes
-from mtrain.comparing.differences import difference
-from mtrain.comparing.profiles import PROFILES, violations
+from mtrain.core.interfaces import Recipe
+from mtrain.studies.compare.causes import Facts, causes
+from mtrain.studies.compare.differences import difference
+from mtrain.studies.compare.profiles import PROFILES, violations
 from tests.comparing.jobs import GROUPS, RECIPE, Planted, run, with_options
 
 ADAMW = replace(
@@ -16,6 +17,7 @@ ADAMW = replace(
         (match, {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}) for match, _ in RECIPE.groups
     ),
 )
+ADAM = replace(ADAMW, rule="adam")
 FACTS = Facts(recipe=RECIPE, ranks=2)
 
 
@@ -55,6 +57,48 @@ def test_clipping_under_adamw_is_named_as_the_cause():
     facts = Facts(recipe=ADAMW, ranks=2)
     message, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
     assert "it clips at 5.0" in message
+
+
+def with_adam_options(rule: Recipe, **options: float) -> Recipe:
+    return replace(rule, groups=tuple((match, {**given, **options}) for match, given in rule.groups))
+
+
+@pytest.mark.parametrize("rule", [ADAM, ADAMW], ids=["adam", "adamw"])
+def test_faults_under_adam_are_named_with_their_sizes(rule: Recipe):
+    def told_of(planted: Planted) -> tuple[str, int, list[str]]:
+        return told(planted, Planted(recipe=rule), Facts(recipe=rule, ranks=2))
+
+    message, update, _ = told_of(Planted(recipe=rule, applied_factor=2.0))
+    assert "the gradient that is applied is not: it is 2 times as large" in message
+    assert update == 0
+    message, _, what = told_of(Planted(recipe=rule, learning_rate_factor=2.0))
+    assert "its step is 2 times as long" in message
+    assert what[0] == "weights"
+    message, _, what = told_of(Planted(recipe=with_adam_options(rule, weight_decay=0.03)))
+    if rule is ADAM:
+        assert "its weight decay differs from the spec's by +0.02" in message
+        assert what[0] == "moments"
+    else:
+        assert "decoupled weight decay" in message
+        assert what[0] == "weights"
+    assert "2 times as large at the same loss" in told_of(Planted(recipe=rule, gradient_factor=2.0))[0]
+    message, update, _ = told_of(Planted(recipe=with_adam_options(rule, beta1=0.7)))
+    # Without decay in the gradient the first update alone does not tell a momentum from a factor.
+    expected = "its momentum is 0.7, 0.9 was asked for" if rule is ADAM else "as with a momentum of 0.7 instead of 0.9"
+    assert expected in message
+    assert update == 0
+
+
+@pytest.mark.parametrize("rule", [ADAM, ADAMW], ids=["adam", "adamw"])
+def test_a_momentum_that_departs_later_is_named_under_adam(rule: Recipe):
+    scheduled = dict.fromkeys(range(12), 0.9)
+    message, update, what = told(
+        Planted(recipe=rule, momenta={**scheduled, 3: 0.6}),
+        Planted(recipe=rule, momenta=scheduled),
+        Facts(recipe=rule, ranks=2),
+    )
+    assert "its momentum is 0.6, 0.9 was asked for" in message
+    assert (update, what[0]) == (3, "moments")
 
 
 def test_gradients_summed_instead_of_averaged_over_ranks_are_named_as_the_cause():
@@ -106,7 +150,7 @@ def test_another_weight_decay_is_named_as_the_cause():
 
 
 def test_another_learning_rate_is_named_as_the_cause():
-    message, _, what = told(Planted(rate_factor=2.0))
+    message, _, what = told(Planted(learning_rate_factor=2.0))
     assert "its step is 2 times as long, the number of ranks (2): look at the learning rate" in message
     assert what[0] == "weights"
 
@@ -154,6 +198,12 @@ def test_rounding_of_the_gradient_is_named_as_the_cause():
     assert what[0] == "norm"
 
 
+def test_rounding_hides_no_cause_in_a_later_quantity():
+    message, update, what = told(Planted(noise=1e-7, buffer_momentum=0.2))
+    assert (update, what[0]) == (0, "norm")
+    assert "running statistics of BatchNorm" in message
+
+
 def test_rounding_under_adam_is_explained():
     facts = Facts(recipe=ADAMW, ranks=2)
     assert "moves weights by whole steps" in told(Planted(recipe=ADAMW, noise=1e-7), Planted(recipe=ADAMW), facts)[0]
@@ -162,7 +212,7 @@ def test_rounding_under_adam_is_explained():
 
 def test_ranks_with_different_weights_are_named_as_the_cause():
     assert run(Planted(drift_at=4)).drifted == 5
-    assert "ranks do not hold the same weights after update 4" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
+    assert "ranks do not hold the same weights after update 5" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
 
 
 def test_the_groups_of_this_file_are_those_of_its_recipe():

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mtrain.cli import main
-from mtrain.comparing.benches import Bench, repeats_in_one_start
-from mtrain.comparing.order import Order, parse_variants
-from mtrain.comparing.profiles import PROFILES
 from mtrain.spec import config
+from mtrain.studies.compare.benches import Bench, repeats_in_one_start
+from mtrain.studies.compare.order import Order, parse_variants
+from mtrain.studies.compare.profiles import PROFILES
 
 SPEC = ["data.workers=0", "backend.options.device=cpu", "train.updates=1", "train.epochs=null", "cluster.threads=1"]
 COMPARE = [

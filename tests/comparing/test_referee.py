@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrain.comparing import tables, wording
-from mtrain.comparing.differences import LOSS, NORM, difference
-from mtrain.comparing.page import page
-from mtrain.comparing.profiles import PROFILES, violations
-from mtrain.comparing.referee import EXACT, GROWTH, Referee, measured
-from mtrain.comparing.results import Against, Comparison, Row
-from mtrain.comparing.speed import speed_of
-from mtrain.comparing.traces import WEIGHTS, Trace
 from mtrain.core.nudge import nudged
+from mtrain.studies.compare import tables, wording
+from mtrain.studies.compare.differences import LOSS, NORM, difference
+from mtrain.studies.compare.page import page
+from mtrain.studies.compare.profiles import PROFILES, violations
+from mtrain.studies.compare.referee import EXACT, GROWTH, Referee, measured
+from mtrain.studies.compare.results import Against, Comparison, Row
+from mtrain.studies.compare.speed import speed_of
+from mtrain.studies.compare.traces import WEIGHTS, Trace
 from tests.comparing.jobs import Planted, run
 from tests.comparing.test_report import history
 
@@ -54,8 +54,8 @@ def told(result: Comparison) -> str:
 def test_float64_shows_that_the_reference_is_the_wrong_one() -> None:
     result = settled({"one": off_by(1e-2), "two": EXACTLY})
     assert not result.agree
-    assert wording.headline(result) == "one is off: too far from float64 in the first update"
-    assert "one is off: gradient norm of the first update 1.0e-02 from float64, allowed 3e-05" in told(result)
+    assert wording.headline(result) == "one is off: too far from float64 in update 1"
+    assert "one is off: gradient norm of update 1 1.0e-02 from float64, allowed 3e-05" in told(result)
     assert "gradient norm off from float64 (2.203856): one 1.0e-02, two 0.0e+00" in told(result)
     assert result.verdict(result.rows[0]) == "reference, inexact"
     assert "one is off" in page(result)
@@ -65,7 +65,7 @@ def test_float64_shows_that_the_reference_is_the_wrong_one() -> None:
 
 def test_float64_shows_that_another_backend_is_the_wrong_one() -> None:
     result = settled({"one": EXACTLY, "two": off_by(1e-4)})
-    assert wording.headline(result) == "two is off: too far from float64 in the first update"
+    assert wording.headline(result) == "two is off: too far from float64 in update 1"
     assert result.verdict(result.rows[1]) == "inexact"
     assert result.as_json()["backends"][1]["from_float64"][NORM] == pytest.approx(1e-4, rel=1e-2)
 

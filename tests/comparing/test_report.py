@@ -8,22 +8,22 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from mtrain.comparing import tables, wording
-from mtrain.comparing.arrays import farthest
-from mtrain.comparing.causes import Facts, causes
-from mtrain.comparing.differences import difference
-from mtrain.comparing.page import page
-from mtrain.comparing.profiles import PROFILES, violations
-from mtrain.comparing.results import Against, Comparison, Row
-from mtrain.comparing.speed import left_out, speed_of
 from mtrain.core.interfaces import State
+from mtrain.core.record_files import finite
 from mtrain.core.trace import Shares
-from mtrain.report.history import History
-from mtrain.report.reporter import finite
-from mtrain.report.svg import Line, curves
+from mtrain.records.history import History
+from mtrain.records.svg import Line, curves
+from mtrain.studies.compare import tables, wording
+from mtrain.studies.compare.arrays import farthest
+from mtrain.studies.compare.causes import Facts, causes
+from mtrain.studies.compare.differences import difference
+from mtrain.studies.compare.page import page
+from mtrain.studies.compare.profiles import PROFILES, violations
+from mtrain.studies.compare.results import Against, Comparison, Row
+from mtrain.studies.compare.speed import left_out, speed_of
 from tests.comparing.jobs import RECIPE, Planted, run
 
-SPEED = {"kind": "update", "losses": {}, "rates": [0.1], "wait_share": 0.25}
+SPEED = {"kind": "update", "losses": {}, "learning_rates": [0.1], "data_wait_share": 0.25}
 
 
 def history(
@@ -31,7 +31,7 @@ def history(
 ) -> History:
     actual = History()
     for update, took in enumerate(seconds):
-        record = {**SPEED, "update": update, "seconds": took, "time": began + sum(seconds[: update + 1]), **more}
+        record = {**SPEED, "update": update, "update_seconds": took, "time": began + sum(seconds[: update + 1]), **more}
         actual.add({**record, **({"sent_bytes": sent * update} if sent else {})})
     ranks = [{"memory_bytes": 3.0}, {"memory_bytes": 5.0}]
     if shares:
@@ -94,7 +94,7 @@ def test_a_backend_that_differs_is_named_with_the_cause_and_the_update():
     (messages,) = [sentence.text for sentence in wording.summary(result) if sentence.good is False]
     assert "it clips at 5.0, the spec says 10" in messages
     assert (
-        "The first difference is in update 2, in moments, weights and averaged weights; before it they are the same, bit for bit"
+        "The first difference is in update 3, in moments, weights and averaged weights; before it they are the same, bit for bit"
         in messages
     )
 
@@ -214,7 +214,7 @@ def test_the_share_of_communication_is_each_updates_own():
     shares, total = Shares(), 7.0  # what was waited at the start is no update's
     for waited in (3.0, 0.05, 0.02, 0.05, 9.0):
         total += waited
-        shares.take({"communication_s": total, "seconds": 0.1})
+        shares.take({"communication_s": total, "update_seconds": 0.1})
     assert shares.summary() == {"communication_share": pytest.approx(0.5)}, "of 0.5, 0.2, 0.5 and no more than all"
 
 
@@ -244,9 +244,27 @@ def test_the_array_that_differs_most_is_named():
     assert "ema" not in actual
 
 
+def test_the_distance_of_arrays_is_measured_against_the_reference():
+    actual = farthest(State(weights={"x": np.array([2.0, -4.0])}), State(weights={"x": np.array([2.0, 16.0])}))
+    assert actual["weights"].difference == 20.0 / 4.0
+
+
 def test_arrays_that_one_job_lacks_have_an_infinite_difference():
     actual = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
     assert (actual["weights"].name, actual["weights"].difference) == ("z", float("inf"))
     assert farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(2)}))["weights"].difference == float(
         "inf"
     )
+
+
+def test_the_table_and_the_curves_have_the_same_sizes_and_count_updates_from_one():
+    from mtrain.studies.compare import page, tables
+
+    result = comparison({"one": Planted(), "two": Planted(noise=1e-7)})
+    gaps = result.against["two"].difference.gaps
+    row = tables._differences(result.rows[1], result)
+    assert row[0].startswith("update 1:")
+    assert row[3] == f"{gaps['weights'].curve.max():.1e}"
+    image = page._growth(result)[0]
+    assert f"two, update {result.updates}:" in image
+    assert "update 0:" not in image

@@ -211,19 +211,19 @@ def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_pa
     scores = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.5}
     checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results(progress=Progress())
     for update, score in scores.items():
-        if update == 4:  # a job that is resumed knows the figures of its checkpoint alone
+        if update == 4:  # a job that is resumed knows the metrics of its checkpoint alone
             saved = checkpoint.load(checkpoints.newest())
             checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results.of(saved)
         progress = scored(replace(result.progress, update=update), score)
-        result.take({"score": score}, progress, Figures())
+        result.take({"score": score}, progress, Metrics())
         result.progress = progress
-        extra = {"results": result.figures()}
+        extra = {"results": result.metrics()}
         checkpoints.save(make_state(), progress, score=score, spec=SPEC, extra=extra)
     assert result.best["update"] == 2
     assert checkpoints.best() == tmp_path / "step-00000002"
 
 
-class Figures:
+class Metrics:
     """The part of an evaluator that the summary reads."""
 
     headline = ("score",)
@@ -440,3 +440,36 @@ def test_nothing_on_disk_is_a_pickle(tmp_path):
         "state.json",
         "weights.safetensors",
     ]
+
+
+def test_a_job_that_keeps_fewer_makes_room_before_it_writes(tmp_path, monkeypatch):
+    """Its disk may be full of what the former rule kept."""
+    former = store(tmp_path, keep_last=4, keep_best=0)
+    for update in range(1, 5):
+        save(former, update)
+    there_at_writing = []
+    write = format.write
+
+    def watched(folder: Path, saved: object) -> None:
+        there_at_writing.append([path.name for path in checkpoint.listed(tmp_path)])
+        write(folder, saved)
+
+    monkeypatch.setattr(format, "write", watched)
+    later = store(tmp_path, keep_last=1, keep_best=1)
+    assert len(checkpoint.listed(tmp_path)) == 4, "the one to resume from may be any of them"
+    for update in (5, 6):
+        save(later, update)
+    assert there_at_writing == [["step-00000004"], ["step-00000005"]]
+
+
+def test_room_is_made_by_checkpoints_that_rotate_and_by_what_dead_writers_left(tmp_path):
+    whole = save(store(tmp_path), 1)
+    damaged = save(store(tmp_path), 2)
+    (damaged / "weights.safetensors").write_bytes(b"cut")
+    left = tmp_path / f"{checkpoint.TEMPORARY}step-00000003@{os.uname().nodename}@{2**22 + 1}"
+    left.mkdir()
+    (left / "weights.safetensors").write_bytes(bytes(1000))
+    living = tmp_path / f"{checkpoint.TEMPORARY}step-00000004@another-host@1"
+    living.mkdir()
+    (living / "weights.safetensors").write_bytes(bytes(5000))
+    assert checkpoint.reusable_bytes(tmp_path) == format.size_of(whole) + 1000

@@ -11,6 +11,7 @@ from mtrain.errors import PluginError
 from mtrain.rank.allreduce import allreduce
 from mtrain.spec import plugins
 from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.system.runfolder import RunFolder
 from tests.framework import Framework
 
@@ -51,22 +52,22 @@ class Overriding(Solo):
 
 
 class Packed(Whole):
-    '''It has no room for one of these.'''
+    '''It has no room for it.'''
 
     def __setattr__(self, name, value):
-        if name == "late":
+        if name == "capabilities":
             raise AttributeError(name)
         super().__setattr__(name, value)
 
 
-class Timeless(Whole):
-    '''It has overwritten one of these.'''
+class Replaced(Whole):
+    '''It has overwritten it.'''
 
-    time_waits = None
+    capabilities = None
 
 
 class Derived(Former, RankSession):
-    '''It inherits that member.'''
+    '''It inherits what has a default.'''
 
     def __enter__(self):
         super().__enter__()
@@ -109,7 +110,7 @@ def run(tmp_path: Path, framework: Framework) -> Any:
                 "model": {"name": "yolov5n"},
             }
         )
-        allreduce(spec, RunFolder(tmp_path), leave=lambda error: None)
+        allreduce(Resolved.of(spec), RunFolder(tmp_path), leave=lambda error: None)
         summary: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())
         return summary
 
@@ -143,12 +144,12 @@ def test_a_backend_with_all_members_may_be_its_own_session(run: Any, name: str) 
         ),
         (
             "Packed",
-            "backend 'packed': `__enter__` returned a Packed without late; derive Packed from RankSession in "
+            "backend 'packed': `__enter__` returned a Packed without capabilities; derive Packed from RankSession in "
             "mtrain.core.interfaces, which has a default for it",
         ),
         (
-            "Timeless",
-            "backend 'timeless': `__enter__` returned a Timeless without time_waits; derive Timeless from RankSession in "
+            "Replaced",
+            "backend 'replaced': `__enter__` returned a Replaced without capabilities; derive Replaced from RankSession in "
             "mtrain.core.interfaces, which has a default for it",
         ),
     ],

@@ -593,11 +593,11 @@ def test_batchnorm_keeps_its_running_statistics_as_stated(framework, dtype, unbi
     live = framework.state(layer)
     scale, shift = V3[:, None, None], 2 * V3[:, None, None]
     for i in range(50):
-        picture = IMAGE * (1 + i % 5) + i % 3
-        own_mean, own_var = picture.mean((0, 2, 3)), picture.var((0, 2, 3))
-        expected = (picture - own_mean[:, None, None]) / np.sqrt(own_var + 1e-3)[:, None, None] * scale + shift
-        np.testing.assert_allclose(array(layer(framework.tensor(picture.astype(dtype)))), expected, **exact)
-        n = picture.size // 3
+        image = IMAGE * (1 + i % 5) + i % 3
+        own_mean, own_var = image.mean((0, 2, 3)), image.var((0, 2, 3))
+        expected = (image - own_mean[:, None, None]) / np.sqrt(own_var + 1e-3)[:, None, None] * scale + shift
+        np.testing.assert_allclose(array(layer(framework.tensor(image.astype(dtype)))), expected, **exact)
+        n = image.size // 3
         mean = 0.97 * mean + 0.03 * own_mean
         var = 0.97 * var + 0.03 * own_var * (n / (n - 1) if unbiased else 1)
         np.testing.assert_allclose(array(live["running_mean"]), mean, **exact)

@@ -80,29 +80,29 @@ def test_one_cycle_peaks_where_it_is_told_to() -> None:
 
 def test_the_horizon_may_be_longer_than_the_job() -> None:
     long = schedule(schedule={"name": "linear", "horizon_epochs": 20, "warmup": None})
-    assert long(999).rates[0] == pytest.approx(0.01 * (1 - 9 / 20 * 0.99))
+    assert long(999).learning_rates[0] == pytest.approx(0.01 * (1 - 9 / 20 * 0.99))
 
 
 def test_per_epoch_is_a_staircase_and_per_update_a_slope() -> None:
     stairs = schedule(schedule={"warmup": None})
     slope = schedule(schedule={"warmup": None, "per": "update"})
-    assert stairs(100).rates == stairs(199).rates
-    assert slope(100).rates == stairs(100).rates
-    assert slope(101).rates < slope(100).rates
+    assert stairs(100).learning_rates == stairs(199).learning_rates
+    assert slope(100).learning_rates == stairs(100).learning_rates
+    assert slope(101).learning_rates < slope(100).learning_rates
 
 
 def test_warmup_is_that_of_yolov5() -> None:
     groups = [{"match": "bias$", "warmup_from": 0.1}, {"match": ""}]
-    s = schedule(optimizer={"groups": groups}, schedule={"warmup": {"epochs": 3, "updates": 100}})
+    s = schedule(optimizer={"groups": groups}, schedule={"warmup": {"epochs": 3, "updates": 100, "momentum_from": 0.8}})
     assert s.warmup_updates == 300
-    assert s(0).rates == pytest.approx((0.1, 0.0))
+    assert s(0).learning_rates == pytest.approx((0.1, 0.0))
     assert s(0).momentum == pytest.approx(0.8)
-    # Towards the rate of the epoch that update 150 lies in, which is the second.
+    # Towards the learning rate of the epoch that update 150 lies in, which is the second.
     target = 0.01 * (1 - 1 / 10 * 0.99)
-    assert s(150).rates == pytest.approx((0.1 + (target - 0.1) / 2, target / 2))
+    assert s(150).learning_rates == pytest.approx((0.1 + (target - 0.1) / 2, target / 2))
     assert s(150).momentum == pytest.approx((0.8 + 0.937) / 2)
     assert s(300).momentum is None
-    assert s(300).rates == pytest.approx([0.01 * (1 - 3 / 10 * 0.99)] * 2)
+    assert s(300).learning_rates == pytest.approx([0.01 * (1 - 3 / 10 * 0.99)] * 2)
 
 
 def test_ppyoloe_has_the_rates_of_the_original() -> None:
@@ -111,10 +111,10 @@ def test_ppyoloe_has_the_rates_of_the_original() -> None:
     s = Schedule(shipped, updates_per_epoch=3, total_updates=900)
     assert s.warmup_updates == 15
     rates = [s(update) for update in range(1100)]
-    assert all(len(set(r.rates)) == 1 and r.momentum is None for r in rates)
-    ours = np.array([r.rates[0] for r in rates])
+    assert all(len(set(r.learning_rates)) == 1 and r.momentum is None for r in rates)
+    ours = np.array([r.learning_rates[0] for r in rates])
     assert np.abs(ours[:1080] - golden[:1080]).max() < 1e-15
-    # Behind the horizon, which lies behind the end of the job, the original keeps its last value: 2e-8 of a rate.
+    # Behind the horizon, which lies behind the end of the job, the original keeps its last value: 2e-8 of a learning rate.
     assert ours[1080:].max() == 0
     assert golden[1080:].max() < 2.2e-8
 
@@ -123,19 +123,65 @@ def test_ppyoloe_has_the_rates_of_the_original() -> None:
 def test_a_curve_behind_its_warmup_begins_there_and_ends_at_the_same_horizon(name: str) -> None:
     warmup = {"epochs": 2, "updates": None, "before_curve": True}
     s = schedule(schedule={"name": name, "per": "update", "warmup": warmup})
-    assert s(100).rates == pytest.approx((0.005,) * 3)  # half way up to the full rate, not to that of the curve
-    assert s(200).rates == pytest.approx((0.01,) * 3)
-    assert s(600).rates == pytest.approx((0.01 * (1 + 0.01) / 2,) * 3)  # the middle of epochs 2 to 10
-    assert s(1000).rates == pytest.approx((0.0001,) * 3)
+    assert s(100).learning_rates == pytest.approx(
+        (0.005,) * 3
+    )  # half way up to the full learning rate, not to that of the curve
+    assert s(200).learning_rates == pytest.approx((0.01,) * 3)
+    assert s(600).learning_rates == pytest.approx((0.01 * (1 + 0.01) / 2,) * 3)  # the middle of epochs 2 to 10
+    assert s(1000).learning_rates == pytest.approx((0.0001,) * 3)
     stairs = schedule(schedule={"name": name, "warmup": warmup})
-    assert stairs(299).rates == s(200).rates
-    assert stairs(300).rates == s(300).rates
+    assert stairs(299).learning_rates == s(200).learning_rates
+    assert stairs(300).learning_rates == s(300).learning_rates
 
 
 def test_a_warmup_as_long_as_the_horizon_leaves_the_end_of_the_curve() -> None:
     s = schedule(schedule={"warmup": {"epochs": 10, "updates": None, "before_curve": True}})
-    assert s(999).rates[0] == pytest.approx(0.01, rel=2e-3)
-    assert s(1100).rates[0] == pytest.approx(0.0001)
+    assert s(999).learning_rates[0] == pytest.approx(0.01, rel=2e-3)
+    assert s(1100).learning_rates[0] == pytest.approx(0.0001)
+
+
+@pytest.mark.parametrize(("given", "updates"), [({"updates": 4}, 4), ({"epochs": 0.5}, 50), ({"updates": 0}, 0)])
+def test_a_length_of_the_warmup_that_is_given_alone_is_its_length(given: dict[str, Any], updates: int) -> None:
+    assert schedule(schedule={"warmup": given}).warmup_updates == updates
+    assert schedule(schedule={"warmup": {**given, "learning_rate_from": 0.001}})(updates).momentum is None
+
+
+def test_a_warmup_without_a_length_is_that_of_yolov5() -> None:
+    assert schedule(schedule={"warmup": {"learning_rate_from": 0.001}}).warmup_updates == 300
+    assert schedule().warmup_updates == 300
+    assert schedule()(0).momentum == 0.8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        (["schedule.warmup.updates=4"], (None, 4)),
+        (["schedule.warmup.epochs=0.5"], (0.5, None)),
+        (["schedule.warmup.epochs=2", "schedule.warmup.updates=9"], (2, 9)),
+        (["schedule.warmup.updates=null"], (3, None)),
+        ([], (3, 100)),
+    ],
+)
+def test_a_length_of_the_warmup_takes_the_place_of_those_of_weaker_sources(
+    overrides: list[str], lengths: tuple[float | None, int | None]
+) -> None:
+    warmup = load("yolov5n", overrides=overrides, environ={}).spec.schedule.warmup
+    assert warmup is not None
+    assert (warmup.epochs, warmup.updates) == lengths
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"])
+def test_the_warmup_of_momentum_leaves_the_betas_alone(rule: str) -> None:
+    """YOLOv5 does so: `if "momentum" in x`, which groups of torch's SGD and RMSprop have."""
+    rates = schedule(
+        optimizer={"rule": rule, "momentum": 0.9}, schedule={"warmup": {"updates": 10, "momentum_from": 0.8}}
+    )
+    expected = pytest.approx(0.85) if rule in ("sgd", "rmsprop") else None
+    assert rates(5).momentum == expected
+
+
+def test_a_warmup_leaves_the_momentum_as_it_is_unless_one_is_given() -> None:
+    assert schedule(schedule={"warmup": {"updates": 10}})(5).momentum is None
 
 
 def test_warmup_takes_the_longer_of_its_two_lengths() -> None:
@@ -145,19 +191,23 @@ def test_warmup_takes_the_longer_of_its_two_lengths() -> None:
 
 
 def test_a_rate_factor_of_a_group_multiplies_its_rate() -> None:
-    s = schedule(optimizer={"groups": [{"match": "x", "rate_factor": 0.1}, {"match": ""}]}, schedule={"warmup": None})
-    assert s(0).rates == pytest.approx((0.001, 0.01))
+    s = schedule(
+        optimizer={"groups": [{"match": "x", "learning_rate_factor": 0.1}, {"match": ""}]}, schedule={"warmup": None}
+    )
+    assert s(0).learning_rates == pytest.approx((0.001, 0.01))
 
 
 @pytest.mark.parametrize(
-    ("rule", "rate", "decay"), [("none", 1, 1), ("linear", 0.25, 1), ("sqrt", 0.5, 1), ("yolov5", 1, 0.25)]
+    ("rule", "learning_rate", "decay"), [("none", 1, 1), ("linear", 0.25, 1), ("sqrt", 0.5, 1), ("yolov5", 1, 0.25)]
 )
-def test_scaling_rules(rule: str, rate: float, decay: float) -> None:
-    train = {"epochs": 10, "batch_size": 16, "reference_batch_size": 64, "rate_scaling": rule}
+def test_scaling_rules(rule: str, learning_rate: float, decay: float) -> None:
+    train = {"epochs": 10, "batch_size": 16, "reference_batch_size": 64, "learning_rate_scaling": rule}
     scaled = spec(train=train, schedule={"warmup": None})
-    assert (scaling(scaled).rate, scaling(scaled).weight_decay) == (rate, decay)
+    assert (scaling(scaled).learning_rate, scaling(scaled).weight_decay) == (learning_rate, decay)
     assert group_rules(scaled)[-1][1]["weight_decay"] == pytest.approx(0.0005 * decay)
-    assert Schedule(scaled, updates_per_epoch=10, total_updates=100)(0).rates[0] == pytest.approx(0.01 * rate)
+    assert Schedule(scaled, updates_per_epoch=10, total_updates=100)(0).learning_rates[0] == pytest.approx(
+        0.01 * learning_rate
+    )
 
 
 def test_the_length_is_in_updates_or_epochs_and_must_be_given() -> None:

@@ -22,7 +22,7 @@ class Runs:
 
 
 @dataclasses.dataclass
-class Figures:
+class Metrics:
     """A value that a plugin's evaluator may send."""
 
     found: dict[int, Any]
@@ -36,7 +36,7 @@ class TestValues:
         [
             None, True, 1, 2**70, 1.5, float("inf"), "text", b"bytes", [1, (2, {"a": {3}})], frozenset({1}), 1j, slice(1, 2),
             collections.OrderedDict(a=1), collections.Counter("aab"), np.float32(1.5), np.int64(3), np.dtype("float32"),
-            Figures(found={1: "x"}),
+            Metrics(found={1: "x"}),
         ],
     )  # fmt: skip
     def test_values_come_back_as_they_were(self, value):

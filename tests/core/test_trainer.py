@@ -1,4 +1,4 @@
-"""The loop: what it calls, when, and with which figures. On a session of one rank in numpy, which is a whole one."""
+"""The loop: what it calls, when, and with which metrics. On a session of one rank in numpy, which is a whole one."""
 
 import math
 import threading
@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import Cadence, check_continues, scored
+from mtrain.core.cadence import Cadence, Cadences, check_continues, scored
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
 from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import Progress, Rates, Why
-from mtrain.core.trainer import Cadences, Hooks, Job, Trainer
+from mtrain.core.loop import Hooks, Job, Loop
+from mtrain.core.sampler import Shares
+from mtrain.core.stepping import Stepper
+from mtrain.core.trainer import train
 from mtrain.errors import CheckpointError, Interrupted, NonFiniteError
 
 
@@ -66,7 +70,7 @@ class Descent:
     def step(self, rates: Rates) -> float:
         norm, self.gradient = abs(self.gradient), -self.gradient
         if math.isfinite(norm):
-            self.model.weight += rates.rates[0] * self.gradient
+            self.model.weight += rates.learning_rates[0] * self.gradient
         self.gradient = 0.0
         return norm
 
@@ -133,18 +137,10 @@ class Bench:
         self.stop_at = self.refuse_at = self.save_at = -1
         self.reasons: list[Why] = []
         self.time, self.tick = 0.0, 1.0
-        job = Job(
-            session=Numpy(),  # type: ignore[arg-type]
-            model=self.model,
-            optimizer=self.optimizer,
-            loader=self.loader,
-            schedule=lambda update: Rates(rates=(0.05 / (1 + update),)),
-            total_updates=updates,
-            accumulate=2,
-            global_batch=6,
-            late=self.late,
-        )
-        hooks = Hooks(
+        self.session: Any = Numpy()
+        self.updates = updates
+        self.cadences = Cadences(**cadences)
+        self.hooks = Hooks(
             on_update=self.records.append,
             evaluate=self.evaluate,
             save=self.save,
@@ -152,7 +148,22 @@ class Bench:
             save_requested=self.save_requested,
             clock=self.clock,
         )
-        self.trainer = Trainer(job, Cadences(**cadences), hooks)
+
+    def run(self, progress: Progress) -> Progress:
+        feed = LoaderFeed(session=self.session, loader=self.loader, global_batch=6)  # type: ignore[arg-type]
+        stepper = Stepper(
+            self.optimizer, lambda update: Rates(learning_rates=(0.05 / (1 + update),)), count=progress.update
+        )  # type: ignore[arg-type]
+        job = Job(
+            session=self.session,
+            steppers=[stepper],
+            feed=feed,
+            total_updates=self.updates,
+            shares=Shares.even(self.session.collective, rounds=2),
+            late=self.late,
+            sums_metrics=True,
+        )
+        return train(Loop(job, self.cadences, self.hooks, progress), self.model)
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         if progress.update == self.refuse_at:
@@ -179,7 +190,7 @@ class Bench:
 
 def test_a_job_runs_all_its_updates_and_says_where_it_ended() -> None:
     bench = Bench(updates=10)
-    end = bench.trainer.run(Progress())
+    end = bench.run(Progress())
     assert (end.update, end.epoch, end.position, end.samples) == (10, 2, 2, 60)
     assert bench.loader.asked == [(0, 0), (1, 0), (2, 0)]
     assert bench.loader.closed == 3
@@ -191,11 +202,11 @@ def test_a_job_runs_all_its_updates_and_says_where_it_ended() -> None:
 @pytest.mark.parametrize("cut", range(1, 10))
 def test_a_job_resumed_at_any_update_learns_the_same(cut: int) -> None:
     whole = Bench(updates=10)
-    whole.trainer.run(Progress())
+    whole.run(Progress())
     first, second = Bench(updates=cut), Bench(updates=10)
-    progress = first.trainer.run(Progress())
+    progress = first.run(Progress())
     second.model.weight = first.model.weight
-    second.trainer.run(progress)
+    second.run(progress)
     assert second.model.weight == whole.model.weight
     assert second.loader.asked[0] == divmod(cut, 4)
     assert [r["losses"] for r in first.records + second.records] == [r["losses"] for r in whole.records]
@@ -203,12 +214,12 @@ def test_a_job_resumed_at_any_update_learns_the_same(cut: int) -> None:
 
 def test_a_record_says_what_happened() -> None:
     bench = Bench(updates=5)
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     first, record = bench.records[0], bench.records[4]
     x = [np.random.default_rng([0, 0, i]).normal(size=3) for i in range(2)]
     loss = np.mean([np.mean((2 * part) ** 2) for part in x])
     assert first["losses"] == pytest.approx({"total": loss, "part": loss / 2})
-    assert first["norm"] == pytest.approx(np.mean([4 * np.mean(part**2) for part in x]))
+    assert first["gradient_norm"] == pytest.approx(np.mean([4 * np.mean(part**2) for part in x]))
     assert {k: record[k] for k in ("update", "epoch", "position", "updates_per_epoch", "total_updates")} == {
         "update": 4,
         "epoch": 1,
@@ -216,16 +227,21 @@ def test_a_record_says_what_happened() -> None:
         "updates_per_epoch": 4,
         "total_updates": 5,
     }
-    assert (record["rate"], record["rates"], record["momentum"], record["skipped"]) == (0.01, [0.01], None, 0)
+    assert (record["learning_rate"], record["learning_rates"], record["momentum"], record["skipped_updates"]) == (
+        0.01,
+        [0.01],
+        None,
+        0,
+    )
     assert record["memory_bytes"] == 1_000_000
     # The clock counts its calls: two of the waits for data are one each.
-    assert record["wait_share"] == pytest.approx(2 / record["seconds"])
-    assert record["samples_per_s"] == pytest.approx(6 / record["seconds"])
+    assert record["data_wait_share"] == pytest.approx(2 / record["update_seconds"])
+    assert record["samples_per_second"] == pytest.approx(6 / record["update_seconds"])
 
 
 def test_records_are_as_rare_as_asked_for() -> None:
     bench = Bench(updates=10, report_every=4)
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     assert [r["update"] for r in bench.records] == [0, 4, 8]
 
 
@@ -236,14 +252,14 @@ def test_evaluation_comes_before_the_save_that_is_due_with_it() -> None:
         evaluations=Cadence(every_epochs=1),
         saves=Cadence(every_updates=4, every_epochs=1),
     )
-    end = bench.trainer.run(Progress())
+    end = bench.run(Progress())
     assert bench.log == [("evaluate", 4), ("save", 4, 0.5), ("evaluate", 8), ("save", 8, 0.4)]
     assert (end.best, end.best_epoch, end.epochs_without_gain) == (0.5, 0, 1)
 
 
 def test_a_better_score_is_saved_though_no_save_is_due() -> None:
     bench = Bench(updates=8, scores=[0.1, 0.2, 0.1, 0.3], evaluations=Cadence(every_updates=2))
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     assert [entry for entry in bench.log if entry[0] == "save"] == [
         ("save", 2, 0.1),
         ("save", 4, 0.2),
@@ -253,7 +269,7 @@ def test_a_better_score_is_saved_though_no_save_is_due() -> None:
 
 def test_minutes_are_counted_from_the_last_save() -> None:
     bench = Bench(updates=60, evaluate_at_end=False, saves=Cadence(every_minutes=1.0))
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     saves = [entry[1] for entry in bench.log][:-1]  # the last one is that of the end
     gaps = {b - a for a, b in pairwise(saves)}
     assert len(saves) > 3
@@ -265,7 +281,7 @@ def test_a_request_to_stop_ends_after_the_update_with_everything_saved() -> None
     bench = Bench(updates=10, evaluations=Cadence(every_updates=1))
     bench.stop_at = 3
     with pytest.raises(Interrupted, match=r"update 4, state saved"):
-        bench.trainer.run(Progress())
+        bench.run(Progress())
     assert bench.log[-1] == ("save", 4, None)
     assert ("evaluate", 4) not in bench.log, "whoever asked would wait for it"
     assert bench.loader.closed == 1
@@ -282,60 +298,60 @@ def test_an_evaluation_that_a_request_to_end_came_in_front_of_is_made_up_for(dur
     else:
         first.stop_at = 6 - 1
     with pytest.raises(Interrupted):
-        first.trainer.run(Progress())
+        first.run(Progress())
     assert first.log[-1] == ("save", 6, None)
     second.model.weight = first.model.weight
-    assert second.trainer.run(first.saved) == whole.trainer.run(Progress())
+    assert second.run(first.saved) == whole.run(Progress())
     evaluated = [entry for entry in first.log[:-1] + second.log if entry[0] == "evaluate"]
     assert evaluated == [entry for entry in whole.log if entry[0] == "evaluate"]
 
 
 def test_a_job_resumed_at_its_end_does_nothing() -> None:
     bench, again = Bench(updates=8, scores=[0.5]), Bench(updates=8, scores=[0.5], patience=1)
-    end = bench.trainer.run(Progress())
-    assert again.trainer.run(end) == end
+    end = bench.run(Progress())
+    assert again.run(end) == end
     assert again.log == []
 
 
 def test_training_ends_when_patience_does() -> None:
     bench = Bench(updates=100, scores=[0.1, 0.3, 0.2, 0.3, 0.2], patience=3, evaluations=Cadence(every_updates=2))
-    end = bench.trainer.run(Progress())
+    end = bench.run(Progress())
     assert (end.update, end.best) == (10, 0.3)
     assert bench.log[-1] == ("save", 10, None)
 
 
 def test_a_gradient_that_is_not_finite_is_reported_and_passed_over() -> None:
     bench = Bench(updates=6, poison=[2, 3], max_nonfinite=3)
-    bench.trainer.run(Progress())
-    assert [r["skipped"] for r in bench.records] == [0, 0, 1, 2, 2, 2]
+    bench.run(Progress())
+    assert [r["skipped_updates"] for r in bench.records] == [0, 0, 1, 2, 2, 2]
     assert math.isfinite(bench.model.weight)
 
 
 def test_an_update_that_is_skipped_is_reported_however_rare_reports_are() -> None:
     bench = Bench(updates=8, poison=[2, 3], max_nonfinite=3, report_every=5)
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     assert [record["update"] for record in bench.records] == [0, 2, 3, 5]
 
 
 def test_too_many_of_them_in_a_row_end_the_job() -> None:
     bench = Bench(updates=10, poison=[1, 3, 4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):
-        bench.trainer.run(Progress())
+        bench.run(Progress())
 
 
 def test_skipped_updates_are_counted_over_resumes() -> None:
     first, second = Bench(updates=4, poison=[1, 3]), Bench(updates=10, poison=[4, 5, 8], max_nonfinite=4)
-    progress = first.trainer.run(Progress())
-    end = second.trainer.run(progress)
+    progress = first.run(Progress())
+    end = second.run(progress)
     assert (end.skipped, end.skipped_in_a_row) == (5, 0)
-    assert second.records[0]["skipped"] == 3
+    assert second.records[0]["skipped_updates"] == 3
     third = Bench(updates=10, poison=[4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row"):
-        third.trainer.run(progress)
+        third.run(progress)
 
 
 class Late(Bench):
-    """A trainer that reads the figures of an update after the next one was started."""
+    """A trainer that reads the metrics of an update after the next one was started."""
 
     late = True
 
@@ -350,10 +366,13 @@ def test_a_late_job_learns_records_and_saves_what_a_prompt_one_does() -> None:
         "max_nonfinite": 3,
     }
     prompt, late = Bench(**settings), Late(**settings)
-    assert late.trainer.run(Progress()) == prompt.trainer.run(Progress())
+    assert late.run(Progress()) == prompt.run(Progress())
     assert (late.log, late.saved, late.weight) == (prompt.log, prompt.saved, prompt.weight)
     timeless = [
-        [{k: v for k, v in record.items() if k not in ("seconds", "samples_per_s", "wait_share")} for record in one]
+        [
+            {k: v for k, v in record.items() if k not in ("update_seconds", "samples_per_second", "data_wait_share")}
+            for record in one
+        ]
         for one in (late.records, prompt.records)
     ]
     assert repr(timeless[0]) == repr(timeless[1])  # nan differs from itself
@@ -363,7 +382,7 @@ def test_a_late_record_comes_after_the_next_update_was_started() -> None:
     late, started = Late(updates=6), []
     step = late.optimizer.step_later
     late.optimizer.step_later = lambda *given: started.append(len(late.records)) or step(*given)  # type: ignore[assignment]
-    late.trainer.run(Progress())
+    late.run(Progress())
     assert started == [0, 0, 1, 2, 3, 4]
     assert [record["update"] for record in late.records] == list(range(6))
 
@@ -372,35 +391,35 @@ def test_a_late_job_follows_a_request_to_stop_after_the_next_update() -> None:
     late = Late(updates=10)
     late.stop_at = 3  # three records are there when the fifth update is started
     with pytest.raises(Interrupted, match=r"update 6, state saved"):
-        late.trainer.run(Progress())
+        late.run(Progress())
     assert len(late.records) == 6, "nothing is left unread"
     assert (late.saved.update, late.weight) == (6, late.model.weight)
     whole, second = Late(updates=10), Late(updates=10)
     second.model.weight = late.weight
-    whole.trainer.run(Progress())
-    second.trainer.run(late.saved)
+    whole.run(Progress())
+    second.run(late.saved)
     assert second.model.weight == whole.model.weight
 
 
 def test_a_late_job_saves_on_request_once() -> None:
     late = Late(updates=10, evaluate_at_end=False)
     asked = [False] * 4 + [True] * 20
-    late.trainer.hooks = replace(late.trainer.hooks, save_requested=lambda: asked.pop(0))
-    save = late.trainer.hooks.save
+    late.hooks = replace(late.hooks, save_requested=lambda: asked.pop(0))
+    save = late.hooks.save
 
     def served(progress: Progress, score: float | None, why: Why) -> None:
         asked[:] = [False] * 20
         save(progress, score, why)
 
-    late.trainer.hooks = replace(late.trainer.hooks, save=served)
-    late.trainer.run(Progress())
+    late.hooks = replace(late.hooks, save=served)
+    late.run(Progress())
     assert late.reasons == ["requested", "due"]
 
 
 def test_a_late_job_refuses_updates_without_end_one_update_later() -> None:
     late = Late(updates=10, poison=[3, 4, 5], max_nonfinite=3)
     with pytest.raises(NonFiniteError, match="3 updates in a row, the last is update 5 of epoch 1"):
-        late.trainer.run(Progress())
+        late.run(Progress())
     assert len(late.optimizer.lasts) == 2 * 7
 
 
@@ -445,7 +464,7 @@ def test_evaluation_scores_the_averaged_weights_and_leaves_training_as_it_was() 
     model.train()
     loader = [{"x": np.array([1.0, 2.0]), "index": np.array([0, 1])}, {"x": np.array([3.0]), "index": np.array([2])}]
     evaluator = Collected()
-    figures = evaluate(
+    metrics = evaluate(
         Numpy(),  # type: ignore[arg-type]
         model,
         Descent(model, 1),
@@ -454,7 +473,7 @@ def test_evaluation_scores_the_averaged_weights_and_leaves_training_as_it_was() 
         evaluator=evaluator,
     )
     assert evaluator.seen == [(0, 2.0), (1, 4.0), (2, 6.0)]
-    assert figures == {"score": 12.0}
+    assert metrics == {"score": 12.0}
     assert model.training
     assert model.weight == 1.0
 
@@ -523,9 +542,9 @@ def run_on_ranks(setup: Callable[[int, Bench], None], *, size: int = 3, **cadenc
     benches = [Bench(updates=40, **cadences) for _ in range(size)]
 
     def work(rank: int, collective: Member) -> Progress:
-        benches[rank].trainer.job.session.collective = collective  # type: ignore[misc]
+        benches[rank].session.collective = collective
         setup(rank, benches[rank])
-        return benches[rank].trainer.run(Progress())
+        return benches[rank].run(Progress())
 
     return list(zip(benches, Ranks(size).run(work), strict=True))
 
@@ -574,7 +593,7 @@ def test_one_rank_that_is_asked_to_save_has_all_save_at_the_same_update_and_go_o
 def test_a_rank_that_is_asked_to_save_while_the_clock_says_so_too_saves_once_as_requested() -> None:
     bench = Bench(saves=Cadence(every_minutes=1.0), evaluate_at_end=False)
     bench.tick, bench.save_at = 100.0, 2
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     assert [update for _, update, _ in bench.log] == list(range(1, 11))
     assert bench.reasons == ["due"] * 2 + ["requested"] + ["due"] * 7
 
@@ -582,7 +601,7 @@ def test_a_rank_that_is_asked_to_save_while_the_clock_says_so_too_saves_once_as_
 def test_a_requested_save_does_not_wait_for_the_evaluation_that_is_due() -> None:
     bench = Bench(evaluations=Cadence(every_epochs=1), scores=[0.5, 0.4, 0.4], saves=Cadence(every_epochs=2))
     bench.save_at = 3
-    bench.trainer.run(Progress())
+    bench.run(Progress())
     assert bench.log[:3] == [("save", 4, None), ("evaluate", 4), ("save", 4, 0.5)]
     assert bench.reasons[:2] == ["requested", "best"]
 
@@ -591,7 +610,7 @@ def test_a_request_to_save_during_the_last_update_before_an_end_is_the_save_of_t
     bench = Bench()
     bench.save_at = bench.stop_at = 5
     with pytest.raises(Interrupted):
-        bench.trainer.run(Progress())
+        bench.run(Progress())
     assert (bench.log, bench.reasons) == ([("save", 6, None)], ["ending"])
 
 
@@ -615,7 +634,7 @@ def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_p
 def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
     from mtrain.rank.train import Results
 
-    result, evaluator = Results(progress=Progress()), Figures()
+    result, evaluator = Results(progress=Progress()), Metrics()
     messages = [
         result.take({"score": score}, Progress(update=update), evaluator)
         for update, score in ((1, 0.2), (2, 0.5), (3, 0.5))
@@ -624,7 +643,7 @@ def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
     assert (result.best["update"], result.last["update"]) == (2, 3)
 
 
-class Figures:
+class Metrics:
     """As much of an evaluator as the summary asks for."""
 
     headline = ("score",)

@@ -1,4 +1,4 @@
-"""Test-time augmentation: copies of pictures, predictions brought back to the original, joined outputs in the right order."""
+"""Test-time augmentation: copies of images, predictions brought back to the original, joined outputs in the right order."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Locate the bright red rectangles of the generated pictures by their pixels."""
+"""Locate the bright red rectangles of the generated images by their pixels."""
 
 import cv2
 import numpy as np

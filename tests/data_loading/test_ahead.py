@@ -12,8 +12,9 @@ from mtrain.data.loader.pool import LIVES, WorkerPool
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.data.loader.workers import pipe_bytes
 from mtrain.rank import assembly
+from mtrain.spec import bounds
 from mtrain.spec.model import Spec
-from mtrain.system import memory, placement
+from mtrain.system import placement
 
 
 class Clock:
@@ -141,7 +142,7 @@ def test_places_that_are_not_needed_take_no_memory() -> None:
 
 def test_memory_bounds_the_batches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 4 * Filled.array.nbytes
-    monkeypatch.setattr(memory, "available_bytes", lambda: round(20 * nbytes / assembly.AHEAD_SHARE))
+    monkeypatch.setattr(bounds, "available_bytes", lambda: round(20 * nbytes / assembly.AHEAD_SHARE))
 
     def most(ranks: int) -> int:
         with closing(assembly.made_pool({"train": Filled()}, spec_of(ranks))) as pool:
@@ -160,7 +161,7 @@ def workers(ranks: int, *, given: Any = "auto") -> int:
 def test_loader_processes_share_the_cores_and_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     cores, free = 96, 1 << 40
     monkeypatch.setattr(placement, "usable_cores", lambda: cores)
-    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(bounds, "available_bytes", lambda: free)
     assert [workers(ranks) for ranks in (1, 4, 8, 96, 200)] == [95, 23, 11, 1, 1]
     assert workers(8, given=3) == 3
     assert workers(8, given=0) == 0

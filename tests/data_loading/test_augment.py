@@ -11,7 +11,7 @@ from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
 from mtrain.tasks.detection.cache_size import AtMost
-from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
 from tests.data_loading.rectangles import corners, ink
@@ -88,7 +88,7 @@ def test_a_mosaic_holds_its_own_sample_and_mixup_the_boxes_of_two(annotations: A
 
 
 @pytest.mark.parametrize("layout_of", [mosaic.four, mosaic.nine])
-def test_pictures_of_a_layout_never_overlap(annotations: Annotations, layout_of) -> None:
+def test_images_of_a_layout_never_overlap(annotations: Annotations, layout_of) -> None:
     size_of = fitted_sizes(annotations)
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -102,8 +102,8 @@ def test_pictures_of_a_layout_never_overlap(annotations: Annotations, layout_of)
 
 
 def test_the_direct_way_draws_what_the_warped_canvas_shows(annotations: Annotations) -> None:
-    pictures = Pictures(annotations.samples, AtMost(SIDE))
-    renderer, rng = Renderer(pictures), np.random.default_rng(0)
+    images = Images(annotations.samples, AtMost(SIDE))
+    renderer, rng = Renderer(images), np.random.default_rng(0)
     spec = AugmentSpec(scale=0.4)
     for _ in range(30):
         layout = mosaic.four(rng.integers(12, size=4).tolist(), fitted_sizes(annotations), SIDE, rng)
@@ -139,15 +139,15 @@ def test_no_mosaic_in_the_last_epochs(annotations: Annotations) -> None:
 )
 def test_hsv_gains_are_those_of_lookup_tables(gains: tuple[float, float, float]) -> None:
     rng = np.random.default_rng(0)
-    picture = cv2.resize(rng.integers(0, 256, (20, 20, 3)).astype(np.uint8), (300, 500), interpolation=cv2.INTER_CUBIC)
-    hsv = cv2.cvtColor(picture, cv2.COLOR_RGB2HSV)
+    image = cv2.resize(rng.integers(0, 256, (20, 20, 3)).astype(np.uint8), (300, 500), interpolation=cv2.INTER_CUBIC)
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     x = np.arange(256)
     hue = (np.rint(x * gains[0]) % 180).astype(np.uint8)
     others = [np.clip(np.rint(x * g), 0, 255).astype(np.uint8) for g in gains[1:]]
     planes = [table[hsv[:, :, i]] for i, table in enumerate([hue, *others])]
     expected = cv2.cvtColor(np.stack(planes, axis=2), cv2.COLOR_HSV2RGB)
-    scale_hsv(picture, gains)
-    difference = np.abs(picture.astype(int) - expected.astype(int))
+    scale_hsv(image, gains)
+    difference = np.abs(image.astype(int) - expected.astype(int))
     # Ties round either way, and the table for large hues truncates: one step of hue is up to 9 levels.
     assert difference.max() <= 9
     assert difference.mean() < (0.05 if gains[0] < 1.42 else 1.5)
@@ -178,7 +178,7 @@ def test_a_box_beyond_the_horizon_has_no_image() -> None:
     assert not boxes[1].any()
 
 
-def test_targets_lie_inside_the_picture(annotations: Annotations) -> None:
+def test_targets_lie_inside_the_image(annotations: Annotations) -> None:
     source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec(scale=0.8, translate=0.5, mixup=0.5))
     rows = np.concatenate([source.sample(e, i).targets for e in range(4) for i in range(12)])
     edges = np.concatenate([rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2])

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from mtrain.data.loader.pool import WorkerPool
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
@@ -25,20 +25,22 @@ OFF = dict.fromkeys(
 ) | dict.fromkeys(("hsv_h", "hsv_s", "hsv_v", "flip_ud", "flip_lr"), 0.0)
 
 
-def source_of(folder: Path, pictures: list[np.ndarray], boxes: list[list[float]], **options: float) -> DetectionSource:
-    """Square RGB pictures, one box (xywh as fractions) on each, augmented by ``options`` alone."""
+def source_of(folder: Path, images: list[np.ndarray], boxes: list[list[float]], **options: float) -> DetectionSource:
+    """Square RGB images, one box (xywh as fractions) on each, augmented by ``options`` alone."""
     results = []
-    for i, (picture, box) in enumerate(zip(pictures, boxes, strict=True)):
+    for i, (image, box) in enumerate(zip(images, boxes, strict=True)):
         path = folder / f"{i}.png"
-        cv2.imwrite(str(path), picture[:, :, ::-1])
-        side = len(picture)
+        cv2.imwrite(str(path), image[:, :, ::-1])
+        side = len(image)
         xywh = np.array([box]) * side
         results.append(
-            Picture(path, path.name, i, side, side, xywh, np.zeros(1, int), np.zeros(1, bool), xywh[:, 2:].prod(1))
+            AnnotatedImage(
+                path, path.name, i, side, side, xywh, np.zeros(1, int), np.zeros(1, bool), xywh[:, 2:].prod(1)
+            )
         )
     annotations: Annotations = assemble(results, class_names=("a",), category_ids=(1,))
     source = DetectionSource(annotations, image_size=SIDE, augment=AugmentSpec(**{**OFF, **options}), seed=11)
-    source.pictures.keep("ram", None)
+    source.images.keep("ram", None)
     return source
 
 
@@ -93,7 +95,7 @@ def test_shear_leans_either_axis_by_up_to_that_angle(tmp_path: Path) -> None:
 
 
 def test_perspective_tilts_about_either_axis_by_up_to_its_value_per_pixel(tmp_path: Path) -> None:
-    at = 0.25 * SIDE  # of the box's centre from the picture's, in pixels
+    at = 0.25 * SIDE  # of the box's centre from the image's, in pixels
     right = rows(tmp_path, [0.72, 0.47, 0.06, 0.06], perspective=0.001)
     low = rows(tmp_path, [0.47, 0.72, 0.06, 0.06], perspective=0.001)
     for moved in (right[:, 0], low[:, 1]):
@@ -112,7 +114,7 @@ QUARTERS[SIDE // 2 :, : SIDE // 2] = (0, 0, 250)
     ("option", "turned", "centre"),
     [("flip_lr", np.fliplr, (0.85, 0.2)), ("flip_ud", np.flipud, (0.15, 0.8))],
 )
-def test_a_flip_turns_the_picture_and_its_box_about_its_own_axis(
+def test_a_flip_turns_the_image_and_its_box_about_its_own_axis(
     tmp_path: Path, option: str, turned: Callable[[np.ndarray], np.ndarray], centre: tuple[float, float]
 ) -> None:
     source = source_of(tmp_path, [QUARTERS], [[0.1, 0.1, 0.1, 0.2]], **{option: 1.0})
@@ -136,12 +138,12 @@ def test_flips_are_as_frequent_as_their_probabilities_and_independent(
     assert_share(int((up_down & left_right).sum()), flip_ud * flip_lr)
 
 
-def test_stretched_pictures_are_flipped_about_the_same_axes(tmp_path: Path) -> None:
+def test_stretched_images_are_flipped_about_the_same_axes(tmp_path: Path) -> None:
     path = tmp_path / "q.png"
     cv2.imwrite(str(path), QUARTERS[:, :, ::-1])
     box = np.array([[0.1, 0.1, 0.1, 0.2]]) * SIDE
-    picture = Picture(path, path.name, 1, SIDE, SIDE, box, np.zeros(1, int), np.zeros(1, bool), box[:, 2:].prod(1))
-    annotations = assemble([picture], class_names=("a",), category_ids=(1,))
+    image = AnnotatedImage(path, path.name, 1, SIDE, SIDE, box, np.zeros(1, int), np.zeros(1, bool), box[:, 2:].prod(1))
+    annotations = assemble([image], class_names=("a",), category_ids=(1,))
     for option, turned in (("flip_lr", np.fliplr), ("flip_ud", np.flipud)):
         spec = AugmentSpec(**{**OFF, option: 1.0})
         item = DetectionSource(annotations, image_size=SIDE, resize="stretch", augment=spec).sample(0, 0)
@@ -170,9 +172,9 @@ COLOURS = [(30, 30, 30), (230, 30, 30), (30, 230, 30), (30, 30, 230), (230, 230,
 
 
 def shares(folder: Path, **options: float) -> np.ndarray:
-    """(DRAWS, 7) which share of a sample of picture 0 shows which of seven plain pictures."""
-    pictures = [np.full((SIDE, SIDE, 3), colour, np.uint8) for colour in COLOURS]
-    source = source_of(folder, pictures, [[0.4, 0.4, 0.2, 0.2]] * len(pictures), **options)
+    """(DRAWS, 7) which share of a sample of image 0 shows which of seven plain images."""
+    images = [np.full((SIDE, SIDE, 3), colour, np.uint8) for colour in COLOURS]
+    source = source_of(folder, images, [[0.4, 0.4, 0.2, 0.2]] * len(images), **options)
     palette = np.array(COLOURS)
     actual = np.empty((DRAWS, len(COLOURS)))
     for epoch in range(DRAWS):
@@ -185,7 +187,7 @@ def shares(folder: Path, **options: float) -> np.ndarray:
 
 def test_mosaic_is_as_frequent_as_its_probability(tmp_path: Path) -> None:
     alone = shares(tmp_path, mosaic=0.3)[:, 0] == 1
-    # Four pictures of seven, or their visible part, are all picture 0 once in some hundred mosaics.
+    # Four images of seven, or their visible part, are all image 0 once in some hundred mosaics.
     assert_share(int(alone.sum()), 0.7 + 0.3 * 0.005)
 
 
@@ -204,10 +206,10 @@ def test_mixup_blends_that_share_of_the_mosaics(tmp_path: Path) -> None:
 
 
 def test_mixup_blends_about_halves(tmp_path: Path) -> None:
-    """A black and a white picture give greys near the middle: the share follows Beta(32, 32), whose deviation is
+    """A black and a white image give greys near the middle: the share follows Beta(32, 32), whose deviation is
     0.062."""
-    pictures = [np.full((SIDE, SIDE, 3), level, np.uint8) for level in (0, 255)]
-    source = source_of(tmp_path, pictures, [[0.4, 0.4, 0.2, 0.2]] * 2, mosaic=1.0, mixup=1.0)
+    images = [np.full((SIDE, SIDE, 3), level, np.uint8) for level in (0, 255)]
+    source = source_of(tmp_path, images, [[0.4, 0.4, 0.2, 0.2]] * 2, mosaic=1.0, mixup=1.0)
     greys = []
     for epoch in range(200):
         image = source.sample(epoch, 0).image

@@ -5,20 +5,20 @@ import pytest
 from PIL import Image
 
 from mtrain.data.images.crop import ATTEMPTS, centre_cropped, random_window, window_of
-from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import ClassificationAugmentSpec
 from mtrain.tasks.classification.source import ClassificationSource
 
 SIZES = [(64, 48), (48, 64), (300, 37), (37, 300), (32, 32), (29, 31), (1, 90), (500, 501)]
 
 
-def random_picture(size, seed=0):
+def random_image(size, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
 
 
-def as_documented(picture, side, share):
+def as_documented(image, side, share):
     """``Resize(round(side / share))`` and ``CenterCrop(side)`` in Pillow's own words."""
-    image, short = Image.fromarray(picture), round(side / share)
+    image, short = Image.fromarray(image), round(side / share)
     width, height = image.size
     size = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
     image = image.resize(size, Image.Resampling.BILINEAR) if size != image.size else image
@@ -29,19 +29,17 @@ def as_documented(picture, side, share):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("side", "share"), [(32, 0.875), (32, 1.0), (33, 0.9), (8, 0.5)])
 def test_a_centre_crop_has_the_bytes_of_pillow(size, side, share):
-    picture = random_picture(size)
-    np.testing.assert_array_equal(centre_cropped(picture, side=side, share=share), as_documented(picture, side, share))
+    image = random_image(size)
+    np.testing.assert_array_equal(centre_cropped(image, side=side, share=share), as_documented(image, side, share))
 
 
 def test_the_usual_224_pixels_come_from_256():
-    picture = random_picture((640, 480))
-    np.testing.assert_array_equal(
-        centre_cropped(picture, side=224, share=0.875), as_documented(picture, 224, 224 / 256)
-    )
+    image = random_image((640, 480))
+    np.testing.assert_array_equal(centre_cropped(image, side=224, share=0.875), as_documented(image, 224, 224 / 256))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_windows_lie_in_the_picture_and_keep_share_and_shape(size):
+def test_windows_lie_in_the_image_and_keep_share_and_shape(size):
     rng, scale, ratio = np.random.default_rng(1), [0.3, 0.8], [0.5, 2.0]
     area = size[0] * size[1]
     for _ in range(200):
@@ -84,8 +82,8 @@ def test_where_no_window_fits_the_largest_central_one_is_taken():
 
 
 def test_a_training_sample_is_a_window_resized_by_pillow_and_perhaps_mirrored():
-    picture = random_picture((50, 40), seed=3)
-    split = LabelledPictures(picture[None], np.array([0]), ("a", "b"), ["x"])
+    image = random_image((50, 40), seed=3)
+    split = LabelledImages(image[None], np.array([0]), ("a", "b"), ["x"])
     source = ClassificationSource(
         split, side=16, resize="crop", crop_share=0.875, augment=ClassificationAugmentSpec(), seed=9
     )
@@ -94,9 +92,9 @@ def test_a_training_sample_is_a_window_resized_by_pillow_and_perhaps_mirrored():
         rng = np.random.Generator(np.random.PCG64([9, epoch, 0]))
         window = random_window(rng, (50, 40), scale=[0.08, 1.0], aspect_ratio=[3 / 4, 4 / 3])
         left, top, width, height = window
-        image = Image.fromarray(picture).crop((left, top, left + width, top + height))
-        plain = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
-        np.testing.assert_array_equal(window_of(picture, window, side=16), plain)
+        window_alone = Image.fromarray(image).crop((left, top, left + width, top + height))
+        plain = np.asarray(window_alone.resize((16, 16), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(window_of(image, window, side=16), plain)
         actual = source.sample(epoch, 0).image
         is_plain, is_mirrored = np.array_equal(actual, plain), np.array_equal(actual, plain[:, ::-1])
         assert is_plain or is_mirrored
@@ -105,10 +103,10 @@ def test_a_training_sample_is_a_window_resized_by_pillow_and_perhaps_mirrored():
 
 
 def test_without_a_random_window_training_has_the_centre_of_evaluation():
-    picture = random_picture((50, 40), seed=3)
-    split = LabelledPictures(picture[None], np.array([0]), ("a", "b"), ["x"])
+    image = random_image((50, 40), seed=3)
+    split = LabelledImages(image[None], np.array([0]), ("a", "b"), ["x"])
     still = ClassificationAugmentSpec(random_crop=None, flip_lr=0.0)
     shape = {"side": 16, "resize": "crop", "crop_share": 0.875}
     train, val = ClassificationSource(split, **shape, augment=still), ClassificationSource(split, **shape)
     np.testing.assert_array_equal(train.sample(4, 0).image, val.sample(0, 0).image)
-    np.testing.assert_array_equal(val.sample(0, 0).image, as_documented(picture, 16, 0.875))
+    np.testing.assert_array_equal(val.sample(0, 0).image, as_documented(image, 16, 0.875))

@@ -1,4 +1,4 @@
-"""Training pictures that are drawn by the classes of their boxes: weights, and repetitions of one picture."""
+"""Training images that are drawn by the classes of their boxes: weights, and repetitions of one image."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from mtrain.tasks.detection.source import DetectionSource
 
 
 def with_labels(annotations: Annotations, labels: list[list[int]]) -> Annotations:
-    """Return the annotations with boxes of these classes in each picture."""
+    """Return the annotations with boxes of these classes in each image."""
     samples = [
         replace(
             sample,
@@ -40,31 +40,31 @@ def test_a_weight_is_the_sum_over_boxes_of_what_their_classes_lack(annotations: 
     # A class that the evaluation split lacks has the mean over the others; one without a mistake keeps a little.
     assert weights.at({"AP": 0.5, "AP/left": 0.5})[2] == pytest.approx(0.25 / 12 + 0.25)
     assert weights.at({"AP": 1.0, "AP/left": 1.0, "AP/right": 1.0})[0] == pytest.approx(1e-4 / 12)
-    # -1 is the figure of nothing to measure.
+    # -1 is the metric of nothing to measure.
     assert weights.at({"AP": -1.0})[2] == pytest.approx(1 / 12 + 1)
 
 
-def test_pictures_without_a_box_cannot_be_drawn(one_picture: tuple[object, Annotations]) -> None:
-    with pytest.raises(DataError, match="no training picture has a box"):
-        ImageWeights(one_picture[1])
+def test_images_without_a_box_cannot_be_drawn(one_image: tuple[object, Annotations]) -> None:
+    with pytest.raises(DataError, match="no training image has a box"):
+        ImageWeights(one_image[1])
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
-def test_repetitions_of_a_picture_are_augmented_differently(resize: str, annotations: Annotations) -> None:
+def test_repetitions_of_an_image_are_augmented_differently(resize: str, annotations: Annotations) -> None:
     augment = AugmentSpec() if resize == "letterbox" else AugmentSpec(mosaic=0.0, translate=0.0, scale=0.0)
     source = DetectionSource(annotations, image_size=64, resize=resize, augment=augment, seed=3)  # type: ignore[arg-type]
-    pictures = [source.sample(2, 5 + k * len(source)) for k in range(3)]
-    assert [one.index for one in pictures] == [5, 5, 5]
-    images = [one.image for one in pictures if one.image is not None]
+    images = [source.sample(2, 5 + k * len(source)) for k in range(3)]
+    assert [one.index for one in images] == [5, 5, 5]
+    images = [one.image for one in images if one.image is not None]
     assert not any(np.array_equal(images[i], images[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     assert source.describe(5 + len(source)) == source.describe(5)
 
 
 class Data:
-    """Weights that are the figures themselves."""
+    """Weights that are the metrics themselves."""
 
-    def sample_weights(self, figures: dict[str, float]) -> np.ndarray:
-        return np.array([figures.get(str(i), 1.0) for i in range(4)])
+    def sample_weights(self, metrics: dict[str, float]) -> np.ndarray:
+        return np.array([metrics.get(str(i), 1.0) for i in range(4)])
 
 
 class Counting:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mtrain.data.images.geometry import fitted_size, letterbox
-from mtrain.tasks.detection.annotations import Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
 from mtrain.tasks.detection.source import DetectionSource
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_yolov5"
@@ -31,8 +31,8 @@ def test_letterbox_is_the_original_one(case: str) -> None:
         scale_fill=original.get("scaleFill", False),
         scale_up=original.get("scaleup", True),
     )
-    assert list(boxed.picture.shape) == expected["shape"]
-    assert apart(boxed.picture, ARRAYS[case]) <= 1
+    assert list(boxed.image.shape) == expected["shape"]
+    assert apart(boxed.image, ARRAYS[case]) <= 1
     assert boxed.ratio_wh == pytest.approx(expected["ratio_wh"], abs=1e-12)
     assert boxed.pad_wh == pytest.approx(expected["pad_wh"], abs=1e-12)
 
@@ -46,8 +46,10 @@ def test_an_evaluation_sample_is_the_original_dataset_item(tmp_path: Path, side:
     path = tmp_path / "noise.png"
     cv2.imwrite(str(path), ARRAYS["noise_37x53"])
     none = np.zeros(len(original), dtype=bool)
-    picture = Picture(path, "noise.png", 1, 53, 37, boxes, original[:, 0].astype(np.int64), none, boxes[:, 2:].prod(1))
-    source = DetectionSource(assemble([picture], class_names="abc", category_ids=(1, 2, 3)), image_size=side)
+    image = AnnotatedImage(
+        path, "noise.png", 1, 53, 37, boxes, original[:, 0].astype(np.int64), none, boxes[:, 2:].prod(1)
+    )
+    source = DetectionSource(assemble([image], class_names="abc", category_ids=(1, 2, 3)), image_size=side)
     item = source.sample(0, 0)
     assert item.image is not None
     assert apart(item.image.transpose(2, 0, 1), ARRAYS[f"dataset_item_{side}_image_chw_rgb"]) <= 1

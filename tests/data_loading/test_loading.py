@@ -234,8 +234,8 @@ def test_a_bad_sample_is_an_error_with_its_file_and_traceback(workers: int) -> N
         assert indices(numbers(pool).micro_batches(0, 3)) == FOURS[6:]  # the workers go on
 
 
-def test_an_unreadable_picture_is_named(one_picture: tuple[Path, Annotations], workers: int) -> None:
-    path, annotations = one_picture
+def test_an_unreadable_image_is_named(one_image: tuple[Path, Annotations], workers: int) -> None:
+    path, annotations = one_image
     path.write_bytes(path.read_bytes()[:200])
     source = DetectionSource(annotations, image_size=64)
     with closing(WorkerPool({"val": source}, workers=workers)) as pool:

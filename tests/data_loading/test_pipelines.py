@@ -1,4 +1,4 @@
-"""albumentations on training pictures: seeded by sample, the same for any order and number of workers, and refused in words."""
+"""albumentations on training images: seeded by sample, the same for any order and number of workers, and refused in words."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 from mtrain.data.images.pipelines import Pipeline
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError
-from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import ClassificationAugmentSpec
 from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.datasets import open_data
@@ -35,15 +35,13 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def pictures(count=12, size=(40, 30)):
+def noise(count=12, size=(40, 30)):
     return np.random.default_rng(5).integers(0, 256, (count, size[1], size[0], 3), dtype=np.uint8)
 
 
 def source_of(reference, *, seed=0, images=None):
-    images = pictures() if images is None else images
-    split = LabelledPictures(
-        images, np.arange(len(images)) % 2, ("a", "b"), [f"picture {i}" for i in range(len(images))]
-    )
+    images = noise() if images is None else images
+    split = LabelledImages(images, np.arange(len(images)) % 2, ("a", "b"), [f"image {i}" for i in range(len(images))])
     augment = ClassificationAugmentSpec(albumentations=reference)
     return ClassificationSource(split, side=16, resize="crop", crop_share=0.875, augment=augment, seed=seed)
 
@@ -61,7 +59,7 @@ def test_a_sample_depends_on_seed_epoch_and_index_alone(here):
     assert all(same(first, samples(source_of("aug.py:make"), 1, reversed(range(12)))))
     assert sum(same(first, samples(source_of("aug.py:make"), 2, range(12)))) <= 1
     assert sum(same(first, samples(source_of("aug.py:make", seed=1), 1, range(12)))) <= 1
-    repeated = pictures(1).repeat(12, axis=0)
+    repeated = noise(1).repeat(12, axis=0)
     assert (
         len({image.tobytes() for image in samples(source_of("aug.py:make", images=repeated), 1, range(12)).values()})
         > 9
@@ -73,11 +71,11 @@ def test_transforms_of_one_pipeline_are_drawn_independently(here):
     (here / "flips.py").write_text(
         "import albumentations as A\ndef make():\n    return A.Compose([A.HorizontalFlip(), A.VerticalFlip()])\n"
     )
-    pipeline, picture = Pipeline("flips.py:make"), pictures(1)[0]
+    pipeline, image = Pipeline("flips.py:make"), noise(1)[0]
     counts = dict.fromkeys(("plain", "across", "down", "both"), 0)
-    forms = {"plain": picture, "across": picture[:, ::-1], "down": picture[::-1], "both": picture[::-1, ::-1]}
+    forms = {"plain": image, "across": image[:, ::-1], "down": image[::-1], "both": image[::-1, ::-1]}
     for index in range(400):
-        result = pipeline.apply(picture, (0, 0, index), origin="x")
+        result = pipeline.apply(image, (0, 0, index), origin="x")
         counts[next(name for name, form in forms.items() if np.array_equal(result, form))] += 1
     assert all(60 < count < 140 for count in counts.values()), counts
 
@@ -113,11 +111,11 @@ def test_saved_pipelines_are_the_one_that_was_saved(here):
 
 def test_results_of_another_size_are_fitted_as_in_evaluation_and_inputs_stay_as_they_are(here):
     (here / "still.py").write_text("import albumentations as A\ndef make():\n    return A.Compose([A.NoOp()])\n")
-    images = pictures()
+    images = noise()
     before = images.copy()
     source = source_of("still.py:make", images=images)
     plain = ClassificationSource(
-        LabelledPictures(images, np.zeros(12, np.int64), ("a", "b"), ["x"] * 12),
+        LabelledImages(images, np.zeros(12, np.int64), ("a", "b"), ["x"] * 12),
         side=16,
         resize="crop",
         crop_share=0.875,
@@ -175,11 +173,11 @@ BAD = {
     "broken.py:make": ("def make(:\n", "is not valid Python"),
     "normal.py:make": (
         "import albumentations as A\ndef make():\n    return A.Compose([A.Normalize()])\n",
-        r"makes float32 \(30, 40, 3\) of picture 0; expected a uint8 picture .* leave out Normalize",
+        r"makes float32 \(30, 40, 3\) of image 0; expected a uint8 image .* leave out Normalize",
     ),
     "fails.py:make": (
         "import albumentations as A\ndef make():\n    return A.Compose([A.RandomCrop(90, 90)])\n",
-        r"fails on picture 0 \(.*correct the pipeline",
+        r"fails on image 0 \(.*correct the pipeline",
     ),
     "counts.py:make": (
         "import albumentations as A\ncalls = []\n"
@@ -215,7 +213,7 @@ def detection(reference, *, workers=None, **augment):
     return DetectionSource(open_data(data).train, image_size=64, augment=augment, seed=3)
 
 
-def test_boxes_follow_the_picture(here):
+def test_boxes_follow_the_image(here):
     (here / "mirror.py").write_text(
         "import albumentations as A\n"
         "def make():\n    return A.Compose([A.HorizontalFlip(p=1.0)], bbox_params=A.BboxParams(format='yolo', min_area=4))\n"

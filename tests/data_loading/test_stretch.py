@@ -14,9 +14,9 @@ from mtrain.data.images.colour import YIQ, distort, random_distortion
 from mtrain.data.images.section import DistortSpec
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import SpecError
-from mtrain.spec import plugins
 from mtrain.spec.building import schema_of
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.spec.registry import Registry
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.augment.stretched import (
     METHODS,
     Stretcher,
@@ -28,8 +28,8 @@ from mtrain.tasks.detection.augment.stretched import (
 )
 from mtrain.tasks.detection.cache_size import AtLeast, Stretched
 from mtrain.tasks.detection.evaluator import CocoEvaluator
+from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.inputs import StretchTraining
-from mtrain.tasks.detection.picture_cache import Pictures
 from mtrain.tasks.detection.section import AugmentSpec, CropSpec, DetectionDataSpec, ExpandSpec
 from mtrain.tasks.detection.source import DetectionSource, open_sources
 from tests.data.golden_ppyoloe.rules import photo
@@ -77,53 +77,53 @@ def test_boxes_stay_on_what_they_surround(annotations: Annotations, kind: str) -
     assert matched > 100
 
 
-def test_without_augmentation_the_picture_is_resized_as_the_original_does(tmp_path: Path) -> None:
-    picture, boxes = photo()
+def test_without_augmentation_the_image_is_resized_as_the_original_does(tmp_path: Path) -> None:
+    image, boxes = photo()
     for name in ("linear", "nearest"):
-        resized = cv2.resize(picture.astype(np.float32), (96, 64), interpolation=METHODS[name])
+        resized = cv2.resize(image.astype(np.float32), (96, 64), interpolation=METHODS[name])
         assert np.array_equal(resized, GOLDEN[f"{name}_float32.resized"])  # so cv2.resize is the reference
-        source = stretched(one(tmp_path, picture, boxes), AugmentSpec(**PLAIN, sizes=[96], interpolations=[name]))
+        source = stretched(one(tmp_path, image, boxes), AugmentSpec(**PLAIN, sizes=[96], interpolations=[name]))
         item = source.sample(0, 0)
-        expected = cv2.resize(picture.astype(np.float32), (96, 96), interpolation=METHODS[name])
+        expected = cv2.resize(image.astype(np.float32), (96, 96), interpolation=METHODS[name])
         assert item.image is not None
         assert np.abs(item.image - expected).max() <= 1.0  # whole grey levels
         x = GOLDEN[f"{name}_float32.gt_bbox"][:, 0::2]
         assert corners(item.targets, 96)[:, 0::2] == pytest.approx(x, abs=2e-3)
 
 
-def test_an_evaluation_picture_is_the_original_one(tmp_path: Path) -> None:
+def test_an_evaluation_image_is_the_original_one(tmp_path: Path) -> None:
     class Wide(Stretched):
         """The golden size is no square."""
 
         def kept(self, size: tuple[int, int]) -> tuple[int, int]:
             return 96, 64
 
-    picture, boxes = photo()
-    annotations = one(tmp_path, picture, boxes)
-    assert np.array_equal(Pictures(annotations.samples, Wide(96)).load(0), GOLDEN["eval_cubic_uint8.resized"])
+    image, boxes = photo()
+    annotations = one(tmp_path, image, boxes)
+    assert np.array_equal(Images(annotations.samples, Wide(96)).load(0), GOLDEN["eval_cubic_uint8.resized"])
     item = DetectionSource(annotations, image_size=96, resize="stretch").sample(0, 0)
     assert item.image is not None
-    assert np.array_equal(item.image, cv2.resize(picture, (96, 96), interpolation=cv2.INTER_CUBIC))
+    assert np.array_equal(item.image, cv2.resize(image, (96, 96), interpolation=cv2.INTER_CUBIC))
     ratio_y, ratio_x = GOLDEN["eval_cubic_uint8.scale_factor"].tolist()
     assert item.scale_pad == pytest.approx((ratio_x, ratio_y * 96 / 64, 0.0, 0.0), rel=1e-6)
     expected = GOLDEN["eval_cubic_uint8.gt_bbox"] * [1, 96 / 64, 1, 96 / 64]
     assert corners(item.targets, 96) == pytest.approx(expected, abs=2e-3)
 
 
-def one(folder: Path, picture: np.ndarray, boxes_xyxy: np.ndarray) -> Annotations:
+def one(folder: Path, image: np.ndarray, boxes_xyxy: np.ndarray) -> Annotations:
     path = folder / "photo.png"
-    cv2.imwrite(str(path), picture[:, :, ::-1])
+    cv2.imwrite(str(path), image[:, :, ::-1])
     xywh = np.concatenate([boxes_xyxy[:, :2], boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]], axis=1).astype(float)
     none = np.zeros(len(xywh), dtype=bool)
-    size = picture.shape[1], picture.shape[0]
+    size = image.shape[1], image.shape[0]
     return assemble(
-        [Picture(path, path.name, 1, *size, xywh, np.zeros(len(xywh), int), none, xywh[:, 2:].prod(1))],
+        [AnnotatedImage(path, path.name, 1, *size, xywh, np.zeros(len(xywh), int), none, xywh[:, 2:].prod(1))],
         class_names=("a",),
         category_ids=(1,),
     )
 
 
-def test_a_detector_that_finds_all_scores_one_on_stretched_pictures(annotations: Annotations) -> None:
+def test_a_detector_that_finds_all_scores_one_on_stretched_images(annotations: Annotations) -> None:
     spec = DetectionDataSpec(image_size=96, resize="stretch", augment=AugmentSpec(**PLAIN))
     source = open_sources(spec, None, annotations, seed=0)["val"]
     assert len({sample.width / sample.height for sample in annotations.samples}) > 3
@@ -132,12 +132,12 @@ def test_a_detector_that_finds_all_scores_one_on_stretched_pictures(annotations:
         loader = pool.loader("val", lambda _, u: [np.arange(4 * u, 4 * u + 4)], micro_batch=4, updates_per_epoch=3)
         for batch in loader.micro_batches(0):
             evaluator.add(batch, detections(batch, 96))
-    figures = evaluator.result([evaluator.partial()])
-    assert figures["AP"] == pytest.approx(1.0)
+    metrics = evaluator.result([evaluator.partial()])
+    assert metrics["AP"] == pytest.approx(1.0)
 
 
 def detections(batch: Mapping[str, np.ndarray], side: int) -> list[np.ndarray]:
-    """Return a perfect detector's boxes, found in the pixels: the left rectangle of each picture is of class 0."""
+    """Return a perfect detector's boxes, found in the pixels: the left rectangle of each image is of class 0."""
     results = []
     for number in range(len(batch["images"])):
         rows = batch["targets"][batch["targets"][:, 0] == number][:, 1:]
@@ -233,7 +233,7 @@ def test_a_crop_overlaps_a_box_by_its_threshold_and_holds_a_centre(threshold: fl
     assert moved > 150
 
 
-def test_a_crop_that_no_window_can_be_leaves_the_picture_whole() -> None:
+def test_a_crop_that_no_window_can_be_leaves_the_image_whole() -> None:
     rng = np.random.default_rng(0)
     tiny = np.array([[3.0, 3, 5, 5]])
     assert cropped(rng, CropSpec(thresholds=[0.9], allow_no_crop=False), WHOLE, tiny) == WHOLE
@@ -243,7 +243,7 @@ def test_a_crop_that_no_window_can_be_leaves_the_picture_whole() -> None:
     assert 150 < sum(first) < 250  # "no crop" is one choice of two
 
 
-def test_an_expansion_surrounds_the_picture_within_its_ratio() -> None:
+def test_an_expansion_surrounds_the_image_within_its_ratio() -> None:
     rng = np.random.default_rng(0)
     windows = [expanded(rng, ExpandSpec(), WHOLE) for _ in range(1000)]
     larger = [w for w in windows if w != WHOLE]
@@ -261,7 +261,7 @@ def test_an_expansion_surrounds_the_picture_within_its_ratio() -> None:
     assert min(w.left / (w.width - 160 + 1) for w in larger) < -0.9  # anywhere
 
 
-def test_around_an_expanded_picture_is_the_fill_whatever_the_colours_became(annotations: Annotations) -> None:
+def test_around_an_expanded_image_is_the_fill_whatever_the_colours_became(annotations: Annotations) -> None:
     strong = DistortSpec(probability=1.0, contrast=[0.5, 0.6])
     spec = AugmentSpec(**PLAIN, expand=ExpandSpec(probability=1.0), distort=strong)
     for index in range(len(annotations)):
@@ -270,8 +270,8 @@ def test_around_an_expanded_picture_is_the_fill_whatever_the_colours_became(anno
         fill = (image == (124, 116, 104)).all(axis=2)
         inside = ~fill
         rows, columns = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
-        picture = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        assert fill.mean() == pytest.approx(1 - picture.shape[0] * picture.shape[1] / 128**2, abs=0.01)
+        image = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert fill.mean() == pytest.approx(1 - image.shape[0] * image.shape[1] / 128**2, abs=0.01)
         assert fill.any()
 
 
@@ -296,7 +296,7 @@ def test_boxes_whose_centre_a_crop_leaves_out_are_dropped(annotations: Annotatio
     assert dropped > 5
 
 
-def test_targets_lie_inside_the_picture(annotations: Annotations) -> None:
+def test_targets_lie_inside_the_image(annotations: Annotations) -> None:
     source = stretched(annotations, OFFICIAL)
     rows = np.concatenate([source.sample(epoch, i, update=i).targets for epoch in range(5) for i in range(len(source))])
     edges = np.concatenate([rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2])
@@ -312,15 +312,15 @@ def test_a_distortion_is_its_steps_made_one_and_saturates_once() -> None:
     assert np.array_equal(random_distortion(rng, DistortSpec(probability=0.0)), saved)
     for seed in range(20):
         matrix = random_distortion(np.random.default_rng(seed), DistortSpec())
-        picture = values.copy()
-        distort(picture, matrix)
+        image = values.copy()
+        distort(image, matrix)
         expected = np.clip(values @ matrix[:, :3].T + matrix[:, 3], 0, 255)
-        assert np.abs(picture - expected).max() < 1.0  # OpenCV computes in fixed point
+        assert np.abs(image - expected).max() < 1.0  # OpenCV computes in fixed point
     region = np.zeros((60, 50, 3), np.uint8)
     view = region[5:45, 7:37]
     view[...] = values
-    distort(view, matrix)  # a part of a larger picture
-    assert np.array_equal(view, picture)
+    distort(view, matrix)  # a part of a larger image
+    assert np.array_equal(view, image)
     assert not region[:5].any()
 
 
@@ -351,7 +351,7 @@ def test_half_of_the_distortion_steps_are_taken(seed: int) -> None:
     assert 430 < taken < 570
 
 
-def test_pictures_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> None:
+def test_images_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> None:
     sizing = AtLeast(400)
     assert [sizing.reduction(size) for size in ((640, 480), (4000, 799), (1000, 800), (4000, 3200), (8000, 8000))] == [
         1,
@@ -367,14 +367,14 @@ def test_pictures_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> Non
     assert source.array.shape == (160, 160, 3)
 
 
-def test_a_large_picture_keeps_the_pixels_of_its_narrowest_crop(tmp_path: Path) -> None:
+def test_a_large_image_keeps_the_pixels_of_its_narrowest_crop(tmp_path: Path) -> None:
     annotations = one(tmp_path, np.zeros((700, 700, 3), np.uint8), np.array([[10.0, 10, 600, 600]]))
     for crop, kept in ((None, 88), (CropSpec(scaling=[0.5, 1.0], aspect_ratio=[1.0, 1.0]), 175)):
         view = StretchTraining(annotations.samples, AugmentSpec(**PLAIN, crop=crop), side=64, seed=0)
-        assert view.pictures.load(0).shape[0] == kept
+        assert view.images.load(0).shape[0] == kept
     # Half of the area's root at an aspect of 4 is a quarter of the width: 64 pixels of 256.
     narrow = AugmentSpec(**PLAIN, crop=CropSpec(scaling=[0.5, 1.0], aspect_ratio=[0.25, 4.0]))
-    assert StretchTraining(annotations.samples, narrow, side=64, seed=0).pictures.load(0).shape[0] == 350
+    assert StretchTraining(annotations.samples, narrow, side=64, seed=0).images.load(0).shape[0] == 350
 
 
 def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path) -> None:
@@ -385,12 +385,12 @@ def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path)
     path = annotations.samples[0].path
     cv2.imwrite(str(path.with_suffix(".jpg")), ground[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
     path.with_suffix(".jpg").replace(path)  # first bytes say what a file is
-    pictures = Pictures(annotations.samples, AtLeast(200))
-    assert pictures.load(0).shape == (226, 301, 3)
+    images = Images(annotations.samples, AtLeast(200))
+    assert images.load(0).shape == (226, 301, 3)
     out = np.empty((128, 128, 3), np.uint8)
     spec = AugmentSpec(**PLAIN, crop=CropSpec(thresholds=[0.1], allow_no_crop=False))
     for seed in range(10):
-        rows = Stretcher(pictures, spec).draw(np.random.default_rng(seed), 0, out, method=cv2.INTER_LINEAR)
+        rows = Stretcher(images, spec).draw(np.random.default_rng(seed), 0, out, method=cv2.INTER_LINEAR)
         assert np.abs(corners(rows, 128) - ink(out)).max() <= 4.5
 
 
@@ -412,4 +412,4 @@ def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path)
 )
 def test_what_does_not_go_together_is_refused_with_a_remedy(data: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, SpecError), match=words):
-        schema_of("detection", policy=plugins.read_policy()).model_validate({"data": data})
+        schema_of("detection", registry=Registry.read()).model_validate({"data": data})

@@ -29,7 +29,7 @@ class Case:
     says: str | None
 
 
-def picture(form: str = "JPEG", size: tuple[int, int] = (64, 48)) -> bytes:
+def image(form: str = "JPEG", size: tuple[int, int] = (64, 48)) -> bytes:
     content = io.BytesIO()
     Image.new("RGB", size, (90, 120, 30)).save(content, form)
     return content.getvalue()
@@ -48,7 +48,7 @@ def enormous_png(width: int, height: int) -> bytes:
 
 
 def enormous_jpeg() -> bytes:
-    content = bytearray(picture())
+    content = bytearray(image())
     place = content.find(b"\xff\xc0")
     content[place + 5 : place + 9] = struct.pack(">HH", 30_000, 30_000)
     return bytes(content)
@@ -76,7 +76,7 @@ def coco_set(root: Path, train: bytes) -> None:
     (root / "annotations").mkdir(parents=True)
     (root / "images").mkdir()
     for name in ("a.jpg", "b.jpg"):
-        (root / "images" / name).write_bytes(picture())
+        (root / "images" / name).write_bytes(image())
     (root / "annotations/instances_train.json").write_bytes(train)
     (root / "annotations/instances_val.json").write_text(json.dumps(coco_content()))
 
@@ -114,7 +114,7 @@ def coco_cases() -> Iterator[Case]:
         "trailing words": text + b" {}",
         "not UTF-8": text.replace(b"cat", b"c\xff\xfet"),
         "zeros": b"\0" * 500,
-        "a picture": picture(),
+        "an image": image(),
         "html": b"<html><body>404</body></html>",
         "brackets": b"[" * DEEP,
         "brackets, closed": b"[" * DEEP + b"]" * DEEP,
@@ -135,7 +135,7 @@ def coco_cases() -> Iterator[Case]:
             content = deepcopy(coco_content())
             content[key].insert(1, value)
             yield coco_file(f"{value!r} among {key}", json.dumps(content).encode(), rf"1 wrong entries.*\n.*{key}\[1\]")
-    yield coco_file("no images", json.dumps(coco_content() | {"images": [], "annotations": []}).encode(), "no picture")
+    yield coco_file("no images", json.dumps(coco_content() | {"images": [], "annotations": []}).encode(), "no image")
     yield coco_file(
         "no categories", json.dumps(coco_content() | {"categories": []}).encode(), "not among the categories"
     )
@@ -182,7 +182,7 @@ def coco_fields() -> Iterator[Case]:
         "\ud800.jpg",
         "a.jpg/b",
     ):
-        yield coco_value("images", "file_name", value, "pictures cannot be used|no folder holds")
+        yield coco_value("images", "file_name", value, "images cannot be used|no folder holds")
     yield from coco_sides()
     yield from coco_annotation_fields()
     for value in (..., *odd, float("nan"), 10**30, "x" * 5_000):
@@ -229,7 +229,7 @@ def yolo_set(root: Path, label: bytes, description: bytes = YAML.encode()) -> No
     for split in ("train", "val"):
         for kind in ("images", "labels"):
             (root / kind / split).mkdir(parents=True)
-        (root / "images" / split / "a.jpg").write_bytes(picture())
+        (root / "images" / split / "a.jpg").write_bytes(image())
         (root / "labels" / split / "a.txt").write_bytes(b"0 0.5 0.5 0.2 0.2\n")
     (root / "labels/train/a.txt").write_bytes(label)
     (root / "data.yaml").write_bytes(description)
@@ -254,7 +254,7 @@ def yolo_cases() -> Iterator[Case]:
         "a word of a million letters": (b"x" * 1_000_000, "4 numbers"),
         "not UTF-8": (b"\xff\xfe\x00\xd8 0.5 0.5 0.2 0.2\n", r"a\.txt:1"),
         "zeros": (b"\0" * 5_000, r"a\.txt:1"),
-        "a picture": (picture(), r"a\.txt:1"),
+        "an image": (image(), r"a\.txt:1"),
     }
     for name, (content, says) in lines.items():
         yield Case(f"yolo label: {name}", "yolo", lambda root, content=content: yolo_set(root, content), says)
@@ -297,32 +297,32 @@ def yolo_cases() -> Iterator[Case]:
         yield Case(f"yolo list: {name}", "yolo", build, "list.txt|missing|cannot be used|wrong label")
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
-def picture_cases() -> Iterator[Case]:
+# ------------------------------------------------------------------------------------------------------------ images
+def image_cases() -> Iterator[Case]:
     contents: dict[str, tuple[bytes, str | None]] = {
-        **{form: (picture(form), None) for form in ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")},
-        **{form: (picture(form), "not a picture") for form in ("PPM", "TGA", "ICO", "PCX", "SGI", "PDF", "JPEG2000")},
-        "EPS": (EPS, "not a picture"),
+        **{form: (image(form), None) for form in ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")},
+        **{form: (image(form), "not an image") for form in ("PPM", "TGA", "ICO", "PCX", "SGI", "PDF", "JPEG2000")},
+        "EPS": (EPS, "not an image"),
         "empty": (b"", "empty"),
-        "zeros": (b"\0" * 5_000, "not a picture"),
-        "text": (b"hello", "not a picture"),
-        "truncated JPEG": (picture()[:-50], "truncated|ends"),
-        "two bytes of JPEG": (picture()[:2], "JPEG"),
-        "truncated PNG": (picture("PNG")[:40], "PNG|picture"),
+        "zeros": (b"\0" * 5_000, "not an image"),
+        "text": (b"hello", "not an image"),
+        "truncated JPEG": (image()[:-50], "truncated|ends"),
+        "two bytes of JPEG": (image()[:2], "JPEG"),
+        "truncated PNG": (image("PNG")[:40], "PNG|image"),
         "PNG of 30000 x 30000": (enormous_png(30_000, 30_000), "max_pixels|the annotations say"),
         "PNG of 0 x 0": (enormous_png(0, 0), "a.jpg"),
         "PNG of 4 billion x 4 billion": (enormous_png(2**32 - 1, 2**32 - 1), "a.jpg"),
         "JPEG of 30000 x 30000": (enormous_jpeg(), "max_pixels|the annotations say"),
     }
     for form in ("WEBP", "TIFF", "GIF", "BMP"):
-        contents[f"truncated {form}"] = (picture(form)[:20], r"a\.jpg")
+        contents[f"truncated {form}"] = (image(form)[:20], r"a\.jpg")
     for name, (content, says) in contents.items():
 
         def build(root: Path, content: bytes = content) -> None:
             yolo_set(root, b"0 0.5 0.5 0.2 0.2\n")
             (root / "images/train/a.jpg").write_bytes(content)
 
-        yield Case(f"picture: {name}", "yolo", build, says)
+        yield Case(f"image: {name}", "yolo", build, says)
 
 
 # ----------------------------------------------------------------------------------------------------- kinds of files
@@ -380,4 +380,4 @@ ANY = ".*"
 
 
 def all_cases() -> list[Case]:
-    return [*coco_cases(), *yolo_cases(), *picture_cases(), *kind_cases()]
+    return [*coco_cases(), *yolo_cases(), *image_cases(), *kind_cases()]

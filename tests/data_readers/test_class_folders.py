@@ -14,11 +14,12 @@ from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError
 from mtrain.spec import plugins
 from mtrain.spec.building import schema_of
-from mtrain.tasks.classification.pictures import verify
+from mtrain.spec.registry import Registry
+from mtrain.tasks.classification.images import verify
 from mtrain.tasks.classification.section import ClassificationDataSpec
 from mtrain.tasks.classification.task import ClassificationTask
 from mtrain.tasks.datasets import open_data
-from tests.data_readers.class_pictures import COLOURS, encoded, folders, noise, picture
+from tests.data_readers.class_images import COLOURS, encoded, folders, image, noise
 from tests.data_readers.hostile_sets import enormous_png
 
 
@@ -38,18 +39,18 @@ def look(root, form="image_folder", **values) -> str:
         verify(*splits)
         for split in splits:
             for index in range(len(split)):
-                split.pictures[index]
+                split.images[index]
     except DataError as error:
         message = str(error)
     assert len(message) < 20_000
     return message
 
 
-def table(folder, text, *, name="train.csv", pictures=("a.png", "b.png", "c.png")):
+def table(folder, text, *, name="train.csv", images=("a.png", "b.png", "c.png")):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    for number, file in enumerate(pictures):
-        (folder / file).write_bytes(picture(seed=number))
+    for number, file in enumerate(images):
+        (folder / file).write_bytes(image(seed=number))
     return folder
 
 
@@ -61,8 +62,8 @@ def test_folders_are_classes_in_alphabetical_order_and_evaluation_has_those_of_t
     train, val = data.both()
     assert train.class_names == val.class_names == ("cat", "dog", "emu")
     assert (train.labels.tolist(), val.labels.tolist()) == ([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 2, 2])
-    assert val.report() == ["classes without a picture: dog"]
-    np.testing.assert_array_equal(train.pictures[4], decode(tmp_path / "train/dog/1.png"))
+    assert val.report() == ["classes without an image: dog"]
+    np.testing.assert_array_equal(train.images[4], decode(tmp_path / "train/dog/1.png"))
     assert look(tmp_path) == ""
 
 
@@ -72,34 +73,34 @@ def test_given_names_order_the_classes(tmp_path):
     assert opened(tmp_path, names=["dog", "cat"]).train.labels.tolist() == [0, 1]
 
 
-def test_other_folders_can_be_named_and_pictures_may_lie_deeper(tmp_path):
+def test_other_folders_can_be_named_and_images_may_lie_deeper(tmp_path):
     folders(tmp_path, {"learn/cells": 1, "look": 1})
     (tmp_path / "learn/cells/cat/more/still").mkdir(parents=True)
-    (tmp_path / "learn/cells/cat/more/still/x.JPEG").write_bytes(picture(form="JPEG"))
+    (tmp_path / "learn/cells/cat/more/still/x.JPEG").write_bytes(image(form="JPEG"))
     (tmp_path / "learn/cells/cat/.hidden.png").write_bytes(b"")
     train, val = opened(tmp_path, train="learn/cells", val="look").both()
     assert (len(train), len(val)) == (3, 2)
     assert train.keys == ["learn/cells/cat/0.png", "learn/cells/cat/more/still/x.JPEG", "learn/cells/dog/0.png"]
 
 
-def test_what_is_no_picture_by_its_name_is_left_out_and_told(tmp_path):
+def test_what_is_no_image_by_its_name_is_left_out_and_told(tmp_path):
     folders(tmp_path, {"train": 1, "val": 1})
     (tmp_path / "train/cat/notes.txt").write_text("x")
-    (tmp_path / "train/stray.png").write_bytes(picture())
+    (tmp_path / "train/stray.png").write_bytes(image())
     assert opened(tmp_path).train.report() == [
-        "1 files whose suffix is not that of a picture were left out: cat/notes.txt",
-        "1 pictures outside the folders of classes were left out: stray.png",
+        "1 files whose suffix is not that of an image were left out: cat/notes.txt",
+        "1 images outside the folders of classes were left out: stray.png",
     ]
 
 
-def test_the_content_and_not_the_suffix_decides_how_a_picture_is_decoded(tmp_path):
+def test_the_content_and_not_the_suffix_decides_how_an_image_is_decoded(tmp_path):
     folders(tmp_path, {"train": 1, "val": 1})
     for number, form in enumerate(("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")):
-        (tmp_path / f"train/cat/w{number}.jpg").write_bytes(picture(form=form))
+        (tmp_path / f"train/cat/w{number}.jpg").write_bytes(image(form=form))
     assert look(tmp_path) == ""
 
 
-def test_pictures_of_every_mode_are_rgb_as_they_are_shown(tmp_path):
+def test_images_of_every_mode_are_rgb_as_they_are_shown(tmp_path):
     folders(tmp_path, {"train": 1, "val": 1})
     rgb = Image.fromarray(noise((30, 20), COLOURS["cat"], 0))
     exif = Image.Exif()
@@ -117,10 +118,10 @@ def test_pictures_of_every_mode_are_rgb_as_they_are_shown(tmp_path):
         (tmp_path / "train/cat" / name).write_bytes(content)
     assert look(tmp_path) == ""
     train = opened(tmp_path).train
-    shapes = {os.path.basename(train.origins[i]): train.pictures[i].shape for i in range(len(train))}
+    shapes = {os.path.basename(train.origins[i]): train.images[i].shape for i in range(len(train))}
     assert {shapes[name] for name in contents if name != "turned.jpg"} == {(20, 30, 3)}
     assert shapes["turned.jpg"] == (30, 20, 3)
-    assert dict(zip((os.path.basename(o) for o in train.origins), map(train.pictures.size, range(8)), strict=True))[
+    assert dict(zip((os.path.basename(o) for o in train.origins), map(train.images.size, range(8)), strict=True))[
         "turned.jpg"
     ] == (20, 30)
 
@@ -132,7 +133,7 @@ def damaged(root, name, content):
 
 def no_folders(root):
     root.mkdir()
-    (root / "a.png").write_bytes(picture())
+    (root / "a.png").write_bytes(image())
 
 
 def loop(root):
@@ -171,9 +172,9 @@ HOSTILE = {
     "no root": (lambda root: None, {}, r"data\.root: .*is no folder here"),
     "only train": (lambda root: folders(root, {"train": 1}), {}, r"data\.val: no folder val or valid .*data\.split=0\.2"),
     "only classes": (lambda root: folders(root, {"": 2}), {}, r"data\.train: no folder train in .*or data\.split=0\.2"),
-    "pictures alone": (no_folders, {"split": 0.5}, "has no folders; expected one folder of pictures per class"),
-    "an empty class": (empty_class, {}, r"1 folders of classes hold no picture .*\n  .*emu: no picture$"),
-    "a class of other files": (class_of_other_files, {}, r"emu: no picture, only a\.txt"),
+    "images alone": (no_folders, {"split": 0.5}, "has no folders; expected one folder of images per class"),
+    "an empty class": (empty_class, {}, r"1 folders of classes hold no image .*\n  .*emu: no image$"),
+    "a class of other files": (class_of_other_files, {}, r"emu: no image, only a\.txt"),
     "a class that only val has": (unknown_class, {}, "no such class: the folder 'emu'"),
     "a name without folder": (
         lambda root: folders(root, {"train": 1, "val": 1}),
@@ -188,16 +189,16 @@ HOSTILE = {
         {"split": 0.5},
         r"has an evaluation split of its own \(val/\)",
     ),
-    "one picture of each class to divide": (lambda root: folders(root, {"": 1}), {"split": 0.5}, "no class has two"),
-    "an empty file": (lambda root: damaged(root, "x.png", b""), {}, r"1 of 7 pictures.*\n.*x\.png: empty file"),
-    "text": (lambda root: damaged(root, "x.jpg", b"<html>"), {}, r"x\.jpg: not a picture in JPEG"),
-    "a truncated PNG": (lambda root: damaged(root, "x.png", picture()[:200]), {}, r"x\.png: truncated PNG"),
+    "one image of each class to divide": (lambda root: folders(root, {"": 1}), {"split": 0.5}, "no class has two"),
+    "an empty file": (lambda root: damaged(root, "x.png", b""), {}, r"1 of 7 images.*\n.*x\.png: empty file"),
+    "text": (lambda root: damaged(root, "x.jpg", b"<html>"), {}, r"x\.jpg: not an image in JPEG"),
+    "a truncated PNG": (lambda root: damaged(root, "x.png", image()[:200]), {}, r"x\.png: truncated PNG"),
     "a truncated JPEG": (
-        lambda root: damaged(root, "x.jpg", picture(form="JPEG")[:-40]),
+        lambda root: damaged(root, "x.jpg", image(form="JPEG")[:-40]),
         {},
         r"x\.jpg: truncated JPEG",
     ),
-    "an enormous picture": (
+    "an enormous image": (
         lambda root: damaged(root, "x.png", enormous_png(11_000, 11_000)),
         {},
         r"11000 x 11000 pixels are more than data\.max_pixels",
@@ -216,10 +217,10 @@ def test_folders_of_any_kind_are_read_or_refused(name, tmp_path):
     assert (re.search(says, message) is not None) if says else message == "", message or "was read"
 
 
-def test_an_unreadable_picture_ends_a_training_step_with_its_name(tmp_path):
-    damaged(tmp_path, "0.png", picture()[:200])
+def test_an_unreadable_image_ends_a_training_step_with_its_name(tmp_path):
+    damaged(tmp_path, "0.png", image()[:200])
     source = task_of(section(tmp_path)).sources()["train"]
-    with pytest.raises(DataError, match=r"cat/0\.png: not a readable picture"):
+    with pytest.raises(DataError, match=r"cat/0\.png: not a readable image"):
         source.sample(0, 0)
 
 
@@ -240,7 +241,7 @@ def test_a_share_of_each_class_is_set_aside_by_name_and_seed_alone(tmp_path):
     assert len(set(val.keys) & set(more.keys)) >= 8  # one of each class may give way to the new one
 
 
-def test_a_class_of_one_picture_is_for_training(tmp_path):
+def test_a_class_of_one_image_is_for_training(tmp_path):
     folders(tmp_path, {"": 4})
     folders(tmp_path, {"": 1}, names=("emu",))
     train, val = opened(tmp_path, split=0.5).both()
@@ -251,7 +252,7 @@ def test_a_divided_split_keeps_the_limit_of_pixels(tmp_path):
     folders(tmp_path, {"": 2})
     train = opened(tmp_path, split=0.5, max_pixels=100).train
     with pytest.raises(DataError, match=r"data\.max_pixels"):
-        train.pictures[0]
+        train.images[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- CSV files
@@ -260,7 +261,7 @@ def test_paths_start_at_the_csv_file_and_labels_are_words_or_numbers(tmp_path):
     table(tmp_path / "x", "path,label\nc.png,dog\n", name="val.csv")
     train, val = opened(tmp_path / "x", "csv_labels").both()
     assert (train.class_names, train.labels.tolist(), val.labels.tolist()) == (("cat", "dog"), [1, 0], [1])
-    np.testing.assert_array_equal(val.pictures[0], decode(tmp_path / "x/c.png"))
+    np.testing.assert_array_equal(val.images[0], decode(tmp_path / "x/c.png"))
     table(tmp_path / "y", "path,label\na.png,10\nb.png,9\nc.png,10\n")
     numbers = opened(tmp_path / "y", "csv_labels", split=0.5)
     assert numbers.class_names == ("9", "10")
@@ -269,21 +270,21 @@ def test_paths_start_at_the_csv_file_and_labels_are_words_or_numbers(tmp_path):
 
 
 def test_other_headers_folders_and_separators(tmp_path):
-    table(tmp_path / "pictures", "", pictures=("a.png", "b.png"))
+    table(tmp_path / "images", "", images=("a.png", "b.png"))
     text = '\ufefffile name; class \r\n"a.png";cat\r\n\r\nb.png;"dog"\r\n'
     (tmp_path / "list.csv").write_bytes(text.encode())
     options = {"path_column": "file name", "label_column": "class"}
-    train = opened(tmp_path, "csv_labels", train="list.csv", images="pictures", options=options).train
+    train = opened(tmp_path, "csv_labels", train="list.csv", images="images", options=options).train
     assert train.labels.tolist() == [0, 1]
-    assert train.origins == [str(tmp_path / "pictures/a.png"), str(tmp_path / "pictures/b.png")]
+    assert train.origins == [str(tmp_path / "images/a.png"), str(tmp_path / "images/b.png")]
     (tmp_path / "list.csv").write_text("file name\tclass\na.png\tcat\n")
-    assert len(opened(tmp_path, "csv_labels", train="list.csv", images="pictures", options=options).train) == 1
+    assert len(opened(tmp_path, "csv_labels", train="list.csv", images="images", options=options).train) == 1
 
 
 CSV = {
     "no label column": ("path,lable\na.png,x\n", r"no column 'label'; its first line has path, lable; did you mean 'lable'\?.*path_column"),
     "empty": ("", "empty; expected a CSV file with the columns path, label"),
-    "header alone": ("path,label\n", "holds no picture"),
+    "header alone": ("path,label\n", "holds no image"),
     "UTF-16": ("path,label\na.png,x\n".encode("utf-16"), "not UTF-8 text"),
     "zeros": (b"path,label\n\0\0\n", r"train\.csv:2: .*(NUL|1 fields)"),
     "a short row": ("path,label\na.png\n", r"train\.csv:2: 1 fields, expected at least 2"),
@@ -291,8 +292,8 @@ CSV = {
     "no label": ("path,label\na.png,\nb.png,x\n", r"1 of 2 labels.*\n.*train\.csv:2: no label"),
     "no path": ("path,label\n,x\n", r"train\.csv:2: no path"),
     "a path twice": ("path,label\na.png,x\nb.png,y\na.png,y\n", r"train\.csv:4: a\.png is also in train\.csv:2"),
-    "a missing picture": ("path,label\ngone.png,x\n", r"gone\.png: No such file"),
-    "a path out of the folder": ("path,label\n../../../../../../etc/passwd,x\n", r"passwd: not a picture in JPEG"),
+    "a missing image": ("path,label\ngone.png,x\n", r"gone\.png: No such file"),
+    "a path out of the folder": ("path,label\n../../../../../../etc/passwd,x\n", r"passwd: not an image in JPEG"),
     "a device": ("path,label\n/dev/zero,x\n", r"zero: is a device"),
     "a folder": ("path,label\n.,x\n", "is a folder"),
     "a long name": (f"path,label\n{'x' * 400},x\n", "File name too long"),
@@ -325,7 +326,7 @@ def test_an_unknown_option_is_refused(tmp_path):
 
 # ------------------------------------------------------------------------------------------------- samples and commands
 def task_of(data):
-    schema = schema_of("classification", policy=plugins.read_policy())
+    schema = schema_of("classification", registry=Registry.read())
     return ClassificationTask(schema(data=data), open_data(data))
 
 
@@ -352,10 +353,10 @@ def test_data_check_shows_a_folder_and_refuses_a_broken_one(tmp_path, capsys):
                  "-o", f"data.root={tmp_path / 'set'}", "--out", str(tmp_path)]  # fmt: skip
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "10 pictures, all read" in shown
-    assert re.search(r"train pictures: \d+ x \d+ to \d+ x \d+ px, given to the network as 16 x 16", shown)
+    assert "10 images, all read" in shown
+    assert re.search(r"train images: \d+ x \d+ to \d+ x \d+ px, given to the network as 16 x 16", shown)
     (tmp_path / "set/train/cat/0.png").write_bytes(b"no")
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: 1 of 10 pictures cannot be used")
+    assert error.startswith("error: 1 of 10 images cannot be used")
     assert "Traceback" not in error

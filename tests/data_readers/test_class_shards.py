@@ -1,4 +1,4 @@
-"""Pictures in Parquet and Arrow files and in tar shards: the same as in a folder, and refused in words where damaged."""
+"""Images in Parquet and Arrow files and in tar shards: the same as in a folder, and refused in words where damaged."""
 
 import io
 import json
@@ -15,19 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode_bytes
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError
 from mtrain.spec import plugins
-from mtrain.tasks.classification.pictures import verify
+from mtrain.tasks.classification.images import verify
 from mtrain.tasks.classification.section import ClassificationDataSpec
 from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.datasets import open_data
-from tests.data_readers.class_pictures import picture
+from tests.data_readers.class_images import image
 
 NAMES = ["cat", "dog", "emu"]
 COUNT = 9
-CONTENTS = [picture(NAMES[i % 3], i) for i in range(COUNT)]
+CONTENTS = [image(NAMES[i % 3], i) for i in range(COUNT)]
 LABELS = [i % 3 for i in range(COUNT)]
 
 
@@ -42,7 +43,7 @@ def look(root, form, **values) -> str:
         verify(*splits)
         for split in splits:
             for index in range(len(split)):
-                split.pictures[index]
+                split.images[index]
     except DataError as error:
         message = str(error)
     assert len(message) < 20_000
@@ -50,11 +51,11 @@ def look(root, form, **values) -> str:
 
 
 def is_whole(split, indices=range(COUNT)):
-    """The split has these pictures and labels, in this order."""
+    """The split has these images and labels, in this order."""
     assert split.class_names == tuple(NAMES)
     assert split.labels.tolist() == [LABELS[i] for i in indices]
     for place, index in enumerate(indices):
-        np.testing.assert_array_equal(split.pictures[place], decode_bytes(CONTENTS[index], ""))
+        np.testing.assert_array_equal(split.images[place], decode_bytes(CONTENTS[index], ""))
 
 
 # ------------------------------------------------------------------------------------------- written by their own writers
@@ -90,7 +91,7 @@ def test_a_saved_set_of_several_shards_is_one_that_can_be_divided(huggingface):
     assert (train.histogram(), val.histogram()) == (dict.fromkeys(NAMES, 2), dict.fromkeys(NAMES, 1))
     index = val.keys.index(next(key for key in val.keys if key.startswith("data-00001")))
     number = 5 + int(val.keys[index].rpartition(":")[2])  # the first shard has five rows of nine
-    np.testing.assert_array_equal(val.pictures[index], decode_bytes(CONTENTS[number], ""))
+    np.testing.assert_array_equal(val.images[index], decode_bytes(CONTENTS[number], ""))
 
 
 def test_parquet_files_are_found_by_the_names_that_hugging_face_gives(huggingface):
@@ -160,7 +161,7 @@ def test_rows_with_a_path_alone_are_read_from_beside_the_file(tmp_path):
     (root / "a.png").write_bytes(CONTENTS[0])
     train = opened(root, "parquet", val="train.parquet").train
     for index in range(2):
-        np.testing.assert_array_equal(train.pictures[index], decode_bytes(CONTENTS[index], ""))
+        np.testing.assert_array_equal(train.images[index], decode_bytes(CONTENTS[index], ""))
 
 
 def cut(root, name, share=0.5):
@@ -190,13 +191,13 @@ ARROW = {
         "not a readable Arrow",
     ),
     "offsets out of the file": (bad_offsets, r"train\.arrow: damaged"),
-    "no pictures": (
+    "no images": (
         lambda root: arrow_set(root, table(LABELS, LABELS)),
         r"no column is clearly meant, of image, label; name one with data\.options\.image_column",
     ),
-    "a picture that is null": (
+    "an image that is null": (
         lambda root: arrow_set(root, table(pa.array([CONTENTS[0], None], pa.binary()), [0, 1])),
-        "row 1: no picture in this row",
+        "row 1: no image in this row",
     ),
     "a label that is null": (lambda root: arrow_set(root, table(BINARY, [None, *LABELS[1:]])), "row 0: no label"),
     "labels of a test split": (
@@ -246,7 +247,7 @@ def test_parquet_files_of_any_kind_are_refused_in_words(tmp_path):
     content = bytearray((root / "train.parquet").read_bytes())
     content[50:250] = bytes(200)
     (root / "train.parquet").write_bytes(bytes(content))
-    assert re.search("damaged|not a readable|pictures cannot be used", look(root, "parquet", val="train.parquet"))
+    assert re.search("damaged|not a readable|images cannot be used", look(root, "parquet", val="train.parquet"))
     assert "has an evaluation split of its own" in look(
         parquet_set(parquet_set(tmp_path / "c", table(BINARY, LABELS)), table(BINARY, LABELS), "val.parquet"),
         "parquet",
@@ -254,12 +255,12 @@ def test_parquet_files_of_any_kind_are_refused_in_words(tmp_path):
     )
 
 
-def test_pictures_that_do_not_fit_into_memory_are_refused_with_the_way_out(tmp_path, monkeypatch):
+def test_images_that_do_not_fit_into_memory_are_refused_with_the_way_out(tmp_path, monkeypatch):
     import psutil
 
     root = parquet_set(tmp_path / "a", table(BINARY, LABELS))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
-    assert "use data.format: huggingface, which reads pictures from the disk" in look(
+    assert "use data.format: huggingface, which reads images from the disk" in look(
         root, "parquet", val="train.parquet"
     )
 
@@ -297,6 +298,7 @@ def test_labels_are_numbers_words_or_in_json(tmp_path):
         "words": lambda i: [("cls", NAMES[LABELS[i]].encode())],
         "json": lambda i: [("json", json.dumps({"label": NAMES[LABELS[i]], "x": [1]}).encode())],
         "numbers in json": lambda i: [("json", json.dumps({"label": LABELS[i]}).encode())],
+        "both, cls counts": lambda i: [("json", b'{"label": "none"}'), ("cls", NAMES[LABELS[i]].encode())],
     }
     for name, label in labels.items():
         shard(tmp_path / name / "train.tar", members(label=label))
@@ -329,14 +331,14 @@ def links(file):
 
 
 TAR = {
-    "compressed": (lambda file: shard(file, members(), mode="w:gz"), "compressed, so that its pictures have no positions"),
+    "compressed": (lambda file: shard(file, members(), mode="w:gz"), "compressed, so that its images have no positions"),
     "truncated": (lambda file: (shard(file, members()), cut(file.parent, file.name, 0.3)), "damaged"),
     "text": (lambda file: (shard(file, []), file.write_text("x" * 2000)), "damaged"),
     "empty": (lambda file: (shard(file, []), file.write_bytes(b"")), "damaged"),
-    "no member": (lambda file: shard(file, []), "holds no picture"),
+    "no member": (lambda file: shard(file, []), "holds no image"),
     "no label": (lambda file: shard(file, members(label=lambda i: [])), r"set/000: no label: no \.cls among jpg"),
-    "no picture": (lambda file: shard(file, [("a.cls", b"1")]), r"a: 0 pictures among its extensions \(cls\)"),
-    "two pictures": (lambda file: shard(file, [("a.jpg", b"1"), ("a.png", b"1"), ("a.cls", b"1")]), "2 pictures among"),
+    "no image": (lambda file: shard(file, [("a.cls", b"1")]), r"a: 0 images among its extensions \(cls\)"),
+    "two images": (lambda file: shard(file, [("a.jpg", b"1"), ("a.png", b"1"), ("a.cls", b"1")]), "2 images among"),
     "a label without a key": (
         lambda file: shard(file, members(1, label=lambda i: [("json", b'{"class": 1}')])),
         r"no key 'label' with text or a whole number; set data\.options\.label_key",
@@ -348,7 +350,7 @@ TAR = {
         "set/000: its members are not beside each other",
     ),
     "a member twice": (lambda file: shard(file, [("a.jpg", b"1"), ("a.jpg", b"1"), ("a.cls", b"1")]), "there twice"),
-    "a damaged picture": (
+    "a damaged image": (
         lambda file: shard(file, [("a.jpg", CONTENTS[0][:99]), ("a.cls", b"1")]),
         r"train\.tar a: truncated PNG",
     ),
@@ -394,4 +396,4 @@ def test_the_samples_are_those_of_an_array_for_any_number_of_workers_and_no_thre
 def test_the_policy_knows_the_formats(form):
     assert plugins.task_of("datasets", form) == "classification"
     with pytest.raises(DataError, match=r"data\.images: given"):
-        plugins.load("datasets", form)().read(Path("."), None, "x", None, split="train")
+        plugins.load("datasets", form)().read(SplitRequest(root=Path("."), images="x", split="train"))

@@ -8,7 +8,7 @@ import pytest
 from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.section import DetectionDataSpec
-from tests.data_readers.hostile_sets import picture
+from tests.data_readers.hostile_sets import image
 
 HEADER = "path,x1,y1,x2,y2,label\n"
 ROWS = "a.jpg,1,2,31,22,cat\na.jpg,4.5,6,14.5,26,dog\nb.jpg,,,,,\n"
@@ -17,7 +17,7 @@ ROWS = "a.jpg,1,2,31,22,cat\na.jpg,4.5,6,14.5,26,dog\nb.jpg,,,,,\n"
 def written(root, text, *, val=ROWS):
     root.mkdir()
     for name in ("a.jpg", "b.jpg"):
-        (root / name).write_bytes(picture())
+        (root / name).write_bytes(image())
     (root / "train.csv").write_bytes(text.encode())
     (root / "val.csv").write_text(val)
     return root
@@ -36,7 +36,7 @@ def opened(root, **values):
         "label,x2,y2,x1,y1,path,extra\r\ncat,31,22,1,2,a.jpg,9\r\ndog,14.5,26,4.5,6,a.jpg,9\r\n,,,,,b.jpg,9\r\n",
     ],
 )
-def test_rows_are_boxes_in_pixels_and_a_path_alone_is_a_picture_without_boxes(tmp_path, text):
+def test_rows_are_boxes_in_pixels_and_a_path_alone_is_an_image_without_boxes(tmp_path, text):
     train, val = opened(written(tmp_path / "set", text)).both()
     assert train.class_names == val.class_names == ("cat", "dog")
     assert [sample.path.name for sample in train.samples] == ["a.jpg", "b.jpg"]
@@ -67,7 +67,7 @@ def test_names_folders_and_columns_can_be_given_and_one_file_divided(tmp_path):
         ("a.jpg,1,2,3,4,cow", "class 'cow'; expected one of cat, dog"),
         ("a.jpg,1,2", "3 fields, expected at least 6"),
         ("gone.jpg,1,2,3,4,cat", r"gone\.jpg: no such file"),
-        ("../../../../../../etc/passwd,1,2,3,4,cat", "not a picture"),
+        ("../../../../../../etc/passwd,1,2,3,4,cat", "not an image"),
         ("/dev/zero,1,2,3,4,cat", "is a device"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whatever kind a picture file is, it becomes RGB as displayed; damaged ones are named."""
+"""Whatever kind an image file is, it becomes RGB as displayed; damaged ones are named."""
 
 import io
 import struct
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.header import probe
 from mtrain.errors import DataError
-from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.check import verify_images
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
@@ -24,8 +25,8 @@ def gradient(height: int = 40, width: int = 60) -> np.ndarray:
     return np.stack([x * 255 // width, y * 255 // height, np.full_like(x, 90)], axis=2).astype(np.uint8)
 
 
-def save(path: Path, picture: Image.Image, **options: object) -> Path:
-    picture.save(path, **options)
+def save(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)
     return path
 
 
@@ -38,7 +39,7 @@ def test_jpegs_decode_to_what_opencv_gives() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "tiff", "webp"])
-def test_exif_orientation_is_applied_to_picture_and_size(tmp_path: Path, orientation: int, suffix: str) -> None:
+def test_exif_orientation_is_applied_to_image_and_size(tmp_path: Path, orientation: int, suffix: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"quality": 98, "subsampling": 0} if suffix in ("jpg", "JPEG") else {}
@@ -47,19 +48,19 @@ def test_exif_orientation_is_applied_to_picture_and_size(tmp_path: Path, orienta
     path = save(tmp_path / f"a.{suffix}", Image.fromarray(gradient()), exif=exif, **options)
     with Image.open(path) as file:
         expected = np.asarray(ImageOps.exif_transpose(file).convert("RGB")).astype(int)
-    picture = decode(path)
-    assert picture.shape == expected.shape == ((60, 40, 3) if orientation >= 5 else (40, 60, 3))
-    assert np.abs(picture.astype(int) - expected).max() <= 4
-    assert probe(path) == (picture.shape[1], picture.shape[0])
+    image = decode(path)
+    assert image.shape == expected.shape == ((60, 40, 3) if orientation >= 5 else (40, 60, 3))
+    assert np.abs(image.astype(int) - expected).max() <= 4
+    assert probe(path) == (image.shape[1], image.shape[0])
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "tiff"])
-def test_grey_pictures_become_three_equal_channels(tmp_path: Path, suffix: str) -> None:
+def test_grey_images_become_three_equal_channels(tmp_path: Path, suffix: str) -> None:
     grey = gradient()[:, :, 0]
-    picture = decode(save(tmp_path / f"a.{suffix}", Image.fromarray(grey)))
-    assert picture.shape == (40, 60, 3)
-    assert (picture == picture[:, :, :1]).all()
-    assert np.abs(picture[:, :, 0].astype(int) - grey).max() <= 3
+    image = decode(save(tmp_path / f"a.{suffix}", Image.fromarray(grey)))
+    assert image.shape == (40, 60, 3)
+    assert (image == image[:, :, :1]).all()
+    assert np.abs(image[:, :, 0].astype(int) - grey).max() <= 3
 
 
 def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
@@ -84,18 +85,18 @@ def test_transparency_is_laid_on_white(tmp_path: Path, mode: str) -> None:
         path = save(tmp_path / "a.png", source, transparency=bytes([0, 128, 255]))
     else:
         path = save(tmp_path / "a.png", source.convert(mode))
-    picture = decode(path).astype(int)
-    assert (picture[:, 5] == 255).all()
-    assert np.abs(picture[:, 15] - 127).max() <= 1
-    assert (picture[:, 25] == 0).all()
+    image = decode(path).astype(int)
+    assert (image[:, 5] == 255).all()
+    assert np.abs(image[:, 15] - 127).max() <= 1
+    assert (image[:, 25] == 0).all()
 
 
-def test_palette_pictures_become_rgb(tmp_path: Path) -> None:
+def test_palette_images_become_rgb(tmp_path: Path) -> None:
     source = Image.fromarray(np.uint8([[0, 1], [1, 0]])).convert("P")
     source.putpalette([255, 0, 0, 0, 0, 255])
     for suffix in ("png", "gif"):
-        picture = decode(save(tmp_path / f"a.{suffix}", source))
-        assert picture[0].tolist() == [[255, 0, 0], [0, 0, 255]]
+        image = decode(save(tmp_path / f"a.{suffix}", source))
+        assert image[0].tolist() == [[255, 0, 0], [0, 0, 255]]
 
 
 def test_cmyk_jpegs_become_rgb(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_cmyk_jpegs_become_rgb(tmp_path: Path) -> None:
     assert decode(path, reduce=2).shape == (20, 30, 3)
 
 
-def test_a_picture_is_known_by_its_bytes_not_by_its_suffix(tmp_path: Path) -> None:
+def test_an_image_is_known_by_its_bytes_not_by_its_suffix(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", Image.fromarray(gradient()), format="PNG")
     np.testing.assert_array_equal(decode(path), gradient())
     assert probe(path) == (60, 40)
@@ -112,7 +113,7 @@ def test_a_picture_is_known_by_its_bytes_not_by_its_suffix(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
 @pytest.mark.parametrize("reduce", [1, 2, 4, 8])
-def test_reduced_pictures_are_smaller_and_look_the_same(tmp_path: Path, suffix: str, reduce: int) -> None:
+def test_reduced_images_are_smaller_and_look_the_same(tmp_path: Path, suffix: str, reduce: int) -> None:
     path = save(tmp_path / f"a.{suffix}", Image.fromarray(gradient(121, 83)))
     small = decode(path, reduce=reduce)
     assert small.shape == (-(-121 // reduce), -(-83 // reduce), 3)
@@ -169,6 +170,16 @@ def test_a_thumbnails_end_marker_does_not_hide_a_truncated_jpeg(tmp_path: Path) 
         probe(tmp_path / "a.jpg")
 
 
+@pytest.mark.parametrize("part", [b"\xff\xfe\0\2", b"\xff\xd0", b"\xff"], ids=["comments", "marks", "fill"])
+def test_a_jpeg_header_of_countless_empty_parts_is_refused_and_one_of_many_is_read(tmp_path: Path, part: bytes) -> None:
+    jpeg = (SMALL / "images" / "BloodImage_00001.jpg").read_bytes()
+    (tmp_path / "few.jpg").write_bytes(jpeg[:2] + part * 2000 + jpeg[2:])
+    assert probe(tmp_path / "few.jpg") == (640, 480)
+    (tmp_path / "many.jpg").write_bytes(jpeg[:2] + part * 10_000 + jpeg[2:])
+    with pytest.raises(DataError, match=r"many\.jpg: .*10000 parts"):
+        probe(tmp_path / "many.jpg")
+
+
 def test_a_corrupt_png_body_is_refused_when_decoded(tmp_path: Path) -> None:
     rows = zlib.compress(b"\0" + b"x" * 30)[:-6]
 
@@ -183,7 +194,7 @@ def test_a_corrupt_png_body_is_refused_when_decoded(tmp_path: Path) -> None:
         decode(tmp_path / "a.png")
 
 
-def test_missing_truncated_and_wrongly_sized_pictures_are_all_named_at_once(tmp_path: Path) -> None:
+def test_missing_truncated_and_wrongly_sized_images_are_all_named_at_once(tmp_path: Path) -> None:
     good = (SMALL / "images" / "BloodImage_00001.jpg").read_bytes()
     images = [{"id": i, "file_name": f"{i}.jpg", "width": 640, "height": 480} for i in range(30)]
     for i in range(30):
@@ -194,19 +205,19 @@ def test_missing_truncated_and_wrongly_sized_pictures_are_all_named_at_once(tmp_
     content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     annotations = read_content(content, folder=tmp_path, file=tmp_path / "a.json")
     with pytest.raises(DataError) as error:
-        verify_pictures(annotations)
+        verify_images(annotations)
     text = str(error.value)
-    assert text.startswith("3 of 30 pictures cannot be used")
+    assert text.startswith("3 of 30 images cannot be used")
     assert "3.jpg: No such file" in text
     assert "5.jpg: truncated JPEG" in text
     assert "7.jpg: 640 x 480 as displayed" in text
     for path in tmp_path.glob("*.jpg"):
         path.unlink()
     with pytest.raises(DataError, match=r"30 of 30 (?s:.*) and 10 more"):
-        verify_pictures(annotations)
+        verify_images(annotations)
 
 
 def test_a_whole_data_set_passes_and_is_counted() -> None:
-    splits = [Coco().read(SMALL, None, None, None, split=split) for split in ("train", "val")]
-    assert verify_pictures(*splits, workers=2) == 7
-    assert verify_pictures(splits[0], splits[0]) == 4
+    splits = [Coco().read(SplitRequest(root=SMALL, split=split)) for split in ("train", "val")]
+    assert verify_images(*splits, workers=2) == 7
+    assert verify_images(splits[0], splits[0]) == 4

@@ -10,14 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from mtrain.cli.data import data
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.digits_canvas import _strokes, canvas
-from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.drawing import save_image
 from mtrain.errors import DataError, PluginError, SpecError
 from mtrain.tasks.datasets import open_data
-from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.check import verify_images
 from mtrain.tasks.detection.drawing import annotations_grid, comparison, draw_boxes
-from mtrain.tasks.detection.label_statistics import class_histogram, picture_sizes, size_histogram, statistics
+from mtrain.tasks.detection.label_statistics import class_histogram, image_sizes, size_histogram, statistics
 from mtrain.tasks.detection.readers.digits import Digits, DigitsOptions, default_folder, make_digits
 from mtrain.tasks.detection.section import DetectionDataSpec
 
@@ -45,17 +46,17 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(made: Path, 
 
 def test_a_larger_set_begins_with_the_smaller_one(made: Path, tmp_path: Path) -> None:
     larger = make_digits(tmp_path / "larger", FEW.model_copy(update={"train": 8}))
-    for picture in (made / "images").iterdir():
-        assert (larger / "images" / picture.name).read_bytes() == picture.read_bytes()
+    for image in (made / "images").iterdir():
+        assert (larger / "images" / image.name).read_bytes() == image.read_bytes()
 
 
 def test_the_set_is_valid_coco_with_clear_digits_that_do_not_overlap(made: Path) -> None:
     for split, count in (("train", 6), ("val", 3)):
-        read = Digits(FEW).read(made, None, None, None, split=split)
+        read = Digits(FEW).read(SplitRequest(root=made, split=split))
         assert len(read) == count
         assert read.report() == []
         assert read.class_names == tuple("0123456789")
-        verify_pictures(read)
+        verify_images(read)
         for sample in read.samples:
             assert 1 <= len(sample.boxes) <= 6
             heights = sample.boxes[:, 3] - sample.boxes[:, 1]
@@ -69,8 +70,8 @@ def test_the_set_is_valid_coco_with_clear_digits_that_do_not_overlap(made: Path)
 
 def test_ink_fills_its_box_to_every_edge() -> None:
     drawn = canvas("train", 0, size=320, seed=0)
-    picture, boxes = drawn.picture, drawn.boxes
-    grey = picture.astype(float).mean(axis=2)
+    image, boxes = drawn.image, drawn.boxes
+    grey = image.astype(float).mean(axis=2)
     for x1, y1, x2, y2 in boxes:
         inside = grey[y1:y2, x1:x2]
         ring = np.concatenate([grey[max(y1 - 3, 0), x1:x2], grey[min(y2 + 2, 319), x1:x2]])
@@ -139,38 +140,38 @@ def test_splits_with_different_classes_are_refused(made: Path, tmp_path: Path) -
 
 def test_statistics_are_in_pixels_of_the_network_input() -> None:
     opened = open_data(DetectionDataSpec(format="coco", root=str(SMALL), images="images"))
-    figures = statistics(opened.val, image_size=320)
-    assert figures["class_count"] == 3
+    metrics = statistics(opened.val, image_size=320)
+    assert metrics["class_count"] == 3
     first = opened.val.samples[0]
-    np.testing.assert_allclose(figures["boxes_wh_px"][0], (first.boxes[0, 2:] - first.boxes[0, :2]) / 2)
+    np.testing.assert_allclose(metrics["boxes_wh_px"][0], (first.boxes[0, 2:] - first.boxes[0, :2]) / 2)
     stretched = statistics(opened.val, image_size=320, stretch=True)["boxes_wh_px"]
-    np.testing.assert_allclose(stretched, figures["boxes_wh_px"] * (1, 640 / 480))
+    np.testing.assert_allclose(stretched, metrics["boxes_wh_px"] * (1, 640 / 480))
     total = sum(class_histogram(opened.val).values())
-    assert total == len(figures["boxes_wh_px"]) == sum(size_histogram(opened.val).values())
-    assert picture_sizes(opened.val) == {(640, 480): 3}
+    assert total == len(metrics["boxes_wh_px"]) == sum(size_histogram(opened.val).values())
+    assert image_sizes(opened.val) == {(640, 480): 3}
 
 
 def test_boxes_are_drawn_where_they_are_and_the_original_is_left_alone() -> None:
-    picture = np.full((100, 200, 3), 128, np.uint8)
-    drawn = draw_boxes(picture, np.array([[50, 40, 90, 80]]), [1], ("a", "b"), scores=[0.5])
-    assert (picture == 128).all()
+    image = np.full((100, 200, 3), 128, np.uint8)
+    drawn = draw_boxes(image, np.array([[50, 40, 90, 80]]), [1], ("a", "b"), scores=[0.5])
+    assert (image == 128).all()
     changed = np.argwhere((drawn != 128).any(axis=2))
     assert changed.max(axis=0).tolist()[0] in range(79, 83)
     assert (drawn[60, 50] != 128).any()
     assert (drawn[55:75, 55:85] == 128).all()
 
 
-def test_grids_hold_every_picture_and_can_be_saved(tmp_path: Path) -> None:
+def test_grids_hold_every_image_and_can_be_saved(tmp_path: Path) -> None:
     opened = open_data(DetectionDataSpec(format="coco", root=str(SMALL), images="images"))
     actual = {0: np.array([[10, 10, 100, 100, 0.9, 0], [0, 0, 5, 5, 0.1, 1]]), 2: np.zeros((0, 6))}
-    for name, picture in (
+    for name, image in (
         ("grid.jpg", annotations_grid(opened.train)),
         ("pairs.png", comparison(opened.val, actual)),
     ):
-        save_picture(picture, tmp_path / "new" / name)
-        assert decode(tmp_path / "new" / name).shape == picture.shape
+        save_image(image, tmp_path / "new" / name)
+        assert decode(tmp_path / "new" / name).shape == image.shape
     with pytest.raises(DataError, match="cannot be written"):
-        save_picture(picture, tmp_path / "a.xyz")
+        save_image(image, tmp_path / "a.xyz")
 
 
 def test_data_make_digits_writes_a_set_and_says_how_to_use_it(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_data_check_prints_counts_bad_boxes_and_saves_grids(tmp_path: Path) -> N
     spec.write_text(f"data:\n  format: coco\n  root: {SMALL}\n  images: images\n")
     outcome = CliRunner().invoke(data, ["check", str(spec), "--output", str(tmp_path)], catch_exceptions=False)
     assert outcome.exit_code == 0, outcome.output
-    for text in ("7 picture files", "Platelets", "RBC", "boxes without area, dropped for training: 1", "640 x 480: 4"):
+    for text in ("7 image files", "Platelets", "RBC", "boxes without area, dropped for training: 1", "640 x 480: 4"):
         assert text in outcome.output
     for kind in ("train", "val", "augmented"):
         assert decode(tmp_path / f"data_check_cells_{kind}.jpg").size > 0

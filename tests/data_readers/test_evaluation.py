@@ -1,4 +1,4 @@
-"""The figures equal those of the COCO evaluation to six decimals, for any number of ranks and any order."""
+"""The metrics equal those of the COCO evaluation to six decimals, for any number of ranks and any order."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.evaluator import (
-    FIGURES,
+    METRICS,
     CocoEvaluator,
     best_of_classes,
     crowded,
     evaluate_files,
     merge,
     results_json,
-    to_picture,
+    to_image,
 )
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 
@@ -28,12 +29,12 @@ EXPECTED = json.loads((COCO / "expected.json").read_text())
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_twelve_figures_equal_pycocotools_to_six_decimals(kind: str) -> None:
-    figures = evaluate_files(TRUTH, FOUND[kind], iou_type=kind)
+def test_twelve_metrics_equal_pycocotools_to_six_decimals(kind: str) -> None:
+    metrics = evaluate_files(TRUTH, FOUND[kind], iou_type=kind)
     for name, value in EXPECTED["measured_pycocotools_2_0_11"][kind].items():
-        assert figures[name] == pytest.approx(value, abs=5e-7), name
+        assert metrics[name] == pytest.approx(value, abs=5e-7), name
     for name, value in EXPECTED["published_3_decimals"][kind].items():
-        assert round(figures[name], 3) == value, name
+        assert round(metrics[name], 3) == value, name
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def real() -> Annotations:
 
 
 def published_batches(annotations: Annotations, *, ratio: float, pad: float) -> list[tuple[dict, np.ndarray]]:
-    """The published detections as a network would give them: one picture a batch, in pixels of its input."""
+    """The published detections as a network would give them: one image a batch, in pixels of its input."""
     label = {category: i for i, category in enumerate(annotations.category_ids)}
     rows: dict[object, list[list[float]]] = {}
     for r in json.loads(FOUND["bbox"].read_text()):
@@ -59,26 +60,26 @@ def published_batches(annotations: Annotations, *, ratio: float, pad: float) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_evaluator_gives_the_published_figures_over_any_ranks_with_padding(real: Annotations, ranks: int) -> None:
+def test_the_evaluator_gives_the_published_metrics_over_any_ranks_with_padding(real: Annotations, ranks: int) -> None:
     batches = published_batches(real, ratio=0.5, pad=16.0)
     evaluators = [CocoEvaluator(real) for _ in range(ranks)]
     for i, (batch, rows) in enumerate(batches):
         evaluators[i % ranks].add(batch, [rows])
-    for evaluator in evaluators:  # padding: everybody sees the first picture again, with other predictions
+    for evaluator in evaluators:  # padding: everybody sees the first image again, with other predictions
         evaluator.add(batches[0][0], [np.array([[0, 0, 9, 9, 0.99, 0.0]])])
-    figures = CocoEvaluator(real).result([evaluator.partial() for evaluator in evaluators])
+    metrics = CocoEvaluator(real).result([evaluator.partial() for evaluator in evaluators])
     for name, value in EXPECTED["measured_pycocotools_2_0_11"]["bbox"].items():
-        assert figures[name] == pytest.approx(value, abs=5e-7), name
-    assert figures["score"] == figures["AP"]
+        assert metrics[name] == pytest.approx(value, abs=5e-7), name
+    assert metrics["score"] == metrics["AP"]
 
 
-def test_per_class_figures_average_to_the_whole(real: Annotations) -> None:
-    figures = evaluate_files(TRUTH, FOUND["bbox"])
-    single = [value for name, value in figures.items() if name.startswith("AP/")]
+def test_per_class_metrics_average_to_the_whole(real: Annotations) -> None:
+    metrics = evaluate_files(TRUTH, FOUND["bbox"])
+    single = [value for name, value in metrics.items() if name.startswith("AP/")]
     assert len(single) == 70
-    assert np.mean(single) == pytest.approx(figures["AP"], abs=1e-12)
-    at_half = [value for name, value in figures.items() if name.startswith("AP50/")]
-    assert np.mean(at_half) == pytest.approx(figures["AP50"], abs=1e-12)
+    assert np.mean(single) == pytest.approx(metrics["AP"], abs=1e-12)
+    at_half = [value for name, value in metrics.items() if name.startswith("AP50/")]
+    assert np.mean(at_half) == pytest.approx(metrics["AP50"], abs=1e-12)
 
 
 @pytest.mark.parametrize("mistake", ["crowds_dropped", "area_is_width_times_height"])
@@ -90,23 +91,23 @@ def test_known_mistakes_would_be_seen(tmp_path: Path, mistake: str) -> None:
         for a in content["annotations"]:
             a["area"] = a["bbox"][2] * a["bbox"][3]
     (tmp_path / "a.json").write_text(json.dumps(content))
-    figures = evaluate_files(tmp_path / "a.json", FOUND["bbox"])
+    metrics = evaluate_files(tmp_path / "a.json", FOUND["bbox"])
     right = EXPECTED["measured_pycocotools_2_0_11"]["bbox"]
-    assert max(abs(figures[name] - right[name]) for name in FIGURES) > 5e-4
+    assert max(abs(metrics[name] - right[name]) for name in METRICS) > 5e-4
 
 
 def test_perfect_predictions_score_what_the_zero_area_box_leaves() -> None:
-    annotations = Coco().read(DATA / "bccd_small", None, None, None, split="val")
+    annotations = Coco().read(SplitRequest(root=DATA / "bccd_small", split="val"))
     perfect = {
         i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float64)
         for i, s in enumerate(annotations.samples)
     }
-    figures = CocoEvaluator(annotations).result([perfect])
-    assert figures["AP/WBC"] == pytest.approx(1.0)
-    assert 0.9 < figures["AP/RBC"] < 1.0
+    metrics = CocoEvaluator(annotations).result([perfect])
+    assert metrics["AP/WBC"] == pytest.approx(1.0)
+    assert 0.9 < metrics["AP/RBC"] < 1.0
 
 
-def test_objects_of_pictures_that_are_left_out_are_not_missed(real: Annotations) -> None:
+def test_objects_of_images_that_are_left_out_are_not_missed(real: Annotations) -> None:
     chosen = [1, 4, 9]
     perfect = {
         i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float64)
@@ -128,12 +129,12 @@ def test_nothing_right_scores_zero_and_nothing_to_find_scores_minus_one(rows: li
     }
     annotations = read_content(content, folder=Path("x"), file=Path("x.json"))
     actual = {0: np.array(rows, dtype=np.float64).reshape(-1, 6)}
-    figures = CocoEvaluator(annotations).result([actual])
-    assert {n: figures[n] for n in ("AP", "APs", "APm", "APl", "AR100", "ARl")} == {
+    metrics = CocoEvaluator(annotations).result([actual])
+    assert {n: metrics[n] for n in ("AP", "APs", "APm", "APl", "AR100", "ARl")} == {
         "AP": 0.0, "APs": 0.0, "APm": -1.0, "APl": -1.0, "AR100": 0.0, "ARl": -1.0,
     }  # fmt: skip
-    assert figures["AP/thing"] == 0.0
-    assert "AP/absent" not in figures
+    assert metrics["AP/thing"] == 0.0
+    assert "AP/absent" not in metrics
 
 
 def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
@@ -148,13 +149,13 @@ def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
     assert results_json(annotations, actual)[0]["image_id"] == "a"
 
 
-def test_boxes_return_to_the_picture_and_are_clipped() -> None:
+def test_boxes_return_to_the_image_and_are_clipped() -> None:
     actual = np.array([[32, 80, 352, 400, 0.5, 2], [-50, 0, 999, 999, 0.4, 1]])
-    boxes = to_picture(actual, np.array([0.5, 0.5, 0, 80]), width=640, height=480)
+    boxes = to_image(actual, np.array([0.5, 0.5, 0, 80]), width=640, height=480)
     assert boxes.tolist() == pytest.approx(np.array([[64, 0, 640, 480, 0.5, 2], [0, 0, 640, 480, 0.4, 1]]), abs=1e-6)
 
 
-def test_merging_keeps_each_picture_once_in_order() -> None:
+def test_merging_keeps_each_image_once_in_order() -> None:
     one, two = np.zeros((1, 6)), np.ones((1, 6))
     merged = merge([{4: one, 0: one}, {4: two, 2: two}])
     assert list(merged) == [0, 2, 4]
@@ -166,10 +167,10 @@ def test_what_is_remarked_is_ap_by_size_and_where_there_is_nothing_to_find(real:
     assert evaluator.remarks() == []
     for batch, rows in published_batches(real, ratio=1.0, pad=0.0):
         evaluator.add(batch, [rows])
-    figures = evaluator.result([evaluator.partial()])
+    metrics = evaluator.result([evaluator.partial()])
     (line,) = evaluator.remarks()
-    assert line == f"AP by size: small {figures['APs']:.4g}  medium {figures['APm']:.4g}  large {figures['APl']:.4g}"
-    assert set(CocoEvaluator.headline) <= set(CocoEvaluator.figures) <= set(figures)
+    assert line == f"AP by size: small {metrics['APs']:.4g}  medium {metrics['APm']:.4g}  large {metrics['APl']:.4g}"
+    assert set(CocoEvaluator.headline) <= set(CocoEvaluator.metrics) <= set(metrics)
     large = read_content(
         {
             "images": [{"id": 1, "file_name": "a.jpg", "width": 300, "height": 300}],
@@ -185,7 +186,7 @@ def test_what_is_remarked_is_ap_by_size_and_where_there_is_nothing_to_find(real:
     evaluator.result([evaluator.partial()])
     assert evaluator.remarks() == [
         "AP by size: large 0  no small objects  no medium objects",
-        "no box was predicted in any picture: early in training that is usual; later, look at the rate, the labels "
+        "no box was predicted in any image: early in training that is usual; later, look at the learning rate, the labels "
         "(`mtrain data check`) and where model.weights comes from",
     ]
 
@@ -195,14 +196,14 @@ def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_results_of_unknown_pictures_are_refused(tmp_path: Path) -> None:
+def test_results_of_unknown_images_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text('[{"image_id": -5, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]')
-    with pytest.raises(DataError, match=r"1 pictures are not in .*: -5"):
+    with pytest.raises(DataError, match=r"1 images are not in .*: -5"):
         evaluate_files(TRUTH, tmp_path / "r.json")
 
 
 def split_of(boxes: dict[int, list[list[float]]], *, crowd: bool = False) -> Annotations:
-    """Pictures of 1000 x 1000 px by id, in turned order of their ids, with boxes xywh of one class."""
+    """Images of 1000 x 1000 px by id, in turned order of their ids, with boxes xywh of one class."""
     names = {image: f"{place}.jpg" for place, image in enumerate(sorted(boxes, reverse=True))}
     rows = [(image, box) for image, found in boxes.items() for box in found]
     content = {
@@ -216,7 +217,7 @@ def split_of(boxes: dict[int, list[list[float]]], *, crowd: bool = False) -> Ann
     return read_content(content, folder=Path("x"), file=Path("x.json"))
 
 
-def test_perfect_predictions_of_a_crowded_picture_score_one_where_enough_of_them_count() -> None:
+def test_perfect_predictions_of_a_crowded_image_score_one_where_enough_of_them_count() -> None:
     annotations = split_of({1: [[30.0 * (i % 30), 30.0 * (i // 30), 20, 20] for i in range(250)]})
     truth = annotations.samples[0].boxes
     scores = np.linspace(0.9, 0.5, len(truth))[:, None]
@@ -225,9 +226,7 @@ def test_perfect_predictions_of_a_crowded_picture_score_one_where_enough_of_them
     assert 0.3 < capped["AP"] < 0.5
     sentence = crowded(annotations, 100)
     assert sentence is not None
-    assert sentence.startswith(
-        "1 pictures have more than 100 boxes (up to 250), but AP counts the best 100 predictions"
-    )
+    assert sentence.startswith("1 images have more than 100 boxes (up to 250), but AP counts the best 100 predictions")
     assert "raise evaluate.max_detections to 250" in sentence
     assert crowded(annotations, 250) is None
     whole = CocoEvaluator(annotations, max_detections=250).result([perfect])
@@ -236,7 +235,7 @@ def test_perfect_predictions_of_a_crowded_picture_score_one_where_enough_of_them
         assert whole[name] == capped[name] == pytest.approx(share)
 
 
-def test_more_predictions_change_no_figure_of_pictures_that_are_not_crowded(real: Annotations) -> None:
+def test_more_predictions_change_no_metric_of_images_that_are_not_crowded(real: Annotations) -> None:
     actual = {i: rows for i, (_, rows) in enumerate(published_batches(real, ratio=1.0, pad=0.0))}
     assert CocoEvaluator(real, max_detections=300).result([actual]) == CocoEvaluator(real).result([actual])
 
@@ -250,7 +249,7 @@ def test_a_split_without_boxes_is_not_scored_and_says_so(crowd: bool) -> None:
 
 
 @pytest.mark.parametrize(("right", "expected"), [(7, 1.0), (12, 0.5)])
-def test_of_equal_scores_the_picture_with_the_lower_id_counts_first(right: int, expected: float) -> None:
+def test_of_equal_scores_the_image_with_the_lower_id_counts_first(right: int, expected: float) -> None:
     """As pycocotools ranks them; the order of file names, which is the order of samples, is the other way round."""
     annotations = split_of({7: [], 12: []} | {right: [[100, 100, 50, 50]]})
     assert [sample.image_id for sample in annotations.samples] == [12, 7]
@@ -259,7 +258,7 @@ def test_of_equal_scores_the_picture_with_the_lower_id_counts_first(right: int, 
 
 
 @pytest.mark.parametrize(("right_first", "expected"), [(True, 1.0), (False, 0.5)])
-def test_of_equal_scores_in_a_picture_the_first_one_counts_first(right_first: bool, expected: float) -> None:
+def test_of_equal_scores_in_an_image_the_first_one_counts_first(right_first: bool, expected: float) -> None:
     annotations = split_of({1: [[100, 100, 50, 50]]})
     rows = np.array([[100, 100, 150, 150, 0.5, 0.0], [700, 700, 750, 750, 0.5, 0.0]])
     actual = rows if right_first else rows[::-1]
@@ -275,20 +274,20 @@ def many_guesses(count: int, *, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("limit", [100, 150])
-def test_predictions_beyond_the_counted_ones_of_a_class_change_no_figure(
+def test_predictions_beyond_the_counted_ones_of_a_class_change_no_metric(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     annotations = split_of({1: [[5, 5, 40, 40], [50, 5, 20, 40]], 2: [[10, 10, 45, 45]]})
     batch = {"index": np.arange(2), "scale_pad": np.array([[1, 1, 0, 0]] * 2)}
 
-    def figures() -> dict[str, float]:
+    def metrics() -> dict[str, float]:
         evaluator = CocoEvaluator(annotations, max_detections=limit)
         evaluator.add(batch, [many_guesses(700, seed=1), many_guesses(400, seed=2)])
         return evaluator.result([evaluator.partial()])
 
-    fewer = figures()
+    fewer = metrics()
     monkeypatch.setattr("mtrain.tasks.detection.evaluator.best_of_classes", lambda detections, count: detections)
-    assert fewer == figures()
+    assert fewer == metrics()
     assert 0 < fewer["AP50"] < 1
 
 

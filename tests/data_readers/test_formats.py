@@ -1,4 +1,4 @@
-"""The same pictures in three formats give the same boxes, and wrong files are refused with everything listed."""
+"""The same images in three formats give the same boxes, and wrong files are refused with everything listed."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.annotations import Annotations
@@ -22,9 +23,9 @@ NAMES = ["RBC", "WBC", "Platelets"]
 
 def three_readings(root: Path, split: str, coco_file: str) -> tuple[Annotations, Annotations, Annotations]:
     return (
-        Coco().read(root, coco_file, "images", None, split=split),
-        Voc().read(root / "voc", None, None, NAMES, split=split),
-        Yolo().read(root / "yolo", None, None, None, split=split),
+        Coco().read(SplitRequest(root=root, value=coco_file, images="images", split=split)),
+        Voc().read(SplitRequest(root=root / "voc", names=NAMES, split=split)),
+        Yolo().read(SplitRequest(root=root / "yolo", split=split)),
     )
 
 
@@ -49,7 +50,7 @@ def test_coco_voc_and_yolo_give_the_same_boxes(split: str, count: int) -> None:
 
 
 def test_the_zero_area_box_is_dropped_for_training_counted_and_kept_for_evaluation() -> None:
-    coco = Coco().read(SMALL, None, None, None, split="val")
+    coco = Coco().read(SplitRequest(root=SMALL, split="val"))
     assert coco.problems == {"zero_area": 1}
     assert coco.report() == ["boxes without area, dropped for training: 1"]
     saved = sum(len(sample.boxes) for sample in coco.samples)
@@ -61,12 +62,12 @@ def test_the_zero_area_box_is_dropped_for_training_counted_and_kept_for_evaluati
 
 
 def test_voc_names_are_those_of_both_splits_in_alphabetical_order() -> None:
-    assert Voc().read(SMALL / "voc", None, None, None, split="val").class_names == ("Platelets", "RBC", "WBC")
+    assert Voc().read(SplitRequest(root=SMALL / "voc", split="val")).class_names == ("Platelets", "RBC", "WBC")
 
 
 def test_data_names_change_the_order_of_labels_but_not_the_category_ids() -> None:
-    plain = Coco().read(SMALL, None, None, None, split="val")
-    turned = Coco().read(SMALL, None, None, ["Platelets", "WBC", "RBC"], split="val")
+    plain = Coco().read(SplitRequest(root=SMALL, split="val"))
+    turned = Coco().read(SplitRequest(root=SMALL, names=["Platelets", "WBC", "RBC"], split="val"))
     assert (plain.category_ids, turned.category_ids) == ((1, 2, 3), (3, 2, 1))
     for a, b in zip(plain.samples, turned.samples, strict=True):
         assert [plain.category_ids[i] for i in a.labels] == [turned.category_ids[i] for i in b.labels]
@@ -74,14 +75,14 @@ def test_data_names_change_the_order_of_labels_but_not_the_category_ids() -> Non
 
 def test_names_that_disagree_are_refused_with_the_nearest_ones() -> None:
     with pytest.raises(DataError) as error:
-        Coco().read(SMALL, None, None, ["RBC", "WBC", "Platelet", "Other"], split="val")
+        Coco().read(SplitRequest(root=SMALL, names=["RBC", "WBC", "Platelet", "Other"], split="val"))
     assert "4 classes given" in str(error.value)
     assert "has 3" in str(error.value)
     assert "'Platelet' is not among them; did you mean 'Platelets'?" in str(error.value)
     with pytest.raises(DataError, match="not given: Platelets"):
-        Voc().read(SMALL / "voc", None, None, ["RBC", "WBC"], split="val")
+        Voc().read(SplitRequest(root=SMALL / "voc", names=["RBC", "WBC"], split="val"))
     with pytest.raises(DataError, match="label files count by"):
-        Yolo().read(SMALL / "yolo", None, None, ["WBC", "RBC", "Platelets"], split="val")
+        Yolo().read(SplitRequest(root=SMALL / "yolo", names=["WBC", "RBC", "Platelets"], split="val"))
 
 
 def coco_content() -> dict:
@@ -103,7 +104,7 @@ def annotate(content: dict, *rows: tuple, image_id: int = 7) -> Annotations:
     return read_content(content, folder=Path("x"), file=Path("x.json"))
 
 
-def test_category_ids_with_gaps_are_mapped_in_order_of_id_and_empty_pictures_stay() -> None:
+def test_category_ids_with_gaps_are_mapped_in_order_of_id_and_empty_images_stay() -> None:
     read = annotate(coco_content(), (90, [1, 2, 3, 4], 0), (4, [10, 2, 3, 4], 1))
     assert read.class_names == ("early", "late")
     assert read.category_ids == (4, 90)
@@ -141,7 +142,7 @@ def test_bad_boxes_are_dropped_or_clipped_and_counted_by_kind() -> None:
     assert read.ground_truth["annotations"][0]["bbox"] == [90, 40, 30, 30]
 
 
-def test_annotations_of_unknown_pictures_and_categories_are_all_listed() -> None:
+def test_annotations_of_unknown_images_and_categories_are_all_listed() -> None:
     content = coco_content()
     content["annotations"] = [
         {"id": 1, "image_id": 99, "category_id": 4, "bbox": [1, 1, 2, 2]},
@@ -168,7 +169,7 @@ def test_more_than_twenty_mistakes_are_counted() -> None:
     assert "... and 30 more" in str(error.value)
 
 
-def test_pictures_with_one_id_are_refused() -> None:
+def test_images_with_one_id_are_refused() -> None:
     content = coco_content()
     content["images"][1]["id"] = 7
     with pytest.raises(DataError, match="ids of images must be unique"):
@@ -181,25 +182,25 @@ def test_pictures_with_one_id_are_refused() -> None:
 def test_damaged_annotation_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        Coco().read(tmp_path, "a.json", None, None, split="train")
+        Coco().read(SplitRequest(root=tmp_path, value="a.json", split="train"))
 
 
 def test_missing_folders_and_files_say_which_key_to_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.root: not given"):
-        Coco().read(None, None, None, None, split="train")
+        Coco().read(SplitRequest(split="train"))
     with pytest.raises(DataError, match=r"data\.root: .*no folder"):
-        Voc().read(tmp_path / "absent", None, None, None, split="train")
+        Voc().read(SplitRequest(root=tmp_path / "absent", split="train"))
     with pytest.raises(DataError, match=r"instances_train\.json, .*instances_train2017\.json, .*; set data\.train"):
-        Coco().read(tmp_path, None, None, None, split="train")
+        Coco().read(SplitRequest(root=tmp_path, split="train"))
     with pytest.raises(DataError, match=r"data\.names"):
-        Yolo().read(tmp_path, None, None, None, split="train")
+        Yolo().read(SplitRequest(root=tmp_path, split="train"))
 
 
 def test_coco_2017_layout_is_found_without_any_setting(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     shutil.copy(SMALL / "annotations" / "instances_val.json", tmp_path / "annotations" / "instances_val2017.json")
     shutil.copytree(SMALL / "images", tmp_path / "val2017")
-    assert all(s.path.is_file() for s in Coco().read(tmp_path, None, None, None, split="val").samples)
+    assert all(s.path.is_file() for s in Coco().read(SplitRequest(root=tmp_path, split="val")).samples)
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_wrong_label_lines_are_all_named_with_file_and_line(yolo: Path) -> None:
     file = next((yolo / "labels" / "val").glob("*.txt"))
     file.write_text("3 0.5 0.5 0.1 0.1\n0 0.5 0.5 0.1\n\n0 320 240 50 50\n0 a b c d\n1.5 0.5 0.5 0.1 0.1\n")
     with pytest.raises(DataError) as error:
-        Yolo().read(yolo, None, None, None, split="val")
+        Yolo().read(SplitRequest(root=yolo, split="val"))
     text = str(error.value)
     assert f"{file}:1: class 3; there are 3 names: expected 0 to 2" in text
     assert f"{file}:2: '0 0.5 0.5 0.1'; expected a class and 4 numbers" in text
@@ -231,35 +232,35 @@ def test_mistakes_of_both_splits_are_told_at_once(yolo: Path) -> None:
     assert all(f"{file}:1: class 9" in str(error.value) for file in files)
 
 
-def test_yolo_pictures_without_labels_are_empty_and_labels_without_pictures_noted(yolo: Path) -> None:
+def test_yolo_images_without_labels_are_empty_and_labels_without_images_noted(yolo: Path) -> None:
     files = sorted((yolo / "labels" / "val").glob("*.txt"))
     files[0].rename(files[0].with_name("orphan.txt"))
-    read = Yolo().read(yolo, None, None, None, split="val")
+    read = Yolo().read(SplitRequest(root=yolo, split="val"))
     assert len(read.samples[0].boxes) == 0
-    assert any("1 pictures without a label file" in note and files[0].stem in note for note in read.notes)
-    assert any("1 label files without a picture: orphan.txt" in note for note in read.notes)
+    assert any("1 images without a label file" in note and files[0].stem in note for note in read.notes)
+    assert any("1 label files without an image: orphan.txt" in note for note in read.notes)
 
 
 def test_yolo_polygons_count_as_the_box_around_them(yolo: Path) -> None:
     file = sorted((yolo / "labels" / "val").glob("*.txt"))[0]
     file.write_text("1 0.25 0.5 0.5 0.25 0.75 0.75\n")
-    assert Yolo().read(yolo, None, None, None, split="val").samples[0].boxes.tolist() == [[160, 120, 480, 360]]
+    assert Yolo().read(SplitRequest(root=yolo, split="val")).samples[0].boxes.tolist() == [[160, 120, 480, 360]]
 
 
-def test_yolo_lists_of_pictures_and_upper_case_suffixes_are_read(yolo: Path) -> None:
-    pictures = sorted((yolo / "images" / "val").iterdir())
-    pictures[0].rename(pictures[0].with_suffix(".JPG"))
-    assert len(Yolo().read(yolo, None, None, None, split="val").samples) == 3
-    (yolo / "some.txt").write_text(f"images/val/{pictures[1].name}\n")
-    read = Yolo().read(yolo, "some.txt", None, None, split="val")
-    assert [s.path.name for s in read.samples] == [pictures[1].name]
+def test_yolo_lists_of_images_and_upper_case_suffixes_are_read(yolo: Path) -> None:
+    images = sorted((yolo / "images" / "val").iterdir())
+    images[0].rename(images[0].with_suffix(".JPG"))
+    assert len(Yolo().read(SplitRequest(root=yolo, split="val")).samples) == 3
+    (yolo / "some.txt").write_text(f"images/val/{images[1].name}\n")
+    read = Yolo().read(SplitRequest(root=yolo, value="some.txt", split="val"))
+    assert [s.path.name for s in read.samples] == [images[1].name]
     assert len(read.samples[0].boxes) > 0
 
 
 def test_a_class_count_that_disagrees_with_the_names_is_refused(yolo: Path) -> None:
     (yolo / "data.yaml").write_text("nc: 4\nnames: [RBC, WBC, Platelets]\n")
     with pytest.raises(DataError, match="nc is 4, but 3 names"):
-        Yolo().read(yolo, None, None, None, split="val")
+        Yolo().read(SplitRequest(root=yolo, split="val"))
 
 
 def test_labels_lie_beside_the_last_folder_called_images() -> None:
@@ -269,7 +270,7 @@ def test_labels_lie_beside_the_last_folder_called_images() -> None:
 
 def test_third_party_yolo_with_real_irregularities_is_read_and_reported() -> None:
     root = COCO_SMALL / "yolo_thirdparty"
-    reads = [Yolo().read(root, f"images/{split}", None, None, split="train") for split in ("train", "val")]
+    reads = [Yolo().read(SplitRequest(root=root, value=f"images/{split}", split="train")) for split in ("train", "val")]
     assert sum(len(r.samples) for r in reads) == 3
     notes = " ".join(note for r in reads for note in r.notes)
     assert "000000000508" in notes
@@ -278,7 +279,7 @@ def test_third_party_yolo_with_real_irregularities_is_read_and_reported() -> Non
 
 
 def test_real_coco_with_crowds_and_id_gaps_is_read() -> None:
-    train, val = (Coco().read(COCO_SMALL, None, None, None, split=split) for split in ("train", "val"))
+    train, val = (Coco().read(SplitRequest(root=COCO_SMALL, split=split)) for split in ("train", "val"))
     assert (len(train), len(val)) == (2, 2)
     assert [sum(int(s.crowd.sum()) for s in split.samples) for split in (train, val)] == [1, 1]
     assert max(train.category_ids) > len(train.class_names)
@@ -298,7 +299,7 @@ def test_damaged_and_missing_voc_files_are_all_named(voc: Path) -> None:
     mine[1].unlink()
     mine[2].write_text(mine[2].read_text().replace("<xmin>", "<xmin>x", 1))
     with pytest.raises(DataError) as error:
-        Voc().read(voc, None, None, NAMES, split="train")
+        Voc().read(SplitRequest(root=voc, names=NAMES, split="train"))
     assert "3 of 4 annotation files" in str(error.value)
     assert all(f.name in str(error.value) for f in mine[:3])
 
@@ -307,7 +308,7 @@ def test_difficult_objects_are_trained_on_unless_told_otherwise(voc: Path) -> No
     file = next(iter((voc / "Annotations").glob("BloodImage_00000.xml")))
     file.write_text(file.read_text().replace("<difficult>0", "<difficult>1", 1))
     usual, strict = (
-        Voc(Voc.Options(use_difficult=use)).read(voc, None, None, NAMES, split="val").samples[0]
+        Voc(Voc.Options(use_difficult=use)).read(SplitRequest(root=voc, names=NAMES, split="val")).samples[0]
         for use in (True, False)
     )
     assert len(usual.targets[0]) == len(strict.targets[0]) + 1

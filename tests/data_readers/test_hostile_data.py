@@ -13,9 +13,9 @@ from mtrain.cli import main
 from mtrain.data.images.decode import decode
 from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data
-from mtrain.tasks.detection.check import verify_pictures
+from mtrain.tasks.detection.check import verify_images
 from mtrain.tasks.detection.section import DetectionDataSpec
-from tests.data_readers.hostile_sets import ANY, OTHER_IDS, Case, all_cases, coco_set, enormous_png, picture, yolo_set
+from tests.data_readers.hostile_sets import ANY, OTHER_IDS, Case, all_cases, coco_set, enormous_png, image, yolo_set
 
 CASES = {case.name: case for case in all_cases()}
 SECONDS = 20
@@ -44,7 +44,7 @@ def look(root: Path, form: str) -> str:
     """Read and decode everything; the refusal, or nothing."""
     try:
         data = open_data(DetectionDataSpec(format=form, root=str(root)))
-        verify_pictures(*data.both())
+        verify_images(*data.both())
         for sample in data.train.samples:
             decode(sample.path)
     except DataError as error:
@@ -80,7 +80,7 @@ def test_hostile_data_is_read_or_refused(name: str, tmp_path: Path) -> None:
         "coco images.width: nan",
         "coco file: brackets in a field",
         "yolo data.yaml: names that are aliases without end",
-        "picture: EPS",
+        "image: EPS",
         "images/train/a.jpg is a pipe",
         "annotations/instances_train.json is a device",
     ],
@@ -139,7 +139,7 @@ def test_max_pixels_can_be_raised_and_lowered(tmp_path: Path) -> None:
         decode(big)
 
 
-def test_a_picture_that_waits_for_a_writer_is_refused_where_it_is_decoded(tmp_path: Path) -> None:
+def test_an_image_that_waits_for_a_writer_is_refused_where_it_is_decoded(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jpg")
     (tmp_path / "b.jpg").symlink_to("/dev/zero")
     for name, kind in (("a.jpg", "named pipe"), ("b.jpg", "device")):
@@ -147,14 +147,12 @@ def test_a_picture_that_waits_for_a_writer_is_refused_where_it_is_decoded(tmp_pa
             decode(tmp_path / name)
 
 
-def test_no_program_is_started_for_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_program_is_started_for_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow starts Ghostscript for EPS files; mtrain never lets it, under any file name."""
     import subprocess
 
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
-    (tmp_path / "a.jpg").write_bytes(
-        CASES["picture: EPS"].build and b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
-    )
-    with pytest.raises(DataError, match="not a picture"):
+    (tmp_path / "a.jpg").write_bytes(CASES["image: EPS"].build and b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    with pytest.raises(DataError, match="not an image"):
         decode(tmp_path / "a.jpg")
-    assert picture()
+    assert image()

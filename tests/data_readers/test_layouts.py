@@ -1,4 +1,4 @@
-"""Data sets as tools leave them are read as they are: folders per split, exports, no lists, odd suffixes, lost pictures."""
+"""Data sets as tools leave them are read as they are: folders per split, exports, no lists, odd suffixes, lost images."""
 
 import json
 import os
@@ -30,29 +30,29 @@ def copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def xml_and_pictures(root: Path, *, xml: str, picture: str) -> None:
-    """The VOC files of both splits; ``xml`` and ``picture`` are places with {split} and {id}."""
+def xml_and_images(root: Path, *, xml: str, image: str) -> None:
+    """The VOC files of both splits; ``xml`` and ``image`` are places with {split} and {id}."""
     for split in SPLITS:
         for name in ids(split):
             copy(SMALL / "voc" / "Annotations" / f"{name}.xml", root / xml.format(split=split, id=name))
-            copy(SMALL / "voc" / "JPEGImages" / f"{name}.jpg", root / picture.format(split=split, id=name))
+            copy(SMALL / "voc" / "JPEGImages" / f"{name}.jpg", root / image.format(split=split, id=name))
 
 
-def labels_and_pictures(root: Path, *, label: str, picture: str) -> None:
+def labels_and_images(root: Path, *, label: str, image: str) -> None:
     """The YOLO files of both splits, placed alike."""
     for split in SPLITS:
         for path in (SMALL / "yolo" / "images" / split).iterdir():
-            copy(path, root / picture.format(split=split, id=path.stem))
+            copy(path, root / image.format(split=split, id=path.stem))
             copy(SMALL / "yolo" / "labels" / split / f"{path.stem}.txt", root / label.format(split=split, id=path.stem))
 
 
-def coco_files(root: Path, *, file: str, picture: str) -> None:
+def coco_files(root: Path, *, file: str, image: str) -> None:
     for split in SPLITS:
         source = SMALL / "annotations" / f"instances_{split}.json"
         copy(source, root / file.format(split=split))
-        for image in json.loads(source.read_text())["images"]:
-            name = image["file_name"]
-            copy(SMALL / "images" / name, root / picture.format(split=split, id=Path(name).stem))
+        for entry in json.loads(source.read_text())["images"]:
+            name = entry["file_name"]
+            copy(SMALL / "images" / name, root / image.format(split=split, id=Path(name).stem))
 
 
 def read(root: Path, kind: str, **data: Any) -> tuple[Annotations, Annotations]:
@@ -62,7 +62,7 @@ def read(root: Path, kind: str, **data: Any) -> tuple[Annotations, Annotations]:
 
 
 def assert_boxes_of_bccd(result: tuple[Annotations, Annotations], *, places_px: float = 0.0) -> None:
-    """The pictures and boxes of both splits are those that the reference files have."""
+    """The images and boxes of both splits are those that the reference files have."""
     for split, annotations in zip(SPLITS, result, strict=True):
         truth = open_data(DetectionDataSpec(format="coco", root=str(SMALL)))
         expected = {sample.path.stem: sample for sample in getattr(truth, split).samples}
@@ -78,9 +78,9 @@ def assert_boxes_of_bccd(result: tuple[Annotations, Annotations], *, places_px: 
 
 # ----------------------------------------------------------------------------------------------------------- Pascal VOC
 @pytest.mark.parametrize(
-    ("xml", "picture"),
+    ("xml", "image"),
     [
-        ("{split}/{id}.xml", "{split}/{id}.jpg"),  # LabelImg: beside the picture
+        ("{split}/{id}.xml", "{split}/{id}.jpg"),  # LabelImg: beside the image
         ("{split}/{id}.XML", "{split}/{id}.JPG"),
         ("{split}/Annotations/{id}.xml", "{split}/JPEGImages/{id}.jpg"),
         ("{split}/annotations/{id}.xml", "{split}/images/{id}.JPEG"),
@@ -88,15 +88,15 @@ def assert_boxes_of_bccd(result: tuple[Annotations, Annotations], *, places_px: 
         ("Annotations/{split}/{id}.xml", "images/{id}.jpg"),
     ],
 )
-def test_voc_with_a_folder_per_split_needs_no_lists(tmp_path: Path, xml: str, picture: str) -> None:
-    xml_and_pictures(tmp_path, xml=xml, picture=picture)
+def test_voc_with_a_folder_per_split_needs_no_lists(tmp_path: Path, xml: str, image: str) -> None:
+    xml_and_images(tmp_path, xml=xml, image=image)
     assert_boxes_of_bccd(read(tmp_path, "voc"))
     folders = {split: xml.format(split=split, id="").rpartition("/")[0] for split in SPLITS}
     assert_boxes_of_bccd(read(tmp_path, "voc", **folders))
 
 
 def test_a_roboflow_export_in_voc_form_has_its_evaluation_split_in_valid(tmp_path: Path) -> None:
-    xml_and_pictures(tmp_path, xml="{split}/{id}.xml", picture="{split}/{id}.jpg")
+    xml_and_images(tmp_path, xml="{split}/{id}.xml", image="{split}/{id}.jpg")
     (tmp_path / "val").rename(tmp_path / "valid")
     assert_boxes_of_bccd(read(tmp_path, "voc"))
 
@@ -113,7 +113,7 @@ def test_voc_file_names_inside_the_xml_may_be_wrong_and_suffixes_upper_case(tmp_
     assert_boxes_of_bccd(read(root, "voc"))
 
 
-def test_numbered_xml_files_find_the_picture_that_they_name(tmp_path: Path) -> None:
+def test_numbered_xml_files_find_the_image_that_they_name(tmp_path: Path) -> None:
     for split in SPLITS:
         for number, name in enumerate(ids(split)):
             copy(SMALL / "voc" / "Annotations" / f"{name}.xml", tmp_path / split / f"{number:04}.xml")
@@ -130,12 +130,12 @@ def test_voc_lists_may_hold_ids_file_names_or_paths(tmp_path: Path, line: str) -
     assert_boxes_of_bccd(read(root, "voc", train="train.txt", val="val.txt"))
 
 
-def test_pictures_without_an_xml_file_are_left_out_and_counted(tmp_path: Path) -> None:
-    xml_and_pictures(tmp_path, xml="{split}/{id}.xml", picture="{split}/{id}.jpg")
+def test_images_without_an_xml_file_are_left_out_and_counted(tmp_path: Path) -> None:
+    xml_and_images(tmp_path, xml="{split}/{id}.xml", image="{split}/{id}.jpg")
     copy(SMALL / "images" / "BloodImage_00000.jpg", tmp_path / "train" / "unlabelled.jpg")
     train, _ = read(tmp_path, "voc")
     assert len(train) == len(ids("train"))
-    assert train.report()[-1] == "1 pictures without an XML file (left out): unlabelled.jpg"
+    assert train.report()[-1] == "1 images without an XML file (left out): unlabelled.jpg"
 
 
 def test_a_folder_without_annotations_says_what_was_expected(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_folder_without_annotations_says_what_was_expected(tmp_path: Path) -> 
 
 # ----------------------------------------------------------------------------------------------------------------- YOLO
 def roboflow(root: Path, train: str, val: str, names: str) -> None:
-    labels_and_pictures(root, label="{split}/labels/{id}.txt", picture="{split}/images/{id}.jpg")
+    labels_and_images(root, label="{split}/labels/{id}.txt", image="{split}/images/{id}.jpg")
     (root / "val").rename(root / "valid")
     (root / "data.yaml").write_text(
         f"train: {train}\nval: {val}\ntest: ../test/images\n\nnc: 3\nnames: {names}\n\nroboflow:\n  version: 1\n"
@@ -169,35 +169,35 @@ def test_a_roboflow_export_in_yolo_form_is_read_as_it_is(tmp_path: Path, train: 
     assert_boxes_of_bccd(read(tmp_path, "yolo"), places_px=4e-4)
 
 
-def test_an_export_beside_another_one_reads_its_own_pictures(tmp_path: Path) -> None:
+def test_an_export_beside_another_one_reads_its_own_images(tmp_path: Path) -> None:
     roboflow(tmp_path / "mine", "../train/images", "../valid/images", str(NAMES))
     copy(SMALL / "images" / "BloodImage_00000.jpg", tmp_path / "train" / "images" / "other.jpg")
     assert_boxes_of_bccd(read(tmp_path / "mine", "yolo"), places_px=4e-4)
 
 
 @pytest.mark.parametrize(
-    ("label", "picture"),
+    ("label", "image"),
     [
         ("labels/{split}/{id}.txt", "images/{split}/{id}.JPG"),
         ("{split}/labels/{id}.txt", "{split}/images/{id}.jpg"),
-        ("{split}/{id}.txt", "{split}/{id}.jpg"),  # beside the picture
+        ("{split}/{id}.txt", "{split}/{id}.jpg"),  # beside the image
     ],
 )
-def test_yolo_needs_no_yaml_where_classes_are_listed(tmp_path: Path, label: str, picture: str) -> None:
-    labels_and_pictures(tmp_path, label=label, picture=picture)
+def test_yolo_needs_no_yaml_where_classes_are_listed(tmp_path: Path, label: str, image: str) -> None:
+    labels_and_images(tmp_path, label=label, image=image)
     assert_boxes_of_bccd(read(tmp_path, "yolo", names=NAMES), places_px=4e-4)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES) + "\n")  # as LabelImg leaves it
     assert_boxes_of_bccd(read(tmp_path, "yolo"), places_px=4e-4)
 
 
 def test_yolo_names_are_found_beside_the_labels_of_the_training_split(tmp_path: Path) -> None:
-    labels_and_pictures(tmp_path, label="{split}/{id}.txt", picture="{split}/{id}.jpg")
+    labels_and_images(tmp_path, label="{split}/{id}.txt", image="{split}/{id}.jpg")
     (tmp_path / "train" / "classes.txt").write_text("\n".join(NAMES) + "\n")  # where LabelImg saves it
     assert_boxes_of_bccd(read(tmp_path, "yolo"), places_px=4e-4)
 
 
 def test_a_data_set_of_another_format_is_recognised_where_yolo_finds_no_names(tmp_path: Path) -> None:
-    xml_and_pictures(tmp_path, xml="{id}.xml", picture="{id}.jpg")
+    xml_and_images(tmp_path, xml="{id}.xml", image="{id}.jpg")
     with pytest.raises(
         DataError, match=r"neither data\.yaml nor classes\.txt in .*; it holds \.xml files: is it data\.format voc\?"
     ):
@@ -206,7 +206,7 @@ def test_a_data_set_of_another_format_is_recognised_where_yolo_finds_no_names(tm
 
 # ----------------------------------------------------------------------------------------------------------------- COCO
 @pytest.mark.parametrize(
-    ("file", "picture"),
+    ("file", "image"),
     [
         ("annotations/instances_{split}2017.json", "{split}2017/{id}.jpg"),
         ("{split}/_annotations.coco.json", "{split}/{id}.jpg"),  # Roboflow
@@ -214,26 +214,45 @@ def test_a_data_set_of_another_format_is_recognised_where_yolo_finds_no_names(tm
         ("{split}.json", "{split}/{id}.jpg"),
     ],
 )
-def test_coco_files_are_found_where_tools_leave_them(tmp_path: Path, file: str, picture: str) -> None:
-    coco_files(tmp_path, file=file, picture=picture)
+def test_coco_files_are_found_where_tools_leave_them(tmp_path: Path, file: str, image: str) -> None:
+    coco_files(tmp_path, file=file, image=image)
     assert_boxes_of_bccd(read(tmp_path, "coco"))
 
 
 def test_a_folder_given_for_a_coco_split_stands_for_the_only_file_in_it(tmp_path: Path) -> None:
-    coco_files(tmp_path, file="{split}/labels.json", picture="{split}/{id}.jpg")
+    coco_files(tmp_path, file="{split}/labels.json", image="{split}/{id}.jpg")
     assert_boxes_of_bccd(read(tmp_path, "coco", train="train", val="val"))
     (tmp_path / "train" / "more.json").write_text("{}")
     with pytest.raises(DataError, match=r"train holds 2 JSON files \(labels\.json, more\.json\); name one"):
         read(tmp_path, "coco", train="train", val="val")
 
 
+def test_roboflows_file_is_read_beside_another_json(tmp_path: Path) -> None:
+    coco_files(tmp_path, file="{split}/_annotations.coco.json", image="{split}/{id}.jpg")
+    for split in SPLITS:
+        (tmp_path / split / "statistics.json").write_text("{}")
+    assert_boxes_of_bccd(read(tmp_path, "coco"))
+    assert_boxes_of_bccd(read(tmp_path, "coco", train="train", val="val"))
+
+
+def test_a_training_split_alone_is_divided_and_one_beside_an_evaluation_split_is_not(tmp_path: Path) -> None:
+    coco_files(tmp_path, file="{split}/_annotations.coco.json", image="{split}/{id}.jpg")
+    with pytest.raises(DataError, match=r"has one, .*val/_annotations.coco.json; leave data.split out"):
+        read(tmp_path, "coco", split=0.4)
+    given = names_of(read(tmp_path, "coco")[0])
+    shutil.rmtree(tmp_path / "val")
+    train, val = read(tmp_path, "coco", split=0.4)
+    assert sorted([*names_of(train), *names_of(val)]) == sorted(given)
+    assert len(val) > 0
+
+
 # ------------------------------------------------------------------------------------------------- without split lists
 def voc_in_one_folder(root: Path) -> None:
-    xml_and_pictures(root, xml="{id}.xml", picture="{id}.jpg")
+    xml_and_images(root, xml="{id}.xml", image="{id}.jpg")
 
 
 def yolo_in_one_folder(root: Path) -> None:
-    labels_and_pictures(root, label="labels/{id}.txt", picture="images/{id}.jpg")
+    labels_and_images(root, label="labels/{id}.txt", image="images/{id}.jpg")
     (root / "classes.txt").write_text("\n".join(NAMES))
 
 
@@ -258,7 +277,7 @@ def names_of(annotations: Annotations) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "make"), [("voc", voc_in_one_folder), ("yolo", yolo_in_one_folder), ("coco", coco_in_one_file)]
 )
-def test_a_share_of_all_pictures_becomes_the_evaluation_split(
+def test_a_share_of_all_images_becomes_the_evaluation_split(
     tmp_path: Path, kind: str, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path)
@@ -283,21 +302,21 @@ def test_a_share_of_all_pictures_becomes_the_evaluation_split(
     assert (names_of(again[0]), names_of(again[1])) == (names_of(train), names_of(val))
 
 
-def test_most_pictures_stay_in_their_part_when_others_are_added(tmp_path: Path) -> None:
+def test_most_images_stay_in_their_part_when_others_are_added(tmp_path: Path) -> None:
     yolo_in_one_folder(tmp_path)
-    picture = next((tmp_path / "images").iterdir())
+    image = next((tmp_path / "images").iterdir())
     for number in range(93):
-        os.link(picture, tmp_path / "images" / f"x{number:03}.jpg")
+        os.link(image, tmp_path / "images" / f"x{number:03}.jpg")
     before = set(names_of(read(tmp_path, "yolo", split=0.2)[1]))
     for number in range(10):
-        os.link(picture, tmp_path / "images" / f"a{number:03}.jpg")
+        os.link(image, tmp_path / "images" / f"a{number:03}.jpg")
     assert len(before) == 20
     assert len(before & set(names_of(read(tmp_path, "yolo", split=0.2)[1]))) >= 17
 
 
 def test_a_share_and_an_evaluation_split_are_not_given_together(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"split \(0\.2\) takes the evaluation split from the training pictures, but val"
+        ValueError, match=r"split \(0\.2\) takes the evaluation split from the training images, but val"
     ):
         DetectionDataSpec(format="voc", root=str(tmp_path), split=0.2, val="val.txt")
 
@@ -308,9 +327,9 @@ def test_without_an_evaluation_split_a_share_is_named_as_remedy(tmp_path: Path) 
         read(tmp_path, "voc")
 
 
-# ----------------------------------------------------------------------------------------------------- missing pictures
+# ----------------------------------------------------------------------------------------------------- missing images
 @pytest.mark.parametrize(("kind", "root"), [("coco", ""), ("voc", "voc"), ("yolo", "yolo")])
-def test_missing_pictures_are_skipped_and_counted_where_that_is_asked_for(tmp_path: Path, kind: str, root: str) -> None:
+def test_missing_images_are_skipped_and_counted_where_that_is_asked_for(tmp_path: Path, kind: str, root: str) -> None:
     shutil.copytree(SMALL, tmp_path / "set")
     folder = tmp_path / "set" / root
     if kind == "yolo":  # in a folder nothing can be missing, in a list it can
@@ -322,16 +341,16 @@ def test_missing_pictures_are_skipped_and_counted_where_that_is_asked_for(tmp_pa
     lists = {"train": "train.txt", "val": "val.txt"} if kind == "yolo" else {}
     train, _ = read(folder, kind, skip_missing=True, **lists)
     assert len(train) == len(ids("train")) - 1
-    assert f"1 of 4 pictures are missing and were skipped: {ids('train')[0]}.jpg" in train.report()
+    assert f"1 of 4 images are missing and were skipped: {ids('train')[0]}.jpg" in train.report()
     known_names = {image["file_name"] for image in train.ground_truth["images"]}
     assert f"{ids('train')[0]}.jpg" not in known_names
 
 
-def test_missing_pictures_without_a_known_size_are_named_together_with_the_remedy(tmp_path: Path) -> None:
-    xml_and_pictures(tmp_path, xml="{split}/{id}.xml", picture="{split}/{id}.jpg")
+def test_missing_images_without_a_known_size_are_named_together_with_the_remedy(tmp_path: Path) -> None:
+    xml_and_images(tmp_path, xml="{split}/{id}.xml", image="{split}/{id}.jpg")
     for path in (tmp_path / "train").glob("*.xml"):
         path.write_text(re.sub("(?s)<size>.*</size>", "", path.read_text()))
         path.with_suffix(".jpg").unlink()
-    with pytest.raises(DataError, match=r"4 of 4 pictures are missing.*data\.skip_missing=true") as caught:
+    with pytest.raises(DataError, match=r"4 of 4 images are missing.*data\.skip_missing=true") as caught:
         read(tmp_path, "voc")
     assert str(caught.value).count(": no such file") == 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.voc import Voc
@@ -36,7 +37,7 @@ def read(root: Path, xml: str | bytes) -> Annotations:
     (root / "ImageSets/Main/train.txt").write_text("a\n")
     Image.new("RGB", (64, 48)).save(root / "JPEGImages/a.jpg")
     (root / "Annotations/a.xml").write_bytes(xml.encode() if isinstance(xml, str) else xml)
-    return Voc().read(root, None, None, None, split="train")
+    return Voc().read(SplitRequest(root=root, split="train"))
 
 
 def annotation(*inside: str) -> str:
@@ -143,8 +144,8 @@ def test_a_pipe_and_a_folder_are_no_annotation(tmp_path: Path) -> None:
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(DataError, match="named pipe"):
-        Voc().read(tmp_path, None, None, None, split="train")
+        Voc().read(SplitRequest(root=tmp_path, split="train"))
     file.unlink()
     file.mkdir()
     with pytest.raises(DataError, match="folder"):
-        Voc().read(tmp_path, None, None, None, split="train")
+        Voc().read(SplitRequest(root=tmp_path, split="train"))

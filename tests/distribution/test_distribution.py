@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -219,3 +220,26 @@ def test_an_installed_wheel_answers_without_a_checkout(installation: Installatio
 def test_an_installed_wheel_trains_the_demo(installation: Installation, tmp_path: Path) -> None:
     installation.run("mtrain", "train", "-o", "train.updates=4", "train.epochs=null", folder=tmp_path)
     assert list(tmp_path.glob("runs/*/summary.json"))
+
+
+def test_type_checkers_follow_an_editable_install(tmp_path):
+    """mypy and pyright read the paths of ``.pth`` files, and run no import hook."""
+    source, env = tmp_path / "source", tmp_path / "env"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    # Two modules are enough, and cheap to check; what decides is the project's setting for editable installs.
+    (source / "mtrain").mkdir()
+    for name, text in {"__init__.py": '__version__ = "0.1.0"\nanswer: int = 42\n', "py.typed": ""}.items():
+        (source / "mtrain" / name).write_text(text)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    site = sysconfig.get_path("purelib", vars={"base": str(env)})
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+    done = subprocess.run([*install, "--target", site, "-e", str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    program = tmp_path / "elsewhere.py"
+    program.write_text("import mtrain\nreveal_type(mtrain.answer)\n")
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(env / "bin/python"), program.name]
+    checked = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'Revealed type is "int"' in checked.stdout.replace("builtins.", ""), checked.stdout + checked.stderr
+    assert checked.returncode == 0, checked.stdout

@@ -10,7 +10,7 @@ import re
 import shlex
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,42 @@ def test_blocks_have_a_language_that_is_checked_and_reasons_where_not() -> None:
 # Python
 
 
-@pytest.mark.parametrize("block", of("python"), ids=str)
-def test_python_compiles_and_uses_names_and_arguments_that_mtrain_has(block: Block) -> None:
-    check_names(ast.parse(textwrap.dedent(block.text)))
+def check_all(places: Iterable[tuple[object, Callable[[], object]]]) -> None:
+    """Run every check and fail with one list of all that failed, each with its place in the documents."""
+    problems, count = [], 0
+    for place, check in places:
+        count += 1
+        try:
+            check()
+        except (Exception, pytest.fail.Exception) as error:
+            problems.append(f"{place}: {type(error).__name__}: {error}")
+    assert count, "nothing was checked"
+    assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("page", documents.documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_in_sentences_uses_names_and_arguments_that_mtrain_has(page: Path) -> None:
+def test_a_failed_check_is_named_with_its_place_and_the_others_go_on() -> None:
+    def fail() -> None:
+        raise click.UsageError("no such flag")
+
+    with pytest.raises(AssertionError, match=r"a\.md:1: UsageError: no such flag\n *c\.md:3"):
+        check_all([("a.md:1", fail), ("b.md:2", int), ("c.md:3", lambda: pytest.fail("wrong"))])
+    with pytest.raises(AssertionError, match="nothing"):
+        check_all([])
+
+
+def test_python_compiles_and_uses_names_and_arguments_that_mtrain_has() -> None:
+    check_all(
+        (block, lambda block=block: check_names(ast.parse(textwrap.dedent(block.text)))) for block in of("python")
+    )
+
+
+def test_python_in_sentences_uses_names_and_arguments_that_mtrain_has() -> None:
+    check_all((page.relative_to(ROOT), lambda page=page: check_sentences(page)) for page in documents.documents())
+
+
+def check_sentences(page: Path) -> None:
+    """Check the calls of mtrain's functions that the sentences of a page quote."""
+
     def look(part: str) -> str:
         for code in re.findall(r"`([^`]*\b(?:mtrain|session)\.\w+\([^`]*)`", part):
             try:
@@ -132,20 +161,29 @@ def found(name: str) -> Any:
 # YAML and TOML
 
 
-@pytest.mark.parametrize("block", of("toml"), ids=str)
-def test_toml_parses(block: Block) -> None:
-    assert tomllib.loads(block.text)
+def test_toml_parses() -> None:
+    check_all((block, lambda block=block: tomllib.loads(block.text)) for block in of("toml"))
 
 
-@pytest.mark.parametrize("block", of("yaml"), ids=str)
-def test_specs_are_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block with a reader's own model or data refers to files, which are those of `examples/own-model`."""
+
+    def check(number: int, block: Block) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        check_block(block, folder)
+
+    check_all((block, lambda place=place: check(*place)) for place in enumerate(of("yaml")) for block in place[1:])
+
+
+def check_block(block: Block, tmp_path: Path) -> None:
+    """Load a block of YAML as a spec, laid over a shipped one where it is a fragment; ``tmp_path`` is the current folder."""
     contents = list(yaml.safe_load_all(block.text))
     if all("apiVersion" in content for content in contents):
         return  # manifests of Kubernetes
     (values,) = contents
     assert isinstance(values, dict), "give it a section, or mark it"
-    monkeypatch.chdir(tmp_path)
     for name in re.findall(r"\./([\w/]+\.py):", block.text):
         (tmp_path / name).write_text(own_code(block.text, name), encoding="utf-8")
     base = {} if "_BASE_" in values or is_own(values) else {"_BASE_": base_of(values)}
@@ -192,7 +230,7 @@ def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
 
 
 LINES = [
-    pytest.param(words, id=f"{block.page.relative_to(ROOT)}:{number}")
+    (f"{block.page.relative_to(ROOT)}:{number}", words)
     for block in of("", "console")
     for number, words in commands(block)
 ]
@@ -203,15 +241,27 @@ def test_a_command_over_two_lines_is_one() -> None:
     assert list(commands(block)) == [(5, ["a", "b", "c"]), (8, ["d", "e f"])]
 
 
-@pytest.mark.parametrize("words", LINES)
-def test_commands_exist_and_take_these_flags(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_exist_and_take_these_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(number: int, words: list[str]) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(click.Path, "convert", lambda _self, value, _parameter, _context: value)
+            check_command(words)
+
+    check_all(
+        (place, lambda number=number, words=words: check(number, words)) for number, (place, words) in enumerate(LINES)
+    )
+
+
+def check_command(words: list[str]) -> None:
+    """Check that the program of a command line is known, and what of mtrain it uses."""
     words = list(words)
     while re.match(r"^[A-Z_]+=", words[0]):
         words.pop(0)
     check = CHECKS.get(Path(words[0]).name)
-    monkeypatch.chdir(tmp_path)
     if check is not None:
-        monkeypatch.setattr(click.Path, "convert", lambda _self, value, _parameter, _context: value)
         check(words[1:])
     else:
         known = Path(words[0]).name in SYSTEM or (ROOT / words[0]).is_file()
@@ -246,18 +296,18 @@ def check_spec(params: Mapping[str, Any]) -> None:
         pytest.fail(str(error))
 
 
-@pytest.mark.parametrize("page", documents.documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_in_sentences_exist_and_have_these_flags(page: Path) -> None:
+def test_commands_in_sentences_exist_and_have_these_flags() -> None:
     """In a sentence a command may be a part of one: `mtrain plugins test NAME --ranks`."""
     unknown: list[str] = []
+    for page in documents.documents():
 
-    def look(part: str) -> str:
-        for code in re.findall(r"`(mtrain [^`]+)`", part):
-            unknown.extend(f"{code}: {word}" for word in unknown_words(code.split()[1:]))
-        return part
+        def look(part: str, page: Path = page) -> str:
+            for code in re.findall(r"`(mtrain [^`]+)`", part):
+                unknown.extend(f"{page.name}: {code}: {word}" for word in unknown_words(code.split()[1:]))
+            return part
 
-    if page.name != "CHANGELOG.md":
-        documents.prose(page.read_text(encoding="utf-8"), look)
+        if page.name != "CHANGELOG.md":
+            documents.prose(page.read_text(encoding="utf-8"), look)
     assert not unknown
 
 

@@ -54,7 +54,7 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_diagrams_are_pictures_and_every_link_between_pages_leads_somewhere(site: Path) -> None:
+def test_diagrams_are_images_and_every_link_between_pages_leads_somewhere(site: Path) -> None:
     assert 'class="diagram"' in (site / "design.html").read_text(encoding="utf-8")
     dead = []
     for page in site.rglob("*.html"):

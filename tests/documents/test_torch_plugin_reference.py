@@ -18,6 +18,7 @@ from mtrain.cli.plugin_skeleton import _content
 from mtrain.core.evaluate import outputs
 from mtrain.rank.assembly import assembled, open_task
 from mtrain.spec import config
+from mtrain.spec.resolved import Resolved
 from mtrain.tasks.datasets import open_data
 from tests.framework import Framework
 
@@ -62,7 +63,7 @@ def job(task: str, framework: Framework) -> Iterator[Any]:
     flags = {"data.workers": 0, "cluster.nproc_per_node": 1, "train.batch_size": 6, "evaluate.batch_size": 5, **more}
     overrides = [f"{path}={value}" for path, value in flags.items()]
     spec = config.load(values, overrides=overrides, environ={}).spec
-    with assembled(spec, open_task(spec), leave=lambda error: None, training=True) as running:
+    with assembled(Resolved.of(spec), open_task(Resolved.of(spec)), leave=lambda error: None, training=True) as running:
         yield running
 
 
@@ -110,7 +111,7 @@ def check_split(split: Any, task: str) -> None:
         if heading == task:
             wanted = row[1].strip("`") or wanted
             stated[row[2].strip("`")] = row[3]
-    value = split.pictures[0] if task == "detection" else split
+    value = split.images[0] if task == "detection" else split
     assert f"{type(value).__module__}.{type(value).__name__}" == wanted
     required = {field.name for field in fields(value) if field.default is MISSING and field.default_factory is MISSING}
     assert required <= set(stated) <= {field.name for field in fields(value)}

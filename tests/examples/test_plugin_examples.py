@@ -134,8 +134,8 @@ def make_data(name: str, folder: Path) -> None:
         location: Any = importlib.util.spec_from_file_location(f"{name}_conftest", file)
         module = importlib.util.module_from_spec(location)
         location.loader.exec_module(module)
-        module.draw(folder / "train", pictures=8, seed=1)
-        module.draw(folder / "val", pictures=4, seed=2)
+        module.draw(folder / "train", count=8, seed=1)
+        module.draw(folder / "val", count=4, seed=2)
 
 
 def arrays(checkpoint: Path) -> dict[str, bytes]:

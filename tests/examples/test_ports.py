@@ -71,15 +71,15 @@ def test_a_script_that_fails_is_reported_with_its_last_words():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", PORTS)
-def test_every_figure_of_the_table_is_within_1e_12(name):
-    figures = {cell: table.tried(cell, run) for cell, run in table.cells(jobs.by_name(name)).items()}
-    print(table.tables({name: figures}))
-    assert figures.pop("bits") is True
-    assert "failed" not in figures.values()
-    assert max(figures.values()) <= 1e-12
+def test_every_metric_of_the_table_is_within_1e_12(name):
+    metrics = {cell: table.tried(cell, run) for cell, run in table.cells(jobs.by_name(name)).items()}
+    print(table.tables({name: metrics}))
+    assert metrics.pop("bits") is True
+    assert "failed" not in metrics.values()
+    assert max(metrics.values()) <= 1e-12
 
 
-def test_the_table_shows_figures_failures_and_what_does_not_run():
+def test_the_table_shows_metrics_failures_and_what_does_not_run():
     row = {
         "bits": True,
         "A 1": 0.0,

@@ -6,13 +6,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mtrain as package
 from mtrain.cli import main
 from mtrain.errors import CheckpointError, DataError, SpecError, UsageError
+from mtrain.spec.resolved import Resolved
 
 pytest.importorskip("onnx", reason="needs mtrain[export]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
@@ -55,6 +59,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done("data", "make", "digits", "digits", "--train", "16", "--val", "8", "--size", "64", cwd=folder)
     values = ["data.format=coco", "data.root=digits", "data.image_size=64", "train.batch_size=4", "data.workers=1"]
     values += ["evaluate.every_epochs=null", "report.plots=false", "data.augment.mosaic=0"]
+    values += [f"data.cache_dir={folder}/hunter2", f"checkpoint.copy_to=file://{folder}/hunter3"]
     done("-c", "digits", "--backend", "solo", "--name", "small", "--epochs", "10", "-o", *values, cwd=folder)
     printed = done("export", "--run", "runs/small", cwd=folder)
     assert printed.startswith("written: small.onnx (")
@@ -62,13 +67,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def figures(folder: Path) -> dict[str, float]:
-    read: dict[str, float] = json.loads((folder / "summary.json").read_text())["figures"]
+def metrics(folder: Path) -> dict[str, float]:
+    read: dict[str, float] = json.loads((folder / "summary.json").read_text())["metrics"]
     return read
 
 
 def test_the_file_says_what_it_takes_and_what_it_returns(exported):
-    from mtrain.exported.model import read_metadata
+    from mtrain.deploy.exported.model import read_metadata
 
     metadata = read_metadata(exported / "small.onnx")
     assert (metadata.kind, metadata.model, metadata.form, metadata.precision) == (
@@ -82,18 +87,52 @@ def test_the_file_says_what_it_takes_and_what_it_returns(exported):
     assert metadata.outputs == {"decoded": ("batch", 252, 15)}
     assert metadata.preprocessing["resize"] == "letterbox"
     assert np.shape(metadata.details["anchors"]) == (3, 3, 2)
-    assert metadata.spec["plugins"] is None
+    assert set(metadata.spec) == {"model", "data", "evaluate"}
+    assert metadata.spec["data"]["image_size"] == 64
 
 
-def test_evaluate_without_a_framework_gives_the_figures_of_the_checkpoint(exported):
+def carried(path: Path) -> bytes:
+    """Return all bytes of a file, those of a compressed archive unpacked."""
+    if not zipfile.is_zipfile(path):
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return b"".join(archive.read(name) for name in archive.namelist())
+
+
+def private_words(folder: Path) -> list[bytes]:
+    """Return paths of this machine, which the run's spec and the traced code have, and what else the spec names."""
+    paths = (folder, Path(package.__file__).parent, sysconfig.get_path("purelib"), Path.home() / "x")
+    return [*(str(path).encode() for path in paths), b"hunter2", b"hunter3", b"site-packages", b".py"]
+
+
+def test_an_exported_file_names_nothing_of_the_machine_it_was_made_on(exported):
+    """Neither the job's spec nor the traces of source code that torch's exporter notes reach a customer."""
+    done("export", "--run", "runs/small", "--format", "torch", "--out", "customer.pt2", cwd=exported)
+    done("export", "--run", "runs/small", "--format", "safetensors", "--out", "customer.safetensors", cwd=exported)
+    for name in ("small.onnx", "customer.pt2", "customer.safetensors"):
+        content = carried(exported / name)
+        assert len(content) > 1e6
+        assert [word for word in private_words(exported) if word in content] == [], name
+
+
+def test_a_checkpoint_has_the_spec_without_hosts_reporters_and_copies(exported):
+    checkpoint = max((exported / "runs/small/checkpoints").glob("step-*"))
+    spec = json.loads((checkpoint / "state.json").read_text())["spec"]
+    assert not {"cluster", "launcher", "report"} & set(spec)
+    assert "hunter3" not in json.dumps(spec)
+    assert spec["data"]["image_size"] == 64
+
+
+def test_evaluate_without_a_framework_gives_the_metrics_of_the_checkpoint(exported):
     done("evaluate", "--run", "runs/small", cwd=exported)
-    printed = done("evaluate", "--weights", "small.onnx", cwd=exported, program=("-c", WITHOUT_FRAMEWORK))
-    here, there = figures(exported / "runs/small-evaluate"), figures(exported / "runs/small-evaluate-2")
+    arguments = ("--weights", "small.onnx", "-o", "data.root=digits")
+    printed = done("evaluate", *arguments, cwd=exported, program=("-c", WITHOUT_FRAMEWORK))
+    here, there = metrics(exported / "runs/small-evaluate"), metrics(exported / "runs/small-evaluate-2")
     assert "run folder: runs/small-evaluate-2" in printed
-    assert {name: round(value, 4) for name, value in there.items()} == {
-        name: round(value, 4) for name, value in here.items()
-    }
-    assert here["AR100"] > 0, "figures of 0 would be equal whatever the file computes"
+    # Ten epochs leave scores so near to each other that rounding orders some boxes otherwise; the rows of predictions are
+    # compared one by one below.
+    assert there == pytest.approx(here, abs=0.02)
+    assert here["AR100"] > 0, "metrics of 0 would be equal whatever the file computes"
 
 
 def is_same(row, other) -> bool:
@@ -120,7 +159,7 @@ def test_predict_without_a_framework_finds_what_the_checkpoint_finds(exported):
 
 
 def test_a_batch_of_any_size_and_a_wrong_one(exported):
-    from mtrain.exported.model import ExportedModel
+    from mtrain.deploy.exported.model import ExportedModel
 
     model = ExportedModel.open(exported / "small.onnx", threads=1)
     images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
@@ -151,8 +190,8 @@ def test_a_batch_of_any_size_and_a_wrong_one(exported):
 def test_a_wrong_file_is_one_sentence(exported, tmp_path, monkeypatch, capsys, name, message, command):
     monkeypatch.chdir(tmp_path)
     make_wrong_file(exported / "small.onnx", tmp_path / name)
-    pictures = [str(exported / "digits/images")] if command == "predict" else []
-    assert main([command, "--weights", name, *pictures]) == 2
+    images = [str(exported / "digits/images")] if command == "predict" else []
+    assert main([command, "--weights", name, *images]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
     assert message in errors[0]
@@ -191,7 +230,7 @@ def make_wrong_file(good: Path, path: Path) -> None:
             ["evaluate", "-c", "vit_digits", "--weights", "small.onnx"],
             "is of yolov5n, but the spec has model.name: vit",
         ),
-        (["evaluate", "--weights", "small.onnx", "-o", "data.image_size=96"], "takes pictures of 64 px"),
+        (["evaluate", "--weights", "small.onnx", "-o", "data.image_size=96"], "takes images of 64 px"),
         (
             ["evaluate", "--weights", "small.onnx", "-o", "data.format=digits_masks"],
             "is a data set for segmentation, but",
@@ -215,19 +254,19 @@ def test_a_wrong_request_is_one_sentence(exported, monkeypatch, capsys, argument
 
 
 def test_other_classes_in_another_order_are_refused(exported):
-    from mtrain.exported.data import evaluation_data
-    from mtrain.exported.model import ExportedModel
+    from mtrain.deploy.exported.data import evaluation_data
+    from mtrain.deploy.exported.model import ExportedModel
 
     model = ExportedModel.open(exported / "small.onnx", threads=1)
     other = model.metadata.model_copy(update={"class_names": tuple("9876543210")})
     spec = model.spec().model_copy(deep=True)
     spec.data.__dict__["root"] = str(exported / "digits")
     with pytest.raises(DataError, match="those of the exported model are 9, 8"):
-        evaluation_data(spec, other).task()
+        evaluation_data(Resolved.of(spec), other).task()
 
 
 def test_code_that_only_the_file_names_is_not_run(exported):
-    from mtrain.exported.model import plugin_of, read_metadata, spec_values
+    from mtrain.deploy.exported.model import plugin_of, read_metadata, spec_values
 
     metadata = read_metadata(exported / "small.onnx")
     data = {**metadata.spec["data"], "format": "./evil.py:Data"}
@@ -240,7 +279,7 @@ def test_code_that_only_the_file_names_is_not_run(exported):
 
 
 def test_a_model_that_finds_no_boxes_has_none_to_suppress():
-    from mtrain.exporting.suppression import settings_of
+    from mtrain.deploy.export.suppression import settings_of
 
     with pytest.raises(SpecError, match="--form nms: the model has no option confidence"):
         settings_of({"options": {"patch": 4}}, {})
@@ -255,12 +294,16 @@ def test_every_format_and_form_of_a_run(exported):
         exported, "torch", "m = torch.export.load('small.pt2').module(); out = m(torch.from_numpy(x))[0].numpy()"
     )
     np.testing.assert_allclose(program, expected, rtol=1e-5, atol=1e-4)
-    pytest.importorskip("paddle")
+    if find_spec("paddle") is None:  # not imported here: a process has one framework
+        pytest.skip("Paddle is not installed")
     done("export", "--run", "runs/small", "--format", "paddle", cwd=exported)
+    for name in ("small.json", "small.pdiparams"):
+        assert [word for word in private_words(exported) if word in carried(exported / name)] == [], name
     program = _alone(
         exported,
         "paddle",
-        "m = paddle.jit.load('small'); m.eval(); out = m(paddle.to_tensor(x)); out = [*out][0].numpy()",
+        "m = paddle.jit.load('small'); m.eval(); out = m(paddle.to_tensor(x)); "
+        "out = (out[0] if isinstance(out, (list, tuple)) else out).numpy()",
     )
     np.testing.assert_allclose(program, expected, rtol=1e-5, atol=1e-4)
     done("export", "--run", "runs/small", "--format", "safetensors", cwd=exported)
@@ -269,25 +312,27 @@ def test_every_format_and_form_of_a_run(exported):
     done("export", *arguments, "-o", "again.onnx", cwd=exported)
     np.testing.assert_array_equal(_outputs(exported, "again.onnx"), expected)
     done("export", "--run", "runs/small", "--form", "nms", "-o", "nms.onnx", cwd=exported)
-    done("evaluate", "--weights", "nms.onnx", cwd=exported)
-    assert figures(exported / "runs/nms-evaluate")["AP"] == pytest.approx(
-        figures(exported / "runs/small-evaluate")["AP"], abs=1e-4
+    done("evaluate", "--weights", "nms.onnx", "-o", "data.root=digits", cwd=exported)
+    done("evaluate", "--run", "runs/small", "--name", "by-torch", cwd=exported)
+    # Boxes of a hardly trained detector have scores so near to each other that their order is a matter of rounding.
+    assert metrics(exported / "runs/nms-evaluate")["AP"] == pytest.approx(
+        metrics(exported / "runs/by-torch")["AP"], abs=1e-3
     )
 
 
-def _pictures() -> np.ndarray:
+def _images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
 
 
 def _outputs(folder: Path, name: str) -> np.ndarray:
-    from mtrain.exported.model import ExportedModel
+    from mtrain.deploy.exported.model import ExportedModel
 
-    return ExportedModel.open(folder / name, threads=1).outputs({"images": _pictures()})["decoded"]
+    return ExportedModel.open(folder / name, threads=1).outputs({"images": _images()})["decoded"]
 
 
 def _alone(folder: Path, framework: str, code: str) -> np.ndarray:
     """Run a program in a process that cannot import mtrain."""
-    np.save(folder / "x.npy", _pictures())
+    np.save(folder / "x.npy", _images())
     text = WITHOUT_FRAMEWORK.partition("from mtrain")[0].replace(
         '"torch", "paddle", "onnx", "onnxscript"', '"mtrain", "mtrain"'
     )
@@ -324,14 +369,12 @@ def test_an_environment_without_frameworks_evaluates_and_predicts(exported, tmp_
             ):
                 continue
             (site / entry.name).symlink_to(entry)
-    import mtrain as package
-
     (site / "here.pth").write_text(str(Path(package.__file__).parent.parent) + "\n")
     shutil.copytree(exported / "digits", tmp_path / "digits")
     shutil.copy(exported / "small.onnx", tmp_path)
     for framework in ("torch", "paddle"):
         assert subprocess.run([python, "-c", f"import {framework}"], capture_output=True).returncode == 1
-    for arguments in (["evaluate"], ["predict", "digits/images", "--confidence", "0.0"]):
+    for arguments in (["evaluate", "-o", "data.root=digits"], ["predict", "digits/images", "--confidence", "0.0"]):
         command = [python, "-m", "mtrain", arguments[0], "--weights", "small.onnx", *arguments[1:]]
         process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
         assert process.returncode == 0, process.stdout + process.stderr
@@ -342,7 +385,7 @@ def test_python_exports_and_quantises_as_the_commands_do(exported):
     code = (
         "import mtrain; "
         "files = mtrain.export('runs/small', out='again.onnx', overrides={'train.seed': 3}); print(files[0].name); "
-        "print(mtrain.quantise(weights='again.onnx', samples=2).name)"
+        "print(mtrain.quantise(weights='again.onnx', samples=2, spec='runs/small/spec.yml').name)"
     )
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, timeout=300, check=False

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mtrain.exported.metadata import DETECTIONS
+from mtrain.deploy.export.onnx_file import _named
+from mtrain.deploy.exported.metadata import DETECTIONS
 from mtrain.models.common.nms import Selection, detections, detections_by_class
 
 onnx = pytest.importorskip("onnx", reason="needs mtrain[export]")
@@ -14,7 +15,7 @@ def run(outputs: dict[str, np.ndarray], settings: dict[str, object]) -> np.ndarr
     """Return the rows of a graph whose outputs before suppression are its inputs."""
     from onnx import TensorProto, helper
 
-    from mtrain.exporting.suppression import add_suppression
+    from mtrain.deploy.export.suppression import add_suppression
 
     def described(name: str, values: np.ndarray) -> object:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *values.shape[1:]])
@@ -31,15 +32,11 @@ def run(outputs: dict[str, np.ndarray], settings: dict[str, object]) -> np.ndarr
     return np.asarray(rows)
 
 
-def decoded(rng: np.random.Generator, *, classes: int, pictures: int = 3, boxes: int = 120) -> np.ndarray:
+def decoded(rng: np.random.Generator, *, classes: int, images: int = 3, boxes: int = 120) -> np.ndarray:
     """Rows ``[xc, yc, w, h, objectness, scores...]`` in clusters, so that many boxes overlap."""
-    centres = rng.uniform(20, 80, (pictures, 6, 2))[:, rng.integers(0, 6, boxes)] + rng.normal(
-        0, 3, (pictures, boxes, 2)
-    )
-    sides = rng.uniform(10, 30, (pictures, boxes, 2))
-    return np.concatenate((centres, sides, rng.uniform(0, 1, (pictures, boxes, 1 + classes))), axis=2).astype(
-        np.float32
-    )
+    centres = rng.uniform(20, 80, (images, 6, 2))[:, rng.integers(0, 6, boxes)] + rng.normal(0, 3, (images, boxes, 2))
+    sides = rng.uniform(10, 30, (images, boxes, 2))
+    return np.concatenate((centres, sides, rng.uniform(0, 1, (images, boxes, 1 + classes))), axis=2).astype(np.float32)
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
@@ -52,10 +49,10 @@ def test_decoded_rows(multi_label, class_agnostic, classes, limit):
     values = decoded(np.random.default_rng(classes), classes=classes)
     rows = run({"decoded": values}, settings)
     selection = Selection(**settings)
-    for picture, own in enumerate(values):
+    for image, own in enumerate(values):
         expected = detections(own, selection)
         assert len(expected) == limit or limit == 300
-        np.testing.assert_allclose(rows[rows[:, 0] == picture, 1:], expected, rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(rows[rows[:, 0] == image, 1:], expected, rtol=1e-6, atol=1e-5)
 
 
 def test_boxes_with_scores():
@@ -70,14 +67,14 @@ def test_boxes_with_scores():
     half = values[..., 2:4] / 2
     boxes, scores = np.concatenate((values[..., :2] - half, values[..., :2] + half), axis=2), values[..., 5:]
     rows = run({"boxes": boxes, "scores": scores}, settings)
-    for picture in range(len(values)):
+    for image in range(len(values)):
         expected = detections_by_class(
-            boxes[picture], scores[picture], confidence=0.3, iou_threshold=0.6, max_candidates=1000, max_detections=20
+            boxes[image], scores[image], confidence=0.3, iou_threshold=0.6, max_candidates=1000, max_detections=20
         )
-        np.testing.assert_allclose(rows[rows[:, 0] == picture, 1:], expected, rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(rows[rows[:, 0] == image, 1:], expected, rtol=1e-6, atol=1e-5)
 
 
-def test_pictures_without_a_candidate_have_no_rows():
+def test_images_without_a_candidate_have_no_rows():
     settings = {
         "confidence": 0.99999,
         "iou_threshold": 0.5,
@@ -88,3 +85,11 @@ def test_pictures_without_a_candidate_have_no_rows():
     values = decoded(np.random.default_rng(0), classes=2)
     values[..., 4] = 0.5
     assert run({"decoded": values}, settings).shape == (0, 7)
+
+
+def test_free_axes_of_an_image_are_named_in_their_order():
+    """``NHWC``; the exporter names them after what they are multiples of."""
+    free = ("s0", "32*s1", "32*s2", 3)
+    assert _named(free, dynamic_size=True) == ("batch", "height", "width", 3)
+    assert _named((4, 64, 96, 3), dynamic_size=True) == (4, 64, 96, 3)
+    assert _named(("s0", 64, 96, 3), dynamic_size=False) == ("batch", 64, 96, 3)

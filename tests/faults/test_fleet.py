@@ -27,7 +27,7 @@ PLUGIN = """
         def count(self, *_):
             self.calls += 1
             if self.calls == 4:
-                raise ValueError("the seventh picture is upside down")
+                raise ValueError("the seventh image is upside down")
 """
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_raises_is_told_last_and_takes_the_others_along(runner, tmp_
     code, output = runner.finish(process)
     assert code == 1, output
     assert "rank 1 on " in output
-    assert output.rstrip().endswith("ValueError: the seventh picture is upside down")
+    assert output.rstrip().endswith("ValueError: the seventh image is upside down")
     assert survivors(everybody) == []
 
 

@@ -42,7 +42,7 @@ def test_a_job_whose_rank_hangs_ends_soon_after_sigterm_and_names_its_newest_che
 
 
 def test_after_sigterm_the_state_comes_first_and_nothing_is_drawn(runner):
-    """With the default configuration of reports: pictures, and TensorBoard's events."""
+    """With the default configuration of reports: images, and TensorBoard's events."""
     arguments = [*runner.arguments(name="hangs"), *LONG, "-o", "evaluate.every_epochs=1"]
     arguments += ["-o", "report.plots=true", "-o", "report.tensorboard=true"]
     process = runner.start(arguments)

@@ -1,4 +1,4 @@
-"""Jobs whose pictures are drawn by weights that follow their evaluations: resumed in mid-epoch, and on other backends."""
+"""Jobs whose images are drawn by weights that follow their evaluations: resumed in mid-epoch, and on other backends."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from tests.faults.conftest import UPDATES, Runner
 
-# Ten updates find nothing, so every AP would be 0. This reporter is imported by every rank and makes other figures.
-FIGURES = """
+# Ten updates find nothing, so every AP would be 0. This reporter is imported by every rank and makes other metrics.
+METRICS = """
 from mtrain.rank.train import TrainingRun
 from mtrain.tasks.detection.evaluator import CocoEvaluator
 
@@ -18,12 +18,12 @@ def evaluated(self, progress):
     now[0] = progress.update
     return evaluate(self, progress)
 
-def figures(self, partials):
+def metrics(self, partials):
     return {**result(self, partials), **{f"AP/{i}": (7 * now[0] + 3 * i) % 10 / 10 for i in range(10)}}
 
-TrainingRun.evaluate, CocoEvaluator.result = evaluated, figures
+TrainingRun.evaluate, CocoEvaluator.result = evaluated, metrics
 
-class Figures:
+class Metrics:
     every_rank = True
 
     def start(self, record):
@@ -32,13 +32,13 @@ class Figures:
 
 
 def arguments(runner: Runner, name: str, *, backend: str = "ddp", ranks: int = 2) -> list[str]:
-    (runner.folder / "figures.py").write_text(FIGURES)
+    (runner.folder / "metrics.py").write_text(METRICS)
     values = {
         "data.image_weights": "true",
         "evaluate.every_updates": 3,
         "checkpoint.keep_last": UPDATES,
         "report.trace": "state",
-        "report.reporters": f"{{{runner.folder}/figures.py:Figures: true}}",
+        "report.reporters": f"{{{runner.folder}/metrics.py:Metrics: true}}",
         "cluster.threads": 1,
         "train.max_micro_batch": 2,
     }
@@ -62,9 +62,7 @@ def resumed_from(runner: Runner, name: str, checkpoint: Path, *more: str) -> lis
 
 # After updates 7 and 3 the last evaluation is newer than the weights of the epoch; after 5 an epoch begins.
 @pytest.mark.parametrize("updates", [[7], pytest.param([3, 5], marks=pytest.mark.slow)])
-def test_a_job_resumed_in_mid_epoch_draws_the_same_pictures_to_the_same_bits(
-    runner: Runner, updates: list[int]
-) -> None:
+def test_a_job_resumed_in_mid_epoch_draws_the_same_images_to_the_same_bits(runner: Runner, updates: list[int]) -> None:
     samples = whole(runner, "whole")
     checkpoints = sorted((runner.run_folder("whole") / "checkpoints").iterdir())
     for update in updates:
@@ -75,7 +73,7 @@ def test_a_job_resumed_in_mid_epoch_draws_the_same_pictures_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_all_backends_draw_the_same_pictures_and_another_choice_is_told(runner: Runner) -> None:
+def test_all_backends_draw_the_same_images_and_another_choice_is_told(runner: Runner) -> None:
     samples = whole(runner, "ddp")
     for backend in ("horovod", "deepspeed", "fleet"):
         assert whole(runner, backend, backend=backend) == samples

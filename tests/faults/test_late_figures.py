@@ -1,4 +1,4 @@
-"""Jobs whose figures are read one update later (as on GPUs; asked for here) end, save, resume and learn as others do."""
+"""Jobs whose metrics are read one update later (as on GPUs; asked for here) end, save, resume and learn as others do."""
 
 import signal
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.faults.conftest import UPDATES, Runner
 
 LATE = ["-o", "backend.options.late_figures=true"]
-TIMES = ("seconds", "samples_per_s", "wait_share", "memory_bytes", "time", "at", "t")
+TIMES = ("update_seconds", "samples_per_second", "data_wait_share", "memory_bytes", "time", "at", "t")
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def test_two_late_ranks_learn_and_record_what_prompt_ones_do_also_when_asked_to_
 
 
 def test_a_late_job_that_explodes_ends_with_one_clear_error(runner: Runner) -> None:
-    values = ["optimizer.rule=sgd", "optimizer.rate=1e30", "schedule.warmup=null", "train.clip_norm=null"]
+    values = ["optimizer.rule=sgd", "optimizer.learning_rate=1e30", "schedule.warmup=null", "train.clip_norm=null"]
     arguments = [*runner.arguments(name="exploding", backend="solo", ranks=1), *LATE, "-o", *values]
     code, output = runner.run([*arguments, "train.max_nonfinite=3", "checkpoint.every_updates=100"])
     assert code == 1, output
     assert "not finite in 3 updates in a row" in output
     assert "Traceback" not in output
-    assert max(row["skipped"] for row in runner.updates("exploding")) == 2
+    assert max(row["skipped_updates"] for row in runner.updates("exploding")) == 2

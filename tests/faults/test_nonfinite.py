@@ -4,7 +4,7 @@ import json
 
 
 def test_a_rate_that_explodes_ends_with_one_clear_error(runner):
-    values = ["optimizer.rule=sgd", "optimizer.rate=1e30", "schedule.warmup=null", "train.clip_norm=null"]
+    values = ["optimizer.rule=sgd", "optimizer.learning_rate=1e30", "schedule.warmup=null", "train.clip_norm=null"]
     arguments = [*runner.arguments(name="exploding", backend="solo", ranks=1), "-o", *values, "train.max_nonfinite=3"]
     code, output = runner.run(arguments)
     assert code == 1, output
@@ -12,4 +12,4 @@ def test_a_rate_that_explodes_ends_with_one_clear_error(runner):
     assert "the update was skipped" in output
     assert "Traceback" not in output
     rows = [json.loads(line) for line in (runner.run_folder("exploding") / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["skipped"] for row in rows if row["kind"] == "update") >= 2
+    assert max(row["skipped_updates"] for row in rows if row["kind"] == "update") >= 2

@@ -67,8 +67,8 @@ def test_another_number_of_ranks_keeps_order_and_global_batch(runner, undisturbe
     last = runner.updates("other")[-1]
     reference = undisturbed["updates"][-1]
     assert (last["update"], last["epoch"], last["position"]) == (UPDATES - 1, 1, 4)
-    assert last["rates"] == reference["rates"]
-    # Same pictures; BatchNorm sees four of them at once instead of two, so the loss is near and not equal.
+    assert last["learning_rates"] == reference["learning_rates"]
+    # Same images; BatchNorm sees four of them at once instead of two, so the loss is near and not equal.
     assert last["losses"]["total"] == pytest.approx(reference["losses"]["total"], rel=0.2)
 
 

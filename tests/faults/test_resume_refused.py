@@ -6,8 +6,9 @@ import yaml
 from mtrain.cli import main
 from mtrain.core.checkpoint.format import size_of
 from mtrain.core.checkpoint.store import newest
-from mtrain.jobs import preflight
+from mtrain.jobs.preflight import job_checks
 from mtrain.spec import config
+from mtrain.spec.resolved import Resolved
 from mtrain.weights import outline
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.resuming import checkpoint_bytes
@@ -43,10 +44,10 @@ def test_all_that_is_checked_of_a_model_before_it_is_built_needs_one_outline(sto
     weights = newest(runner.run_folder("first") / "checkpoints")
     model = spec.model.model_copy(update={"weights": str(weights)})
     spec = spec.model_copy(update={"model": model, "train": spec.train.model_copy(update={"freeze": ["model.0"]})})
-    monkeypatch.setattr(preflight.disk, "AMPLE_BYTES", 1 << 62)
+    monkeypatch.setattr(job_checks.disk, "AMPLE_BYTES", 1 << 62)
     outlined, real = [], outline.outlines
     monkeypatch.setattr(outline, "outlines", lambda questions: outlined.append(questions) or real(questions))
-    preflight.check(spec, size=1)
+    job_checks.check(Resolved.of(spec), size=1)
     assert [question.model for questions in outlined for question in questions] == ["yolov5n"]
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mtrain.errors import MtrainError, SpecError
-from mtrain.importers.conversion import convert
-from mtrain.importers.documents import MAX_FILES, read
+from mtrain.spec.importers.conversion import convert
+from mtrain.spec.importers.documents import MAX_FILES, read
 from mtrain.spec.yaml_reader import flow, parse
 
 YAML = Path(__file__).parents[1] / "data" / "official_yaml"

@@ -6,12 +6,12 @@ import pytest
 
 from mtrain.cli import main
 from mtrain.errors import PluginError, SpecError
-from mtrain.importers.conversion import convert
+from mtrain.spec.importers.conversion import convert
 
 PLUGIN = """
 from mtrain.errors import SpecError
-from mtrain.importers.importer import Importer
-from mtrain.importers.key_report import Book
+from mtrain.spec.importers.importer import Importer
+from mtrain.spec.importers.key_report import Book
 
 
 class Acme(Importer):
@@ -25,7 +25,7 @@ class Acme(Importer):
             raise SpecError(f"--cards {cards}: Acme states no batch per card; leave it out")
         book = Book(documents[0])
         book.same("acme_version", "the only one")
-        book.carry("step_size", "optimizer.rate")
+        book.carry("step_size", "optimizer.learning_rate")
         book.assume("train.epochs", 3, "Acme always trains three epochs")
         book.close()
         return [book]
@@ -45,10 +45,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_outside_importer_writes_a_spec_where_it_is_named(job, capsys):
     assert main(["config", "import", str(job), "--from", "acme", "--to", "spec.yml"]) == 0
     report = capsys.readouterr().err
-    assert "job.yml:2 step_size: 0.25 -> optimizer.rate: 0.25" in report
+    assert "job.yml:2 step_size: 0.25 -> optimizer.learning_rate: 0.25" in report
     assert "job.yml:3 colour: red - no counterpart" in report
-    assert main(["config", "explain", "optimizer.rate", "-c", "spec.yml"]) == 0
-    assert "optimizer.rate = 0.25" in capsys.readouterr().out
+    assert main(["config", "explain", "optimizer.learning_rate", "-c", "spec.yml"]) == 0
+    assert "optimizer.learning_rate = 0.25" in capsys.readouterr().out
 
 
 def test_an_outside_importer_is_listed_and_never_chosen_by_itself(job, capsys):
@@ -75,6 +75,6 @@ def test_a_plugin_that_lacks_a_member_is_told_where_its_default_is(job):
     Path("acme_bare.py").write_text(text + "    class Options(__import__('pydantic').BaseModel): ...\n")
     Path("plugins.toml").write_text('[importers.acme]\nmodule = "acme_bare:Acme"\n')
     with pytest.raises(
-        PluginError, match=r"has no `expected`: derive the class from mtrain\.importers\.importer\.Importer"
+        PluginError, match=r"has no `expected`: derive the class from mtrain\.spec\.importers\.importer\.Importer"
     ):
         convert([job], importer="acme")

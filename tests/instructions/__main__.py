@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 FILE = HERE / "counts.json"
 PROGRAMS = {"plan": ("plan",), "loader": ("loader",), "rank": ("startup", "update")}
 """Program of ``parts.py`` -> the parts that it counts."""
-LIBRARIES = ("numpy", "opencv-python-headless", "pydantic", "simplejpeg", "stevedore", "torch")
+LIBRARIES = ("numpy", "opencv-python-headless", "pydantic", "simplejpeg", "torch")
 TOLERANCE = 0.03
 """Largest part of a count by which it may grow."""
 FIXED = {

@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 SIDE = 64
-"""Side of the pictures of an update, in pixels."""
-PICTURES, PICTURE_PX = 8, (240, 320)
-"""How many pictures the loader has, and their height and width."""
+"""Side of the images of an update, in pixels."""
+IMAGES, IMAGE_PX = 8, (240, 320)
+"""How many images the loader has, and their height and width."""
 MOSAICS = 4
 
 
@@ -68,25 +68,25 @@ def loader(marks: Marks, folder: Path) -> None:
     import cv2
     import numpy as np
 
-    from mtrain.tasks.detection.annotations import Picture, assemble
+    from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
     from mtrain.tasks.detection.section import AugmentSpec
     from mtrain.tasks.detection.source import DetectionSource
 
     cv2.setNumThreads(0)
     generator = np.random.default_rng(0)
-    height, width = PICTURE_PX
-    pictures = []
-    for number in range(PICTURES):
+    height, width = IMAGE_PX
+    images = []
+    for number in range(IMAGES):
         path = folder / f"{number}.jpg"
         coarse = generator.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
         cv2.imwrite(str(path), cv2.resize(coarse, (width, height)))
         boxes = np.concatenate([generator.uniform(0, 150, (6, 2)), generator.uniform(20, 60, (6, 2))], axis=1)
         crowd = np.zeros(6, dtype=bool)
-        pictures.append(
-            Picture(path, path.name, number, width, height, boxes, np.zeros(6, int), crowd, boxes[:, 2:].prod(1))
+        images.append(
+            AnnotatedImage(path, path.name, number, width, height, boxes, np.zeros(6, int), crowd, boxes[:, 2:].prod(1))
         )
     source = DetectionSource(
-        assemble(pictures, class_names="a", category_ids=(1,)), image_size=320, augment=AugmentSpec()
+        assemble(images, class_names="a", category_ids=(1,)), image_size=320, augment=AugmentSpec()
     )
     source.sample(0, 0)
     with marks.part("loader"):

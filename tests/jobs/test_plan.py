@@ -34,3 +34,12 @@ def test_ranks_are_counted_over_hosts_with_other_numbers_of_them() -> None:
     plan = planned("cluster.ips=[10.0.0.1, 10.0.0.2, 10.0.0.3]", "cluster.slots=[1, 4, 3]", "train.batch_size=16")
     assert [plan.first_rank(node) for node in range(3)] == [0, 1, 5]
     assert plan.size == 8
+
+
+def test_the_plan_says_how_long_the_warmup_is_and_what_becomes_of_momentum() -> None:
+    by_epochs = planned("schedule.warmup.epochs=2", "optimizer.rule=sgd").numbers["warmup"]
+    assert "2 x updates_per_epoch" in by_epochs
+    assert "momentum from 0.8 to 0.9" in by_epochs
+    by_updates = planned("schedule.warmup.updates=4").numbers["warmup"]
+    assert by_updates.startswith("4 updates")
+    assert "beta1 0.9" in by_updates

@@ -12,17 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrain.cluster.outcome import Outcome
-from mtrain.cluster.supervisor import explain
+from mtrain.cli import main
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
+from mtrain.jobs.outcome import Outcome
+from mtrain.jobs.supervisor import explain
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system import disk, placement, processes, runfolder
+from mtrain.system import described, disk, placement, processes, resuming, runfolder
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import cleaned, redacted
+from mtrain.system.failures import read_failures, write_failure
 from mtrain.system.processes import Requests
-from mtrain.system.runfolder import RunFolder, read_failures, write_failure
+from mtrain.system.runfolder import RunFolder
 
 MINE = [("lo", "127.0.0.1"), ("eth0", "10.0.0.2"), ("eth1", "fd00::2")]
 
@@ -81,6 +83,7 @@ STALE = [
     *("LOCAL_WORLD_SIZE", "NODE_RANK", "CROSS_RANK", "CROSS_SIZE", "TRAINER_ENDPOINTS"),
     *("DISTRIBUTED_TRAINER_ENDPOINTS", "POD_IP", "POD_NAME", "PORT_RANGE", "COLLECTIVE_MASTER_IP"),
     *("FLAGS_START_PORT", "FLAGS_FIXED_PORT", "FLAGS_stop_check_timeout", "MTRAIN_JOB_SECRET", "MTRAIN_CLUSTER_SECRET"),
+    "MTRAIN_JOB_ATTEMPT",
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY"),
 ]
 """Of each rule at least one."""
@@ -136,9 +139,9 @@ def test_resume_takes_a_checkpoint_a_run_folder_or_the_newest_run_of_the_name(tm
     save(second, 3)
     newest = second / "checkpoints" / "step-00000003"
     older = second / "checkpoints" / "step-00000002"
-    assert runfolder.find_resume(None, base=tmp_path, name="a") == runfolder.Resume(second, newest)
-    assert runfolder.find_resume(str(second), base=tmp_path, name="x") == runfolder.Resume(second, newest)
-    assert runfolder.find_resume(str(older), base=tmp_path, name="x") == runfolder.Resume(second, older)
+    assert resuming.find_resume(None, base=tmp_path, name="a") == resuming.Resume(second, newest)
+    assert resuming.find_resume(str(second), base=tmp_path, name="x") == resuming.Resume(second, newest)
+    assert resuming.find_resume(str(older), base=tmp_path, name="x") == resuming.Resume(second, older)
 
 
 def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_one_before(tmp_path):
@@ -148,8 +151,8 @@ def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_
     damaged = run / "checkpoints" / "step-00000002"
     (damaged / "MANIFEST.json").unlink()
     with pytest.raises(CheckpointError, match=r"half-written.*give the run folder"):
-        runfolder.find_resume(str(damaged), base=tmp_path, name="a")
-    assert runfolder.find_resume(str(run), base=tmp_path, name="a").checkpoint.name == "step-00000001"
+        resuming.find_resume(str(damaged), base=tmp_path, name="a")
+    assert resuming.find_resume(str(run), base=tmp_path, name="a").checkpoint.name == "step-00000001"
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -207,6 +210,22 @@ def test_a_run_folder_takes_one_starter_at_a_time(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("node", [0, 3])
+def test_a_second_start_in_a_run_folder_is_refused_before_a_checkpoint_is_chosen(tmp_path, monkeypatch, capsys, node):
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path / "runs" / "one")
+    (run.path / "checkpoints" / "step-00000004").mkdir(parents=True)  # the living job is writing it
+    os.mkfifo(run.path / ".lock-9")
+    before = sorted(run.path.rglob("*"))
+    with runfolder.taken(run, node=node):
+        words = ["-b", "solo", "--name", "one", "--resume", "if-any", "-o", "train.updates=1", "evaluate.at_end=false"]
+        assert main(["train", "-c", "digits", *words]) == 2
+    message = capsys.readouterr().err
+    assert f"process {os.getpid()} is running a job in this folder" in message
+    assert sorted(run.path.rglob("*")) == sorted([*before, run.path / f".lock-{node}"])
+    runfolder.refuse_running(run.path)
+
+
 def test_a_port_that_something_listens_on_is_refused_and_one_of_another_machine_is_not_looked_at():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -219,16 +238,16 @@ def test_a_port_that_something_listens_on_is_refused_and_one_of_another_machine_
 
 
 def test_versions_of_what_the_distribution_requires_are_recorded():
-    described = runfolder.describe_environment({})
-    assert {"mtrain", "numpy", "pydantic"} <= set(described["versions"])
+    environment = described.describe_environment({})
+    assert {"mtrain", "numpy", "pydantic"} <= set(environment["versions"])
 
 
 def test_a_rank_that_was_asked_to_end_is_no_cause(tmp_path):
     run = RunFolder(tmp_path)
     fail(run, 0, Interrupted("asked"), now=1.0)
-    fail(run, 1, DataError("picture a.jpg is missing"), now=2.0)
+    fail(run, 1, DataError("image a.jpg is missing"), now=2.0)
     message = judge(run, [])
-    assert (message.code, message.text.splitlines()[-1]) == (2, "error: picture a.jpg is missing")
+    assert (message.code, message.text.splitlines()[-1]) == (2, "error: image a.jpg is missing")
 
 
 def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
@@ -310,8 +329,10 @@ def failure(*, at: float, expected: bool = False) -> dict:
     return {"rank": 0, "time": at, "expected": expected, **words}
 
 
-def explained(request: Asked, *failures: dict, saved: bool = False, status: int = 1) -> Verdict:
-    last = {"kind": "end", "reason": "interrupted"} if saved else None
+def explained(
+    request: Asked, *failures: dict, saved: bool = False, status: int = 1, end: dict | None = None
+) -> Verdict:
+    last = {"kind": "end", "reason": "interrupted"} if saved else end
     outcome = outcome_of(RunFolder(Path("runs/x")), failures=failures, status=status, last=last)
     return explain(outcome, request, newest=lambda: None)
 
@@ -341,6 +362,21 @@ def test_a_killed_starter_is_a_failure_though_the_ranks_have_saved_unless_somebo
     assert "error: the starter of the ranks was ended by signal 9 (SIGKILL)" in killed.text
     assert explained(Asked(1), saved=True, status=-signal.SIGKILL).code == 130
     assert explained(Asked(), saved=True).code == 143, "ranks that were signalled themselves"
+
+
+def test_a_request_after_the_last_update_is_told_that_all_is_saved():
+    record = {"kind": "end", "updates": 40, "total_updates": 40}
+    interrupted = explained(Asked(1), end={**record, "reason": "interrupted", "left_out": ["evaluation"]})
+    assert interrupted.code == 130
+    for words in ("after the last update", "all 40 updates", "saved", "--resume runs/x makes", "evaluation"):
+        assert words in interrupted.text, interrupted.text
+    complete = explained(Asked(1), end={**record, "reason": "interrupted", "left_out": []})
+    assert "nothing is left to do" in complete.text
+    # The ranks were done and their launcher was ended by the signal: nothing was lost.
+    done = explained(Asked(1), end={**record, "reason": "done"}, status=-signal.SIGTERM)
+    assert (done.code, "all is saved" in done.text, "before the state" in done.text) == (130, True, False)
+    before = explained(Asked(1), end={**record, "updates": 39, "reason": "interrupted"})
+    assert "go on with --resume runs/x" in before.text
 
 
 def test_requests_count_by_place():

@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mtrain.cluster import this_host
-from mtrain.cluster.this_host import Job
 from mtrain.core.interfaces import Host
+from mtrain.jobs.hosts import this_host
+from mtrain.jobs.hosts.this_host import Job
 from mtrain.jobs.plan import Plan
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.horovodrun import Horovodrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
-from mtrain.report.console import Quiet
+from mtrain.records.console import Quiet
 from mtrain.system.environment import caller, cleaned
 from mtrain.system.placement import LaunchOptions
 from tests.ports import held_port
@@ -121,9 +121,9 @@ def starter(tmp_path):
             import importlib.util, sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from mtrain.cluster import this_host
-            from mtrain.cluster.this_host import Job
-            from mtrain.report.console import Quiet
+            from mtrain.jobs.hosts import this_host
+            from mtrain.jobs.hosts.this_host import Job
+            from mtrain.records.console import Quiet
             from mtrain.system.environment import caller, cleaned
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
             faults = importlib.util.module_from_spec(spec)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 from mtrain.errors import DataError, Interrupted
 from mtrain.rank import process
-from mtrain.system.runfolder import RunFolder, write_failure
+from mtrain.system import attempts
+from mtrain.system.failures import write_failure
+from mtrain.system.runfolder import RunFolder
 
 RANK = process.number(os.environ)
+MARK = attempts.read(os.environ)
 BEHAVIOUR = sys.argv[1]
 RUN = RunFolder(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 ASKED = []
@@ -97,12 +100,12 @@ def ignore_requests() -> None:
 def rank_1_raises_and_0_hangs() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if RANK == 1:
-        raise ValueError("the seventh picture is upside down")
+        raise ValueError("the seventh image is upside down")
     wait_for_ever()
 
 
 def refuse() -> None:
-    raise DataError("train: 3 pictures cannot be read")
+    raise DataError("train: 3 images cannot be read")
 
 
 def rank_1_is_killed_then_0_raises() -> None:
@@ -169,10 +172,11 @@ def main() -> int:
     with RUN.rank_log(RANK).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    attempts.join(MARK, RUN.path)
     try:
         globals()[BEHAVIOUR]()
     except BaseException as error:
-        write_failure(RUN, RANK, error)
+        write_failure(RUN, RANK, error, attempt=MARK.attempt if MARK else "")
         return getattr(error, "exit_code", 1)
     return 0
 

@@ -44,10 +44,10 @@ def test_each_host_is_told_all_hosts_and_they_differ_in_their_place_alone():
 def test_failed_ranks_are_read_from_what_their_shells_say():
     log = (
         "[2026-01-02 03:04:05,678] [INFO] [launch.py:245:main] process 7 spawned with command: ['sh', '-c', ...]\n"
-        "rank 3 ended with status 137\n"
-        "rank 1 ended with status 143\n"
-        "rank 10 ended with status 1\n"
-        "rank 2 ended with status 255\n"
+        'rank ended: {"rank": 3, "status": 137}\n'
+        'rank ended: {"rank": 1, "status": 143}\n'
+        'rank ended: {"rank": 10, "status": 1}\n'
+        'rank ended: {"rank": 2, "status": 255}\n'
     )
     assert launcher().deaths(log, 1) == [(1, -signal.SIGTERM), (2, 255), (3, -signal.SIGKILL), (10, 1)]
     assert launcher().deaths("", 1) == []
@@ -173,6 +173,6 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path, wait_for):
     assert process.returncode == 1
     assert "error: rank 1 was ended by signal 9 (SIGKILL)" in output
     assert f"last lines of {tmp_path}/killed/logs/" in output
-    assert "rank 1 ended with status 137" in (tmp_path / "killed" / "logs" / "starter.log").read_text()
+    assert 'rank ended: {"rank": 1, "status": 137}' in (tmp_path / "killed" / "logs" / "starter.log").read_text()
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert alive == []

@@ -108,7 +108,7 @@ from mtrain.models.yolov5.model import YOLOv5n
 class Unreadable(Coco):
     def read(self, *arguments, **keywords):
         if os.environ.get("HOROVOD_RANK") == "1":
-            raise RuntimeError("the seventh picture is upside down")
+            raise RuntimeError("the seventh image is upside down")
         return super().read(*arguments, **keywords)
 
 class Exploding(YOLOv5n):
@@ -308,7 +308,7 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on_later_to_the_same_bits(job
 @pytest.mark.parametrize(
     ("values", "last_words"),
     [
-        ({"data__format": "unreadable"}, "RuntimeError: the seventh picture is upside down"),
+        ({"data__format": "unreadable"}, "RuntimeError: the seventh image is upside down"),
         ({"model__name": "exploding"}, "RuntimeError: the fourth batch is on fire"),
     ],
     ids=["before the ranks meet", "in training"],

@@ -34,7 +34,7 @@ def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_
     assert result.code == 1
     message = result.told.getvalue()
     assert message.startswith("rank 1 on ")
-    assert message.rstrip().endswith("ValueError: the seventh picture is upside down")
+    assert message.rstrip().endswith("ValueError: the seventh image is upside down")
 
 
 @pytest.mark.parametrize("name", ALL)

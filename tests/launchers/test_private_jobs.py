@@ -52,6 +52,7 @@ class Job:
         values = ["train.updates=100000", "train.epochs=null", "train.batch_size=4", "data.image_size=64"]
         values += ["data.workers=0", "data.options.train=8", "data.options.val=4", "evaluate.every_epochs=null"]
         values += [f"data.root={folder / 'digits'}", f"report.dir={folder / 'runs'}", "cluster.threads=1"]
+        values += ["report.plots=false", "report.tensorboard=false"]
         ranks = ["--nproc-per-node", "2"]
         pairs = [word for value in values for word in ("-o", value)]
         self.process = subprocess.Popen(

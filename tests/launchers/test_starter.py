@@ -7,7 +7,8 @@ import threading
 import psutil
 import pytest
 
-from mtrain.system.runfolder import RunFolder, read_failures
+from mtrain.system.failures import read_failures
+from mtrain.system.runfolder import RunFolder
 
 
 def test_a_job_that_ends_well_gives_0_and_says_nothing(run_behaviour):
@@ -30,7 +31,7 @@ def test_the_first_failing_rank_is_told_last_and_a_rank_that_hangs_is_ended(run_
     message = result.told.getvalue()
     assert message.startswith("rank 1 on ")
     assert "logs/rank-1.log" in message
-    assert message.rstrip().endswith("ValueError: the seventh picture is upside down")
+    assert message.rstrip().endswith("ValueError: the seventh image is upside down")
 
 
 def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour, tmp_path, alive_ranks, wait_for):
@@ -68,7 +69,7 @@ def test_an_expected_error_gives_its_own_exit_code_without_a_traceback_or_a_seco
     result = run_behaviour("refuse", max_restarts=1)
     assert result.code == 2
     assert "starting again" not in result.shown.getvalue()
-    assert result.told.getvalue().splitlines()[-1] == "error: train: 3 pictures cannot be read"
+    assert result.told.getvalue().splitlines()[-1] == "error: train: 3 images cannot be read"
     assert "Traceback" not in result.told.getvalue()
 
 

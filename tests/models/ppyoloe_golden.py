@@ -95,7 +95,7 @@ def assert_close(result: Any, expected: Any, rtol: float, message: str = "") -> 
 
 
 def assert_rows_close(names: Any, result: Array, expected: Array, rtol: float, *, floor: float = 1e-30) -> None:
-    """Summary rows: each figure within ``rtol`` of the norm of its array, or of ``floor`` where that is larger."""
+    """Summary rows: each metric within ``rtol`` of the norm of its array, or of ``floor`` where that is larger."""
     off = np.abs(result - expected).max(axis=1) / np.maximum(expected[:, 0], floor)
     worst = int(off.argmax())
     assert off[worst] <= rtol, f"{names[worst]}: {off[worst]:.2e} of its norm {expected[worst, 0]:.2e}"

@@ -1,4 +1,4 @@
-"""Weights, inputs and stored figures of residual networks, and the plain torch network that the figures come from.
+"""Weights, inputs and stored metrics of residual networks, and the plain torch network that the metrics come from.
 
 ``python -m tests.models.resnet_golden`` computes ``tests/data/golden_resnet.json`` anew, with ``torch.nn`` alone.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 FILE = Path(__file__).parents[1] / "data" / "golden_resnet.json"
 VARIANTS = {"18": ((2, 2, 2, 2), False), "34": ((3, 4, 6, 3), False), "50": ((3, 4, 6, 3), True)}
-CLASSES, SIDE, PICTURES = 10, 64, 2
+CLASSES, SIDE, IMAGES = 10, 64, 2
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -31,11 +31,11 @@ def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def batch() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(4)
-    images = rng.integers(0, 256, (PICTURES, SIDE, SIDE, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
     return {"images": images, "labels": np.array([3, 7])}
 
 
-def figures(
+def metrics(
     logits: np.ndarray, total: float, gradients: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Logits in evaluation, the loss in training, and of each gradient its norm and its product with a fixed array;
@@ -106,7 +106,7 @@ def plain(variant: str) -> Any:
 
 
 def computed(variant: str) -> dict[str, Any]:
-    """The figures of the plain network."""
+    """The metrics of the plain network."""
     import torch
 
     torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def computed(variant: str) -> dict[str, Any]:
     total.backward()
     gradients = {name: p.grad.numpy() for name, p in network.named_parameters()}
     after = {name: x.numpy() for name, x in network.state_dict().items()}
-    return figures(logits, total.item(), gradients, after)
+    return metrics(logits, total.item(), gradients, after)
 
 
 if __name__ == "__main__":

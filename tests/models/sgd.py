@@ -28,14 +28,14 @@ class Descent:
         framework: Framework,
         network: Any,
         *,
-        rate: float,
+        learning_rate: float,
         momentum: float,
         decay: Callable[[str], float] = lambda name: 0.0,
         clip: float = np.inf,
     ) -> None:
         self._framework = framework
         self._network = network
-        self._rate = rate
+        self._learning_rate = learning_rate
         self._momentum = momentum
         self._decay = decay
         self._clip = clip
@@ -53,6 +53,6 @@ class Descent:
             slope = gradient * share + self._decay(name) * values[name]
             before = self._moments.get(name)
             self._moments[name] = slope if before is None else self._momentum * before + slope
-            values[name] = values[name] - self._rate * (slope + self._momentum * self._moments[name])
+            values[name] = values[name] - self._learning_rate * (slope + self._momentum * self._moments[name])
         self._framework.load(self._network, values)
         return length

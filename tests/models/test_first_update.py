@@ -1,6 +1,6 @@
-"""The first update in float32 is that of float64 to 3e-5, for real pictures at the size of the shipped specs.
+"""The first update in float32 is that of float64 to 3e-5, for real images at the size of the shipped specs.
 
-float64 takes long, so its figures are kept in ``tests/data/first_update.json``. They hold for both frameworks, and a slow test computes
+float64 takes long, so its metrics are kept in ``tests/data/first_update.json``. They hold for both frameworks, and a slow test computes
 them again. ``python -m tests.models.test_first_update`` writes them anew, which is due when a model's start weights or loss change.
 """
 
@@ -19,7 +19,7 @@ from mtrain.spec import plugins
 from tests.framework import FRAMEWORKS, Framework
 
 DATA = Path(__file__).parents[1] / "data"
-FIGURES = DATA / "first_update.json"
+METRICS = DATA / "first_update.json"
 EXACT = 3e-5
 CASES: Mapping[str, tuple[str, int]] = {
     "yolov5n at 320": ("yolov5n", 320),
@@ -36,8 +36,8 @@ MARKS = {"yolov5n at 640": pytest.mark.slow}
 CLASSES = ("Platelets", "RBC", "WBC")
 
 
-def pictures(size: int) -> tuple[Array, list[list[tuple[int, list[float]]]]]:
-    """The first two BCCD pictures as uint8 (2, S, S, 3), and the boxes of each as (class, xywh in shares of the picture)."""
+def photographs(size: int) -> tuple[Array, list[list[tuple[int, list[float]]]]]:
+    """The first two BCCD images as uint8 (2, S, S, 3), and the boxes of each as (class, xywh in shares of the image)."""
     folder = DATA / "bccd_small"
     actual = json.loads((folder / "annotations" / "instances_train.json").read_text())
     numbers = sorted(category["id"] for category in actual["categories"])
@@ -57,8 +57,8 @@ def pictures(size: int) -> tuple[Array, list[list[tuple[int, list[float]]]]]:
 
 
 def batch_of(framework: Framework, model: str, size: int) -> dict[str, Any]:
-    """A micro batch of two pictures as the model takes it."""
-    images, boxes = pictures(size)
+    """A micro batch of two images as the model takes it."""
+    images, boxes = photographs(size)
     if model == "vit":
         batch = {"images": images, "labels": np.array([0, 2])}
     else:
@@ -87,12 +87,12 @@ def first_update(framework: Framework, case: str, precision: Precision) -> dict[
         with optimizer.micro_batch(last=True):
             loss = network(batch_of(framework, model, size))["total"]
             optimizer.backward(loss)
-        return {"loss": float(framework.ops.to_numpy(loss)), "norm": optimizer.step(Rates(rates=(0.0,)))}
+        return {"loss": float(framework.ops.to_numpy(loss)), "norm": optimizer.step(Rates(learning_rates=(0.0,)))}
 
 
 @pytest.fixture(scope="module")
 def exact() -> dict[str, dict[str, float]]:
-    return json.loads(FIGURES.read_text())
+    return json.loads(METRICS.read_text())
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES])
@@ -107,7 +107,7 @@ def test_loss_and_gradient_norm_of_the_first_update_are_those_of_float64(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_the_figures_that_are_kept_are_those_of_float64(
+def test_the_metrics_that_are_kept_are_those_of_float64(
     framework: Framework, exact: dict[str, dict[str, float]], case: str
 ) -> None:
     assert first_update(framework, case, "fp64") == pytest.approx(exact[case], rel=1e-9)
@@ -117,4 +117,4 @@ if __name__ == "__main__":
     torch = FRAMEWORKS["torch"]()
     bind(torch.nn, torch.ops)
     written = {case: first_update(torch, case, "fp64") for case in CASES}
-    FIGURES.write_text(json.dumps(written, indent=2) + "\n")
+    METRICS.write_text(json.dumps(written, indent=2) + "\n")

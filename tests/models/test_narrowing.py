@@ -14,7 +14,7 @@ B, N, C = 3, 1500, 4
 
 
 def outputs_of(model: str, share: float, *, ties: bool = False) -> dict[str, np.ndarray]:
-    """Output of a model in which about ``share`` of the scores are above the threshold; picture 0 has no high score."""
+    """Output of a model in which about ``share`` of the scores are above the threshold; image 0 has no high score."""
     random = np.random.default_rng(7)
     high = random.random((B, N, C)) < share
     scores = np.where(high, random.random((B, N, C)), random.random((B, N, C)) * 5e-4)

@@ -112,6 +112,6 @@ def test_candidates_that_are_equal_to_the_last_one_within_the_limit_count_too():
     np.testing.assert_allclose(by_class[:, 4], [0.9, 0.5, 0.5, 0.5])
 
 
-def test_one_table_per_picture():
+def test_one_table_per_image():
     decoded = np.asarray([[row(50, 0.8, 0.5)], [row(50, 0.0, 0.5)]], np.float32)
     assert [len(table) for table in YOLOv5n().predictions({"decoded": decoded}, {})] == [1, 0]

@@ -44,16 +44,16 @@ def ready_network(framework, task=TASK, collective=None, dtype="float32", **opti
     return network
 
 
-def host_batch(pictures=2, boxes=4, size=64, seed=0, epoch=0):
+def host_batch(count=2, boxes=4, size=64, seed=0, epoch=0):
     rng = np.random.default_rng(seed)
     rows = np.concatenate(
         (
-            rng.integers(0, pictures, (boxes, 1)), rng.integers(0, 3, (boxes, 1)),
+            rng.integers(0, count, (boxes, 1)), rng.integers(0, 3, (boxes, 1)),
             rng.uniform(0.2, 0.8, (boxes, 2)), rng.uniform(0.1, 0.4, (boxes, 2)),
         ),
         axis=1,
     )  # fmt: skip
-    images = rng.integers(0, 256, (pictures, size, size, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
     return {"images": images, "targets": rows.astype(np.float32), "epoch": np.array([epoch])}
 
 
@@ -140,7 +140,7 @@ def test_the_projection_is_no_float_and_so_neither_trained_nor_averaged(framewor
     assert "yolo_head.proj_conv.weight" not in framework.parameters(network)
 
 
-def test_pictures_are_normalised_as_imagenet_is(framework):
+def test_images_are_normalised_as_imagenet_is(framework):
     network = ready_network(framework, dtype="float64")
     images = host_batch()["images"]
     actual = framework.ops.to_numpy(network.prepared(framework.tensor(images)))
@@ -209,7 +209,7 @@ def test_only_the_total_carries_a_gradient(framework):
 
 
 # ------------------------------------------------------------------------------------------------------------- targets
-def test_targets_of_any_order_become_rows_by_picture(framework):
+def test_targets_of_any_order_become_rows_by_image(framework):
     from mtrain.models.ppyoloe.assign import truth_of
 
     rows = np.float32([[2, 1, 0.5, 0.5, 0.5, 0.25], [0, 2, 0.25, 0.5, 0.5, 1.0], [2, 0, 0.75, 0.5, 0.5, 1.0]])
@@ -325,7 +325,7 @@ def test_suppression_is_that_of_each_class_alone(max_candidates, max_detections)
     np.testing.assert_array_equal(actual, suppressed_one_by_one(boxes, scores, **chosen))
 
 
-def test_a_picture_where_nothing_is_found_has_no_rows():
+def test_an_image_where_nothing_is_found_has_no_rows():
     output = {"boxes": np.zeros((2, 84, 4), np.float32), "scores": np.zeros((2, 84, 3), np.float32)}
     assert [rows.shape for rows in PPYOLOEs().predictions(output, {})] == [(0, 6), (0, 6)]
 

@@ -66,8 +66,8 @@ def forwards(cases):
 
 def parsed(name):
     """(size, classes, height, width, static, case) of a loss file."""
-    size, classes, picture, assigner, case = name.split("_", 4)
-    height, width = map(int, picture.split("x"))
+    size, classes, image, assigner, case = name.split("_", 4)
+    height, width = map(int, image.split("x"))
     return size, int(classes.removeprefix("nc")), height, width, assigner == "atss", case
 
 
@@ -90,8 +90,8 @@ def test_names_shapes_and_counts_are_those_of_the_published_model(framework, siz
 def test_the_fill_is_the_stored_one():
     kernel = RULES.fill("backbone.stem.conv1.conv.weight", [16, 3, 3, 3]).ravel()[:3]
     np.testing.assert_array_equal(kernel, np.float32([-0.165111065, 0.291151732, 0.183448419]))
-    picture = RULES.image(64, 64)[0, 0, 0, :3]
-    np.testing.assert_array_equal(picture, np.float32([-0.444117159, -1.06593537, -1.23383749]))
+    image = RULES.image(64, 64)[0, 0, 0, :3]
+    np.testing.assert_array_equal(image, np.float32([-0.444117159, -1.06593537, -1.23383749]))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -283,13 +283,13 @@ def test_both_assigners_in_a_crowd(framework, assigner):
 class Momentum:
     """SGD with momentum 0.9, weight decay 5e-4 on all but BatchNorm's scale and shift.
 
-    The stored runs' kernel held 0.9 as float32. It matters where three steps of an unstable rate amplify it.
+    The stored runs' kernel held 0.9 as float32. It matters where three steps of an unstable learning rate amplify it.
     """
 
     momentum = float(np.float32(0.9))
 
-    def __init__(self, rate):
-        self.rate, self.velocity = rate, {}
+    def __init__(self, learning_rate):
+        self.learning_rate, self.velocity = learning_rate, {}
 
     def step(self, job, gradients):
         live = {name: job.framework.ops.to_numpy(x) for name, x in job.framework.parameters(job.network).items()}
@@ -298,7 +298,7 @@ class Momentum:
             decay = 0.0 if ".bn." in name else 5e-4
             velocity = self.momentum * self.velocity.get(name, 0.0) + gradient + decay * live[name]
             self.velocity[name] = velocity
-            moved[name] = live[name] - self.rate * velocity
+            moved[name] = live[name] - self.learning_rate * velocity
         job.framework.load(job.network, moved)
 
 
@@ -316,14 +316,14 @@ def check_stepped(start, states, expected, prefix):
         assert_rows_close(names, summary_of(moved, names), expected[prefix + key], STEPPED_EXACT, floor=floor)
 
 
-@pytest.mark.parametrize("rate", ["0.01", pytest.param("0.001", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("learning_rate", ["0.01", pytest.param("0.001", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", quick(STEPPED, SMALL_LOSSES[:2], LARGER_LOSSES[4:5]))
-def test_three_steps_and_their_average(framework, name, rate):
+def test_three_steps_and_their_average(framework, name, learning_rate):
     size, classes, height, width, static, case = parsed(name)
-    expected, prefix = stored(f"loss/{name}"), f"lr{rate}."
+    expected, prefix = stored(f"loss/{name}"), f"lr{learning_rate}."
     job = Job.filled(framework, size, classes)
     job.mode(training=True)
-    start, rule, average = job.state(), Momentum(float(rate)), {}
+    start, rule, average = job.state(), Momentum(float(learning_rate)), {}
     recipe = Recipe(rule="sgd", groups=(), micro_batch=2, ema_decay=0.9998, ema_rule="threshold")
     image, targets = job.image(height, width), job.truth(height, width, classes, case)
     numbers, states = [], []

@@ -26,7 +26,7 @@ KEYED = {"random_key": np.array([7, -9], np.int32)}
 
 
 def batch(number: int) -> dict[str, Any]:
-    """Pictures, and the labels of every task; a model reads its own."""
+    """Images, and the labels of every task; a model reads its own."""
     generator = np.random.default_rng(number)
     images = generator.integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
     masks = generator.integers(0, 3, (2, SIZE, SIZE, 1), dtype=np.uint8)
@@ -68,7 +68,7 @@ def learnt(session: Any, name: str, chosen: Recipe) -> State:
 def training_update(session: Any, model: Any, optimizer: Any, arranged: dict[str, Any]) -> None:
     with optimizer.micro_batch(last=True):
         optimizer.backward(model(next(session.batches([arranged])))["total"])
-    optimizer.step(Rates(rates=(0.05,)))
+    optimizer.step(Rates(learning_rates=(0.05,)))
 
 
 @pytest.mark.parametrize("name", MODELS)

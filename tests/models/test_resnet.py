@@ -1,4 +1,4 @@
-"""Residual networks: the figures of plain torch networks in float64 under every framework, counts, names, start values."""
+"""Residual networks: the metrics of plain torch networks in float64 under every framework, counts, names, start values."""
 
 import json
 import math
@@ -29,9 +29,9 @@ def filled(framework, variant, **options):
     return framework.to(network, "float64")
 
 
-def figures_of(framework, network):
-    """The figures that the golden file has, of a network of mtrain."""
-    # Loading casts to float32; the figures belong to the values in float64.
+def metrics_of(framework, network):
+    """The metrics that the golden file has, of a network of mtrain."""
+    # Loading casts to float32; the metrics belong to the values in float64.
     framework.load(network, {name: golden.fill(name, shape) for name, shape in shapes_of(framework, network).items()})
     batch = {name: framework.tensor(array) for name, array in golden.batch().items()}
     network.eval()
@@ -40,12 +40,12 @@ def figures_of(framework, network):
     total = network(batch)["total"]
     parameters = framework.parameters(network)
     gradients = dict(zip(parameters, framework.gradients(total, list(parameters.values())), strict=True))
-    return golden.figures(logits, float(ops.to_numpy(total)), gradients, arrays(framework.state(network)))
+    return golden.metrics(logits, float(ops.to_numpy(total)), gradients, arrays(framework.state(network)))
 
 
 @pytest.mark.parametrize("variant", quick(PLUGINS, everywhere=["18"], torch=["50"]))
-def test_a_network_has_the_figures_of_the_plain_torch_network(framework, variant):
-    actual, expected = figures_of(framework, filled(framework, variant)), STORED[variant]
+def test_a_network_has_the_metrics_of_the_plain_torch_network(framework, variant):
+    actual, expected = metrics_of(framework, filled(framework, variant)), STORED[variant]
     largest = np.abs(expected["logits"]).max()
     np.testing.assert_allclose(actual["logits"], expected["logits"], rtol=0, atol=1e-9 * max(largest, 1))
     assert actual["total"] == pytest.approx(expected["total"], abs=1e-9)
@@ -118,7 +118,7 @@ def test_training_steps_lower_the_loss(framework):
     framework.load(network, plugin.initial(shapes_of(framework, network), TASK, seed=0))
     network.train()
     batch = {name: framework.tensor(array) for name, array in golden.batch().items()}
-    rule, totals = Descent(framework, network, rate=0.01, momentum=0.9), []
+    rule, totals = Descent(framework, network, learning_rate=0.01, momentum=0.9), []
     for _ in range(5):
         losses = network(batch)
         rule.step(losses["total"])

@@ -152,7 +152,7 @@ def test_gradients_are_the_slopes_of_the_loss(framework, name):
 
 def trained(framework, name, updates=10):
     built = network(framework, name)
-    rule, losses = Descent(framework, built, rate=0.02, momentum=0.9), []
+    rule, losses = Descent(framework, built, learning_rate=0.02, momentum=0.9), []
     for update in range(updates):
         total = built(batch(framework, update % 3))["total"]
         losses.append(float(ops.to_numpy(total)))
@@ -188,11 +188,11 @@ def test_what_does_not_fit_is_refused_with_the_nearest(name, stride):
     assert "1 classes; segmentation needs at least two" in caught.value.problems[1]
 
 
-def picture_batch(framework, *, classes=3, pictures=2, side=8, seed=1):
+def image_batch(framework, *, classes=3, count=2, side=8, seed=1):
     """Return logits float64 (B, C, S, S), classes (B, S, S) with some of none, and the batch that has them."""
     rng = np.random.default_rng(seed)
-    logits, pixels = 2 * rng.normal(size=(pictures, classes, side, side)), np.zeros((pictures, side, side, 4), np.uint8)
-    pixels[..., 3] = rng.integers(0, classes, (pictures, side, side))
+    logits, pixels = 2 * rng.normal(size=(count, classes, side, side)), np.zeros((count, side, side, 4), np.uint8)
+    pixels[..., 3] = rng.integers(0, classes, (count, side, side))
     pixels[0, :3, :, 3] = 255
     return logits, pixels[..., 3], {"pixels": framework.tensor(pixels)}
 
@@ -211,7 +211,7 @@ def value(loss):
 def test_class_weights_make_a_weighted_mean(framework):
     from mtrain.models.common.pixel_losses import pixel_loss
 
-    logits, classes, tensors = picture_batch(framework)
+    logits, classes, tensors = image_batch(framework)
     table = np.array([0.5, 2.0, 3.0])
     weights = np.where(classes == 255, 0.0, table[np.where(classes == 255, 0, classes)])
     found = pixel_loss(
@@ -220,11 +220,96 @@ def test_class_weights_make_a_weighted_mean(framework):
     assert value(found) == pytest.approx((entropies(logits, classes) * weights).sum() / weights.sum(), rel=1e-12)
 
 
+def weighted_loss(logits, classes, weights, smoothing):
+    """The cross entropy of torch's documentation: weighted targets and classes, divided by the weight of the targets."""
+    weights = np.ones(logits.shape[1]) if weights is None else np.array(weights)
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    rows = [(logs[b, :, i, j], classes[b, i, j]) for b, i, j in np.ndindex(classes.shape) if classes[b, i, j] != 255]
+    own = sum(-weights[label] * log[label] for log, label in rows)
+    spread = sum(-(weights * log).sum() for log, _ in rows)
+    return ((1 - smoothing) * own + smoothing / logits.shape[1] * spread) / sum(weights[label] for _, label in rows)
+
+
+WEIGHTS = {
+    "none": None,
+    "even": (1.0, 1.0, 1.0),
+    "tiny": (2e-6, 1e-6, 5e-6),
+    "below the smallest float32": (2e-60, 1e-60, 5e-60),
+    "large": (3e9, 1e9, 2e9),
+    "apart": (1e-7, 1.0, 1e5),
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_loss_is_that_of_torch_for_weights_of_every_size(framework, name, smoothing):
+    from mtrain.models.common.pixel_losses import pixel_loss
+
+    logits, classes, tensors = image_batch(framework)
+    expected = weighted_loss(logits, classes, WEIGHTS[name], smoothing)
+    if framework.name == "torch":
+        import torch
+
+        labels = torch.from_numpy(classes.astype(np.int64))
+        weight = None if WEIGHTS[name] is None else torch.tensor(WEIGHTS[name], dtype=torch.float64)
+        published = torch.nn.functional.cross_entropy(
+            torch.from_numpy(logits), labels, weight=weight, label_smoothing=smoothing, ignore_index=255
+        )
+        assert float(published) == pytest.approx(expected, rel=1e-12)
+    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
+        found = pixel_loss(
+            framework.tensor(logits.astype(dtype)),
+            tensors,
+            label_smoothing=smoothing,
+            collective=Ranks(),
+            class_weights=WEIGHTS[name] or (),
+        )
+        assert ops.dtype(found) == dtype
+        assert value(found) == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.parametrize("labelled", [1, 3, 70], ids=lambda count: f"{count} pixels")
+@pytest.mark.parametrize("name", ["none", "tiny", "apart"])
+def test_ranks_with_uneven_numbers_of_pixels_have_the_loss_of_one_rank(framework, name, labelled):
+    """Also where there are fewer pixels with a class than ranks."""
+    from mtrain.models.common.pixel_losses import pixel_loss
+
+    logits, classes, _ = image_batch(framework, count=4)
+    classes = classes.copy()
+    classes.reshape(-1)[labelled:] = 255
+    classes.reshape(-1)[0] = 1
+    pixels = np.zeros((*classes.shape, 4), np.uint8)
+    pixels[..., 3] = classes
+    sums = []
+
+    class Noting(Ranks):
+        def all_reduce(self, x, op):
+            sums.append(value(x))
+            return super().all_reduce(x, op)
+
+    def loss(share, ranks):
+        return value(
+            pixel_loss(
+                framework.tensor(logits[share]),
+                {"pixels": framework.tensor(pixels[share])},
+                label_smoothing=0.1,
+                collective=ranks,
+                class_weights=WEIGHTS[name] or (),
+            )
+        )
+
+    shares = [slice(rank, rank + 1) for rank in range(4)]
+    for share in shares:
+        loss(share, Noting())
+    parts = [loss(share, Ranks(np.mean(sums))) for share in shares]
+    assert np.mean(parts) == pytest.approx(weighted_loss(logits, classes, WEIGHTS[name], 0.1), rel=1e-12)
+
+
 @pytest.mark.parametrize(("threshold", "min_share"), [(0.3, 0.01), (0.01, 0.25), (0.01, 1.0)])
 def test_hard_pixels_alone_count_where_that_is_asked_for(framework, threshold, min_share):
     from mtrain.models.common.pixel_losses import pixel_loss
 
-    logits, classes, tensors = picture_batch(framework)
+    logits, classes, tensors = image_batch(framework)
     losses = entropies(logits, classes)
     kept = np.zeros(classes.shape, bool)
     for number, labelled in enumerate(classes != 255):
@@ -238,10 +323,10 @@ def test_hard_pixels_alone_count_where_that_is_asked_for(framework, threshold, m
     assert value(found) == pytest.approx(losses[kept].mean(), rel=1e-12)
 
 
-def test_the_dice_loss_is_the_mean_over_pictures_and_classes(framework):
+def test_the_dice_loss_is_the_mean_over_images_and_classes(framework):
     from mtrain.models.common.pixel_losses import dice_loss
 
-    logits, classes, tensors = picture_batch(framework)
+    logits, classes, tensors = image_batch(framework)
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) * (classes != 255)[:, None]
     parts = [
         1 - (2 * chances[b, c][classes[b] == c].sum() + 1) / (chances[b, c].sum() + (classes[b] == c).sum() + 1)
@@ -253,7 +338,7 @@ def test_the_dice_loss_is_the_mean_over_pictures_and_classes(framework):
 def test_the_losses_of_shards_with_every_option_have_the_mean_of_the_whole(framework):
     from mtrain.models.common.pixel_losses import losses
 
-    logits, _, tensors = picture_batch(framework, pictures=4)
+    logits, _, tensors = image_batch(framework, count=4)
     rule = LossOptions(class_weights=(0.5, 2.0, 3.0), ohem=HardPixels(threshold=0.4), dice=0.7)
     options = UNetOptions(loss=rule)
     seen = []

@@ -85,10 +85,10 @@ def test_a_module_of_a_user_learns_the_same_bits(framework: Framework, precision
             chosen = recipe(recompute=patterns, own_model=True, precision=precision)
             model, optimizer = session.prepare(Own, chosen)
             for number in range(3):
-                pictures = np.random.default_rng(number).normal(size=(4, 6)).astype(np.float32)
+                images = np.random.default_rng(number).normal(size=(4, 6)).astype(np.float32)
                 with optimizer.micro_batch(last=True):
-                    optimizer.backward(model(next(session.batches([{"x": pictures}])))["total"])
-                optimizer.step(Rates(rates=(0.05,)))
+                    optimizer.backward(model(next(session.batches([{"x": images}])))["total"])
+                optimizer.step(Rates(learning_rates=(0.05,)))
             states.append(training.flat(session.state(model, optimizer)))
     assert training.changed(*states) == []
     assert float(states[0]["weights/inner.2.factor"][0]) == pytest.approx(1.25**3)

@@ -17,7 +17,7 @@ def test_the_loss_of_a_half_precision_forward_is_float32(framework):
     assert ops.dtype(decoded) == "float32"
 
 
-def test_pictures_reach_the_first_layer_in_channels_last_memory(framework):
+def test_images_reach_the_first_layer_in_channels_last_memory(framework):
     network = ready_network(framework)
     calls = []
     network.model[0].register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0]))

@@ -35,11 +35,11 @@ def ready_network(framework, *, dtype="float32", noise=0.0, **options):
     return network
 
 
-def host_batch(*, pictures=6, side=8, seed=0):
+def host_batch(*, count=6, side=8, seed=0):
     rng = np.random.default_rng(seed)
     return {
-        "images": rng.integers(0, 256, (pictures, side, side, 3), dtype=np.uint8),
-        "labels": rng.integers(0, 5, pictures),
+        "images": rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8),
+        "labels": rng.integers(0, 5, count),
     }
 
 
@@ -47,7 +47,7 @@ def tensors(framework, batch):
     return {name: framework.tensor(array) for name, array in batch.items()}
 
 
-# ---------------------------------------------------------------------------------- the same network, picture by picture
+# ---------------------------------------------------------------------------------- the same network, image by image
 def normalised(x, values, name):
     deviation = np.sqrt(((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True) + 1e-6)
     return (x - x.mean(-1, keepdims=True)) / deviation * values[f"{name}.weight"] + values[f"{name}.bias"]
@@ -75,10 +75,10 @@ def attended(x_ND, values, name, heads):
     return np.concatenate(mixed, axis=1) @ values[f"{name}.out.weight"].T + values[f"{name}.out.bias"]
 
 
-def logits_of(picture, values, options):
-    """Compute the logits of one uint8 picture, cut into patches by loops."""
-    side, patch = len(picture), options.patch
-    pixels = picture.astype(np.float64) * (2 / 255) - 1
+def logits_of(image, values, options):
+    """Compute the logits of one uint8 image, cut into patches by loops."""
+    side, patch = len(image), options.patch
+    pixels = image.astype(np.float64) * (2 / 255) - 1
     patches = [
         pixels[y : y + patch, x : x + patch].reshape(-1) for y in range(0, side, patch) for x in range(0, side, patch)
     ]
@@ -104,8 +104,8 @@ def test_the_network_computes_what_the_equations_say(framework, pooling, qkv_bia
     options = ViTOptions(**SMALL, pooling=pooling, qkv_bias=qkv_bias)
     network.eval()
     actual = ops.to_numpy(network(tensors(framework, batch))["probabilities"])
-    expected = np.stack([softmax(logits_of(picture, values, options)) for picture in batch["images"]])
-    # The pictures become float32 on their way, on purpose: 2 / 255 is no short number.
+    expected = np.stack([softmax(logits_of(image, values, options)) for image in batch["images"]])
+    # The images become float32 on their way, on purpose: 2 / 255 is no short number.
     np.testing.assert_allclose(actual, expected, rtol=3e-6)
 
 
@@ -143,13 +143,13 @@ def test_gradients_are_the_slopes_of_the_loss(framework, pooling, qkv_bias):
             assert [part.any() for part in actual[name].reshape(3, -1)] == [True, False, True]
 
 
-def test_the_order_of_pictures_in_a_batch_means_nothing_and_that_of_patches_does(framework):
+def test_the_order_of_images_in_a_batch_means_nothing_and_that_of_patches_does(framework):
     network = ready_network(framework, dtype="float64", noise=0.3)
     network.eval()
     images = host_batch()["images"]
 
-    def probabilities(pictures):
-        return ops.to_numpy(network({"images": framework.tensor(np.ascontiguousarray(pictures))})["probabilities"])
+    def probabilities(images):
+        return ops.to_numpy(network({"images": framework.tensor(np.ascontiguousarray(images))})["probabilities"])
 
     np.testing.assert_allclose(probabilities(images[::-1]), probabilities(images)[::-1], rtol=1e-12)
     swapped = np.concatenate([images[:, 4:], images[:, :4]], axis=1)
@@ -158,7 +158,7 @@ def test_the_order_of_pictures_in_a_batch_means_nothing_and_that_of_patches_does
 
 def test_training_steps_lower_the_loss(framework):
     network, batch = ready_network(framework), tensors(framework, host_batch())
-    rule, totals = Descent(framework, network, rate=0.1, momentum=0.9), []
+    rule, totals = Descent(framework, network, learning_rate=0.1, momentum=0.9), []
     for _ in range(20):
         losses = network(batch)
         rule.step(losses["total"])

@@ -172,7 +172,7 @@ def test_one_class_has_no_class_loss(framework):
     assert ops.shape(network(batch)["decoded"]) == (2, 252, 6)
 
 
-def test_pictures_reach_the_first_layer_as_shares_of_255(framework):
+def test_images_reach_the_first_layer_as_shares_of_255(framework):
     network, batch = ready_network(framework), batch_of(framework)
     records, first = [], network.model[0].forward
     network.model[0].forward = lambda x: (records.append(x), first(x))[1]
@@ -181,7 +181,7 @@ def test_pictures_reach_the_first_layer_as_shares_of_255(framework):
     np.testing.assert_array_equal(ops.to_numpy(records[0]), expected)
 
 
-def test_pictures_need_not_be_square(framework):
+def test_images_need_not_be_square(framework):
     network = ready_network(framework)
     batch = {**batch_of(framework), "images": framework.tensor(np.zeros((2, 64, 128, 3), np.uint8))}
     assert np.isfinite(ops.to_numpy(network(batch)["total"]))
@@ -204,7 +204,7 @@ def test_autobalance_moves_the_weights_of_the_levels(framework):
 
 def test_training_steps_lower_the_loss(framework):
     network = ready_network(framework)
-    rule = Descent(framework, network, rate=0.1, momentum=0.9)
+    rule = Descent(framework, network, learning_rate=0.1, momentum=0.9)
     totals = []
     for _ in range(12):
         losses = network(batch_of(framework))

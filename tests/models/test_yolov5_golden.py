@@ -205,7 +205,7 @@ def test_gradients(golden, classes, size, mode):
 
 def three_steps(golden, network, classes, size, clip):
     """Losses and norms of three SGD steps; the EMA after them."""
-    rule = Descent(golden.framework, network, rate=0.01, momentum=0.937, decay=decay_of, clip=clip)
+    rule = Descent(golden.framework, network, learning_rate=0.01, momentum=0.937, decay=decay_of, clip=clip)
     state = arrays(golden.framework.state(network))
     average = {name: x for name, x in state.items() if np.issubdtype(x.dtype, np.floating)}
     records = []
@@ -287,13 +287,13 @@ def test_every_size_of_the_family(golden, variant):
 
 
 @pytest.mark.parametrize(("classes", "size"), ONE_OF_EACH)
-def test_float32_from_uint8_pictures_is_within_thrice_the_published_rounding_error(golden, classes, size):
+def test_float32_from_uint8_images_is_within_thrice_the_published_rounding_error(golden, classes, size):
     """That run is 2.3e-2 px, 2.4e-4 (heads), 3e-6 and 6e-5 from float64; kernels differ by machine and layout."""
     saved, stored = golden.arrays(f"n_nc{classes}_{size}"), golden.json(f"n_nc{classes}_{size}")["fp64"]
     network = golden.network("n", classes, size, dtype="float32")
     network.eval()
-    pictures = golden.framework.tensor(golden.spec.images_u8(size).transpose(0, 2, 3, 1).copy())
-    batch = {"images": pictures, "targets": golden.targets("A", classes)}
+    images = golden.framework.tensor(golden.spec.images_u8(size).transpose(0, 2, 3, 1).copy())
+    batch = {"images": images, "targets": golden.targets("A", classes)}
     with nn.no_grad():
         np.testing.assert_allclose(array(network(batch)["decoded"]), saved["decoded_eval"], atol=7e-2)
         network.train()

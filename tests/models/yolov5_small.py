@@ -18,18 +18,18 @@ def shapes_of(framework: Framework, network: Any) -> dict[str, tuple[int, ...]]:
 
 
 def batch_of(
-    framework: Framework, *, pictures: int = 2, boxes: int = 4, classes: int = 3, size: int = 64, seed: int = 0
+    framework: Framework, *, count: int = 2, boxes: int = 4, classes: int = 3, size: int = 64, seed: int = 0
 ) -> dict[str, Any]:
     """Noise, and boxes anywhere."""
     rng = np.random.default_rng(seed)
     rows = np.concatenate(
         (
-            rng.integers(0, pictures, (boxes, 1)), rng.integers(0, classes, (boxes, 1)),
+            rng.integers(0, count, (boxes, 1)), rng.integers(0, classes, (boxes, 1)),
             rng.uniform(0.2, 0.8, (boxes, 2)), rng.uniform(0.1, 0.4, (boxes, 2)),
         ),
         axis=1,
     )  # fmt: skip
-    images = rng.integers(0, 256, (pictures, size, size, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
     return {"images": framework.tensor(images), "targets": framework.tensor(rows.astype(np.float32))}
 
 

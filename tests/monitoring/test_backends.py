@@ -13,7 +13,7 @@ import pytest
 from tests.ports import held_port
 
 BACKENDS = {"ddp": "torch", "horovod": "horovod", "deepspeed": "deepspeed", "fleet": "paddle"}
-ALWAYS = {"job_info", "restarts_total", "hosts", "ranks", "update", "updates_planned", "epoch", "loss", "rate"}
+ALWAYS = {"job_info", "restarts_total", "hosts", "ranks", "update", "total_updates", "epoch", "loss", "learning_rate"}
 ALWAYS |= {
     "gradient_norm",
     "samples_per_second",

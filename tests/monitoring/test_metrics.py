@@ -1,4 +1,4 @@
-"""The figures of a host's ranks as Prometheus reads them."""
+"""The metrics of a host's ranks as Prometheus reads them."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -16,14 +17,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from mtrain.core.reporter import ReportedRun
+from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.errors import UsageError
 from mtrain.jobs import metrics
-from mtrain.jobs.host_figures import HostFigures
+from mtrain.jobs.host_collector import HostCollector
 from mtrain.jobs.metrics import HostMetrics
 from mtrain.jobs.metrics_place import AttemptFacts, MetricsPlace
 from mtrain.jobs.metrics_server import MAX_REQUESTS
-from mtrain.report.live import LiveFigures, live_file
+from mtrain.records.live import LiveFigures, live_file
 from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +34,13 @@ UPDATE = {
     "update": 41,
     "epoch": 3,
     "losses": {"total": 1.5, "box": 0.5},
-    "rate": 0.01,
-    "norm": 2.0,
-    "samples_per_s": 64.0,
-    "seconds": 0.25,
-    "skipped": 1,
+    "learning_rate": 0.01,
+    "gradient_norm": 2.0,
+    "samples_per_second": 64.0,
+    "update_seconds": 0.25,
+    "skipped_updates": 1,
     "total_updates": 100,
-    "wait_share": 0.125,
+    "data_wait_share": 0.125,
     "memory_bytes": 4096,
     "communication_s": 7.0,
 }
@@ -53,17 +54,17 @@ def rank_of(folder: Path, rank: int, **more: object) -> LiveFigures:
 
 def read(folder: Path, facts: AttemptFacts, *, now: float = 1005.0, began: float = 900.0) -> dict[str, float]:
     """Metrics of a host by name and labels, as a registry collects them."""
-    figures = HostFigures(folder, facts=lambda: facts, began=began, clock=lambda: now)
+    collector = HostCollector(folder, facts=lambda: facts, began=began, clock=lambda: now)
     return {
         f"{sample.name} {' '.join(f'{key}={value}' for key, value in sorted(sample.labels.items()) if key != 'run')}".rstrip(): (
             sample.value
         )
-        for family in figures.collect()
+        for family in collector.collect()
         for sample in family.samples
     }
 
 
-def test_a_host_tells_the_figures_of_its_ranks_and_those_of_the_job(tmp_path):
+def test_a_host_tells_the_metrics_of_its_ranks_and_those_of_the_job(tmp_path):
     clock = iter([0.0, 0.0, 0.0, 10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 30.0, 40.0])
     second = rank_of(tmp_path, 3)
     second.update({**UPDATE, "time": 998.0, "update": 40, "memory_bytes": 1024})
@@ -71,17 +72,18 @@ def test_a_host_tells_the_figures_of_its_ranks_and_those_of_the_job(tmp_path):
     first.start({"kind": "start", "backend": "ddp", "model": "yolov5n", "total_updates": 100})
     first.update(UPDATE)
     first.update({**UPDATE, "communication_s": 9.0})
-    first.evaluation({"kind": "evaluation", "time": 1001.0, "figures": {"map": 0.25, "map/cat": 0.5}})
+    first.evaluation({"kind": "evaluation", "time": 1001.0, "metrics": {"map": 0.25, "map/cat": 0.5}})
     first.checkpoint({"kind": "checkpoint", "update": 40})
     assert read(tmp_path, WHOLE) == {
         "mtrain_job_info backend=ddp model=yolov5n": 1.0,
         "mtrain_restarts_total": 2.0,
+        "mtrain_job_failed": 0.0,
         "mtrain_hosts": 3.0,
         "mtrain_ranks": 2.0,
         "mtrain_update": 42.0,
-        "mtrain_updates_planned": 100.0,
+        "mtrain_total_updates": 100.0,
         "mtrain_epoch": 3.0,
-        "mtrain_rate": 0.01,
+        "mtrain_learning_rate": 0.01,
         "mtrain_gradient_norm": 2.0,
         "mtrain_samples_per_second": 64.0,
         "mtrain_update_seconds": 0.25,
@@ -90,7 +92,7 @@ def test_a_host_tells_the_figures_of_its_ranks_and_those_of_the_job(tmp_path):
         "mtrain_checkpoint_update": 40.0,
         "mtrain_loss loss=total": 1.5,
         "mtrain_loss loss=box": 0.5,
-        "mtrain_evaluation figure=map": 0.25,
+        "mtrain_metric metric=map": 0.25,
         "mtrain_memory_bytes rank=2": 4096.0,
         "mtrain_memory_bytes rank=3": 1024.0,
         "mtrain_communication_share rank=2": 0.2,
@@ -100,16 +102,16 @@ def test_a_host_tells_the_figures_of_its_ranks_and_those_of_the_job(tmp_path):
 
 
 def test_a_rank_that_has_done_nothing_yet_is_counted_from_the_beginning_of_the_job(tmp_path):
-    figures = read(tmp_path, WHOLE, now=930.0)
-    assert (figures["mtrain_seconds_since_update rank=2"], figures["mtrain_hosts"]) == (30.0, 3.0)
-    assert "mtrain_update" not in figures
+    values = read(tmp_path, WHOLE, now=930.0)
+    assert (values["mtrain_seconds_since_update rank=2"], values["mtrain_hosts"]) == (30.0, 3.0)
+    assert "mtrain_update" not in values
 
 
 def test_values_that_are_no_numbers_reach_prometheus(tmp_path):
-    rank_of(tmp_path, 2).update({**UPDATE, "losses": {"total": math.nan, "box": math.inf}, "norm": -math.inf})
-    figures = read(tmp_path, WHOLE)
-    assert math.isnan(figures["mtrain_loss loss=total"])
-    assert (figures["mtrain_loss loss=box"], figures["mtrain_gradient_norm"]) == (math.inf, -math.inf)
+    rank_of(tmp_path, 2).update({**UPDATE, "losses": {"total": math.nan, "box": math.inf}, "gradient_norm": -math.inf})
+    values = read(tmp_path, WHOLE)
+    assert math.isnan(values["mtrain_loss loss=total"])
+    assert (values["mtrain_loss loss=box"], values["mtrain_gradient_norm"]) == (math.inf, -math.inf)
 
 
 def test_a_rank_writes_at_most_twice_a_second_and_its_last_words_at_once(tmp_path):
@@ -123,6 +125,19 @@ def test_a_rank_writes_at_most_twice_a_second_and_its_last_words_at_once(tmp_pat
     assert (written, json.loads(live_file(tmp_path, 0).read_text())["update"]) == (1, 5)
 
 
+def test_waiting_for_other_ranks_in_an_evaluation_is_no_communication_of_updates(tmp_path):
+    """The running total grows by 2 s in 10 s of updates, by 15 s around an evaluation, and by 4 s in 10 s after it."""
+    now, shares = [0.0], []
+    rank = rank_of(tmp_path, 0, clock=lambda: now[0])
+    for at, total, evaluates in ((0.0, 1.0, False), (10.0, 3.0, True), (30.0, 18.0, False), (40.0, 22.0, False)):
+        now[0] = at
+        rank.update({**UPDATE, "communication_s": total})
+        shares.append(json.loads(live_file(tmp_path, 0).read_text()).get("communication_share"))
+        if evaluates:
+            rank.evaluation({"kind": "evaluation", "time": 1001.0, "metrics": {}})
+    assert shares == [None, 0.2, 0.2, 0.4]
+
+
 # -------------------------------------------------------------------------------------------------------------- server
 def scraped(port: int, address: str = "127.0.0.1") -> Mapping[str, float]:
     with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=10) as answer:
@@ -130,7 +145,7 @@ def scraped(port: int, address: str = "127.0.0.1") -> Mapping[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_figures_outlive_an_attempt_and_a_new_job_does_not_show_those_of_the_former(tmp_path):
+def test_metrics_outlive_an_attempt_and_a_new_job_does_not_show_those_of_the_former(tmp_path):
     port = held_port()
     rank_of(tmp_path, 0).update(UPDATE)
     with closing(HostMetrics()) as host:
@@ -139,11 +154,34 @@ def test_figures_outlive_an_attempt_and_a_new_job_does_not_show_those_of_the_for
         assert "mtrain_update" not in scraped(port), "left by an earlier job in this folder"
         rank_of(tmp_path, 0).update(UPDATE)
         host.begin(AttemptFacts(hosts=1, restarts=1, ranks=range(1)))
-        figures = scraped(port)
-        assert (figures["mtrain_update"], figures["mtrain_restarts_total"]) == (42.0, 1.0)
+        values = scraped(port)
+        assert (values["mtrain_update"], values["mtrain_restarts_total"]) == (42.0, 1.0)
     assert not live_file(tmp_path, 0).parent.exists()
     with pytest.raises(OSError, match="refused"):
         scraped(port)
+
+
+def test_a_job_that_fails_answers_until_its_failure_was_read(tmp_path):
+    port = held_port()
+    with closing(HostMetrics()) as host:
+        host.open(MetricsPlace(port=port, address="127.0.0.1"), tmp_path)
+        assert scraped(port)["mtrain_job_failed"] == 0.0
+        waiting = threading.Thread(target=host.fail)
+        waiting.start()
+        while (told := scraped(port)["mtrain_job_failed"]) != 1.0:
+            assert waiting.is_alive()
+        waiting.join(60)
+        assert (told, waiting.is_alive()) == (1.0, False)
+
+
+def test_a_failure_waits_for_nobody_who_has_never_read_and_for_no_user_who_ends_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "READ_S", float("inf"))
+    port = held_port()
+    with closing(HostMetrics()) as host:
+        host.open(MetricsPlace(port=port, address="127.0.0.1"), tmp_path)
+        host.fail()
+        assert scraped(port)["mtrain_job_failed"] == 1.0
+        host.fail(stop=lambda: True)
 
 
 def test_a_caller_that_sends_nothing_keeps_no_other_from_an_answer(tmp_path):
@@ -210,10 +248,10 @@ def test_an_address_that_is_none_is_refused(tmp_path):
 def names() -> set[str]:
     """Every metric that a host may tell, as Prometheus stores it."""
     registry = CollectorRegistry(auto_describe=False)
-    figures = HostFigures(Path("run"), facts=lambda: WHOLE, began=0.0)
-    registry.register(figures)
+    collector = HostCollector(Path("run"), facts=lambda: WHOLE, began=0.0)
+    registry.register(collector)
     suffix = {"counter": "_total", "info": "_info"}
-    return {family.name + suffix.get(family.type, "") for family in figures.collect()}
+    return {family.name + suffix.get(family.type, "") for family in collector.collect()}
 
 
 @pytest.mark.parametrize("file", ["dashboard.json", "alerts.yml", "../monitoring.md"])

@@ -79,15 +79,19 @@ class Run:
 def main() -> int:
     """Parse the command line, plant, print; returns 0 where every fault was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="parts of ids or areas of the faults to plant, separated by commas")
-    parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another list of faults")
+    parser.add_argument(
+        "--only", default="", help="parts of ids, areas or rooms of the faults to plant, separated by commas"
+    )
+    parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another folder, or one file, of faults")
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
     arguments = parser.parse_args()
     words = arguments.only.split(",")
     faults = [
-        fault for fault in read(arguments.catalogue) if any(word in fault.id or word in fault.area for word in words)
+        fault
+        for fault in read(arguments.catalogue)
+        if any(word in name for word in words for name in (fault.id, fault.area, fault.room))
     ]
     os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg")
     for name in PRELOADED:
@@ -219,11 +223,11 @@ def _pytest(tests: Sequence[str]) -> int:
 
 
 def _table(findings: Sequence[Finding], seconds: float) -> str:
-    areas = dict.fromkeys(finding.fault.area for finding in findings)
-    killed = Counter(finding.fault.area for finding in findings if finding.outcome == "killed")
-    total = Counter(finding.fault.area for finding in findings if not finding.fault.equivalent)
-    lines = ["", f"{'area':<22}{'noticed':>9}"]
-    lines += [f"{area:<22}{killed[area]:>4} / {total[area]}" for area in areas]
+    rooms = sorted({finding.fault.room for finding in findings})
+    killed = Counter(finding.fault.room for finding in findings if finding.outcome == "killed")
+    total = Counter(finding.fault.room for finding in findings if not finding.fault.equivalent)
+    lines = ["", f"{'room':<22}{'noticed':>9}"]
+    lines += [f"{room:<22}{killed[room]:>4} / {total[room]}" for room in rooms]
     lines += [f"{'all':<22}{sum(killed.values()):>4} / {sum(total.values())}   in {seconds / 60:.1f} minutes"]
     lines += [
         f"{finding.outcome}: {finding.fault.id} ({finding.fault.file}) {finding.fault.equivalent}".rstrip()

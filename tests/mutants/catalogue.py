@@ -1,11 +1,16 @@
-"""The catalogue of small faults: read, and checked against the source without running anything."""
+"""The catalogue of small faults: read, and checked against the source without running anything.
+
+Each is a fault that somebody could make, with the tests that must notice it. ``make mutants`` plants them one at a time
+in a copy of the source and prints which survive. A bug that was found belongs here, with the test that was written for
+it. ``catalogue/ROOM.toml`` holds the faults of ``mtrain/ROOM`` or ``mtrain/ROOM.py``.
+"""
 
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
-CATALOGUE = Path(__file__).parent / "catalogue.toml"
+CATALOGUE = Path(__file__).parent / "catalogue"
 
 
 class Stale(Exception):
@@ -19,11 +24,20 @@ class Fault:
     id: str
     area: str
     file: str
+    """Path below the root of the repository."""
     old: str
+    """Found in the file exactly once; begins or ends in the middle of a line where that is enough to tell the place."""
     new: str
     killers: tuple[str, ...]
+    """Ids of tests, as narrow as possible; one that fails is enough."""
     equivalent: str = ""
     """Why no test can notice it, for a change that alters nothing that can be seen."""
+
+    @property
+    def room(self) -> str:
+        """Name of the folder or module of mtrain that the file is in, or of the file's top folder."""
+        parts = PurePosixPath(self.file.removeprefix("mtrain/")).parts
+        return parts[0].removesuffix(".py")
 
     def apply(self, root: Path) -> str:
         """Plant it below ``root``; returns the text that was there before.
@@ -37,13 +51,14 @@ class Fault:
         if actual != 1:
             raise Stale(
                 f"{self.id}: `old` is found {actual} times in {self.file}, expected once; "
-                f"correct the entry in {CATALOGUE.name}: {self.old!r}"
+                f"correct the entry in {CATALOGUE.name}/{self.room}.toml: {self.old!r}"
             )
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
         return text
 
 
 def read(path: Path = CATALOGUE) -> list[Fault]:
-    """All entries, in the order of the file."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
+    """All entries of a folder's files, by the files' names, or of one file."""
+    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    entries = [entry for file in files for entry in tomllib.loads(file.read_text(encoding="utf-8"))["fault"]]
     return [Fault(**{**entry, "killers": tuple(entry["killers"])}) for entry in entries]

@@ -12,7 +12,7 @@ result = mtrain.train("vit_digits", backend="ddp", ranks=1, overrides={
     "train": {"epochs": None, "updates": 100_000, "batch_size": 8}, "data.workers": 0,
     "evaluate.every_epochs": None, "checkpoint.every_epochs": None, "report.plots": False,
 })
-print(result.exit_reason, result.checkpoint, result.summary["updates"] == result.metrics.updates[-1]["update"] + 1)
+print(result.exit_reason, result.checkpoint, result.summary["updates"] == result.records.updates[-1]["update"] + 1)
 """
 
 

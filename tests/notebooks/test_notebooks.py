@@ -29,7 +29,7 @@ def test_the_first_notebook_trains_draws_and_names_digits(tmp_path):
     cells = executed("1-first-training.ipynb", tmp_path)
     assert "finished, 110 of 110 updates" in texts(cells[0])[-1]
     assert texts(cells[1], "image/png")
-    assert "figures.accuracy" in texts(cells[2], "text/html")[0]
+    assert "metrics.accuracy" in texts(cells[2], "text/html")[0]
     right, _, total = texts(cells[4])[0].split()[:3]
     assert (int(right) >= 14, total) == (True, "20")
     assert "step-000000" in texts(cells[5])[0]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cluster import start
 from mtrain.errors import SpecError, UsageError
+from mtrain.jobs import start
 from mtrain.spec import config, references
 from tests.own_model.runs import EXAMPLE
 

@@ -1,6 +1,7 @@
 """Jobs on a user's own torch model: the same weights for every number of ranks, resume to the same bits, no hang."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import fsdp_example
 from tests.own_model.runs import EXAMPLE, QUIET, command, losses, refused, trained
 
 FP64 = (
@@ -38,7 +40,7 @@ def data(split="train"):
 """
 
 
-def test_one_two_and_three_ranks_have_the_same_losses_and_figures(tmp_path):
+def test_one_two_and_three_ranks_have_the_same_losses_and_metrics(tmp_path):
     one = trained(tmp_path, "one", SPEC, *FP64, "--backend", "solo")
     two = trained(tmp_path, "two", SPEC, *FP64, "--nproc-per-node", "2", "-o", "train.accumulate=2")
     three = trained(tmp_path, "three", SPEC, *FP64, "--backend", "horovod", "--nproc-per-node", "3")
@@ -102,6 +104,46 @@ def test_a_killed_job_with_dropout_continues_to_the_same_bits(tmp_path):
     assert cut["last"] == whole["last"]
 
 
+DROPPING = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.last = torch.nn.Dropout(0.5), torch.nn.Linear(1, 1)
+
+    def forward(self, batch):
+        return self.last(self.drop(batch[:, None])).square().mean()
+
+def data(split="train"):
+    return torch.arange(32, dtype=torch.float32).numpy()
+"""
+
+
+def test_dropout_that_differs_on_another_number_of_ranks_is_told_when_a_run_goes_on(tmp_path):
+    """Ranks x micro batches decide on the draws: 2 x 1 and 1 x 2 draw the same, 1 x 1 others."""
+    (tmp_path / "nets.py").write_text(DROPPING)
+    (tmp_path / "own.yml").write_text(
+        "model: {name: ./nets.py:Net}\ndata: {format: ./nets.py:data}\nevaluate: {enabled: false}\n"
+        "train: {updates: 2, batch_size: 8, precision: fp64}\ncheckpoint: {every_updates: 2, keep_last: 9}\n"
+    )
+    words = ("train", "-c", "own.yml", *QUIET)
+    assert command(tmp_path, *words, "--name", "two", "--nproc-per-node", "2").returncode == 0
+    half = "runs/two/checkpoints/step-00000002"
+    told, drawn = {}, {}
+    for name, micro in (("same", "2"), ("other", "1")):
+        shutil.copytree(tmp_path / "runs/two", tmp_path / "runs" / name)
+        more = ("--nproc-per-node", "1", "-o", f"train.accumulate={micro}", "train.updates=4")
+        result = command(tmp_path, *words, "--resume", half.replace("two", name), *more)
+        assert result.returncode == 0, result.stdout + result.stderr
+        told[name], drawn[name] = result.stdout + result.stderr, losses(tmp_path, name)
+    assert command(tmp_path, *words, "--resume", half, "-o", "train.updates=4").returncode == 0
+    assert losses(tmp_path, "two") == pytest.approx(drawn["same"], rel=1e-12)
+    assert losses(tmp_path, "two") != pytest.approx(drawn["other"], rel=1e-3)
+    assert "random layers of your module" in told["other"]
+    assert "random layers" not in told["same"]
+
+
 def trained_summary(here: Path, name: str) -> dict:
     import json
 
@@ -114,3 +156,47 @@ def wait_for(path: Path) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{path} did not appear")
+
+
+STACKS = {
+    "ddp": ("ddp",),
+    "horovod": ("horovod",),
+    # without the threshold weights as small as these would stay whole on every rank
+    "zero-3": (
+        "deepspeed", "-o", "backend.options.stage=3",
+        "-o", "backend.options.config.zero_optimization.stage3_param_persistence_threshold=0",
+    ),
+    "fsdp": ("fsdp",),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_exported_weights_are_those_of_ddp_whichever_backend_splits_them(tmp_path, monkeypatch):
+    """Two ranks each, with an average of the weights; the files are loaded by the module itself."""
+    import torch
+    from safetensors.torch import load_file
+
+    fsdp_example.use(fsdp_example.install(tmp_path / "plugin"), monkeypatch)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from nets import MyNet
+
+    states = {}
+    for name, words in STACKS.items():
+        more = ("-o", "train.epochs=1", "-o", "train.ema.decay=0.9")
+        trained(tmp_path, name, SPEC, *more, "--nproc-per-node", "2", "--backend", *words)
+        for target in (f"{name}.pt", f"{name}.safetensors"):
+            result = command(tmp_path, "weights", "export", f"runs/{name}", "--to", target)
+            assert result.returncode == 0, result.stderr
+        states[name] = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        also = load_file(tmp_path / f"{name}.safetensors")
+        assert all(torch.equal(states[name][key], also[key]) for key in states[name].keys() | also.keys())
+        MyNet(width=64).load_state_dict(states[name], strict=True)
+    start = MyNet(width=64).state_dict()
+    assert {key: tensor.shape for key, tensor in start.items()} == {key: x.shape for key, x in states["ddp"].items()}
+    differing = [
+        (name, key)
+        for name, state in states.items()
+        for key in state
+        if not torch.equal(state[key], states["ddp"][key])
+    ]
+    assert differing == []

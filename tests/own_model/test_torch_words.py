@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import SplitRequest
 from mtrain.data import outcomes
 from mtrain.errors import DataError, PluginError, SpecError, UsageError
 from mtrain.spec import references
@@ -75,7 +76,7 @@ weight = torch.nn.Parameter(torch.ones(3))
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
-        (None, "Net.forward(batch) returned a NoneType"),
+        (None, "Net.forward(batch) is a NoneType"),
         (3.0, "expected the loss, a tensor with one number, or a dict of such with 'total'"),
         (weight * 2, "has the shape (3,); expected a single number: the mean over the micro batch, loss.mean()"),
         (torch.ones(()), "carries no gradient; compute it from trained parameters"),
@@ -84,7 +85,7 @@ weight = torch.nn.Parameter(torch.ones(3))
             {"total": weight.sum(), "logits": weight * 1},
             "['logits'] is a Tensor of shape (3,); expected a single number to report",
         ),
-        ((weight.sum(), weight), "Net.forward(batch) returned a tuple"),
+        ((weight.sum(), weight), "Net.forward(batch) is a tuple"),
     ],
     ids=["nothing", "a float", "a vector", "no gradient", "no total", "a vector beside", "a tuple"],
 )
@@ -179,12 +180,12 @@ def test_the_plugin_of_that_name_needs_a_reference():
 def test_a_data_set_that_cannot_be_used_is_one_sentence(name, split, sentence, code):
     reader = OwnData.referring(code(name))(AnyOptions())
     with pytest.raises(UsageError) as caught:
-        reader.read(None, None, None, None, split=split)
+        reader.read(SplitRequest(split=split))
     assert sentence in str(caught.value)
 
 
 def test_an_object_that_cannot_be_pickled_is_read_all_the_same(code):
-    split = OwnData.referring(code("Unpicklable"))(AnyOptions()).read(None, None, None, None, split="train")
+    split = OwnData.referring(code("Unpicklable"))(AnyOptions()).read(SplitRequest(split="train"))
     read = source(split.dataset, code)
     assert read.collate([read.sample(0, 1), read.sample(0, 2)])["index"].tolist() == [1, 2]
 
@@ -256,7 +257,7 @@ def test_metrics_of_torchmetrics_are_made_fed_with_tensors_and_reset(reference, 
     metric = evaluator.metric(references.parsed(reference), options)
     for _ in range(2):
         value = metric.compute(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2]))
-        assert list(outcomes.figures_of(value, name="accuracy").values()) == [0.75]
+        assert list(outcomes.metrics_of(value, name="accuracy").values()) == [0.75]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,6 @@ def scored(reference, **settings) -> dict:
     return collected.result([collected.partial()])
 
 
-def test_the_first_figure_is_the_score_and_may_be_one_to_lower(code):
+def test_the_first_metric_is_the_score_and_may_be_one_to_lower(code):
     assert scored(code("many")) == {"mean": 1.5, "largest": 3, "score": 1.5}
     assert scored(code("many"), lower_is_better=True)["score"] == -1.5

@@ -40,10 +40,11 @@ def address(runs) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
     """A Chromium without a window."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from selenium import webdriver
+
     driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("chromium-browser")
     if driver is None or chromium is None:
-        pytest.skip("chromium and chromedriver are not installed: make debian")
+        pytest.skip("chromium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     # Without a sandbox, because tests may run as root; without shared memory, of which containers have little.

@@ -7,20 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.drawing import save_image
 
 TIME = 1_700_000_000.0
 
 
 def update(number: int, **fields: Any) -> dict[str, Any]:
     losses = {"total": 2.0 * math.exp(-number / 20), "box": 0.5}
-    common = {"rate": 0.1, "rates": [0.1, 0.1], "norm": 1.5, "samples_per_s": 100.0, "wait_share": 0.25, "seconds": 0.1}
+    common = {
+        "learning_rate": 0.1,
+        "learning_rates": [0.1, 0.1],
+        "gradient_norm": 1.5,
+        "samples_per_second": 100.0,
+        "data_wait_share": 0.25,
+        "update_seconds": 0.1,
+    }
     return {"kind": "update", "time": TIME + number, "update": number, "losses": losses, **common, **fields}
 
 
 def evaluation(after: int, score: float, **fields: Any) -> dict[str, Any]:
-    figures = {"score": score, "accuracy": score, "accuracy/cat": score, "accuracy/dog": 0.5}
-    common = {"epoch": 0, "figures": figures, "headline": ["accuracy"], "seconds": 2.0}
+    metrics = {"score": score, "accuracy": score, "accuracy/cat": score, "accuracy/dog": 0.5}
+    common = {"epoch": 0, "metrics": metrics, "headline": ["accuracy"], "seconds": 2.0}
     return {"kind": "evaluation", "time": TIME + after, "update": after, **common, **fields}
 
 
@@ -52,5 +59,5 @@ def write_run(folder: Path, lines: list[dict[str, Any]] | None = None, **files: 
     return folder
 
 
-def picture(path: Path, width: int = 64, height: int = 48) -> None:
-    save_picture(np.full((height, width, 3), 90, np.uint8), path)
+def image(path: Path, width: int = 64, height: int = 48) -> None:
+    save_image(np.full((height, width, 3), 90, np.uint8), path)

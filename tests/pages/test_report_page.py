@@ -11,13 +11,18 @@ import pytest
 
 import mtrain
 from mtrain.cli import main
-from mtrain.core.details import MAX_CLASSES, Chart, Matrix, Series, confusion, read_details
+from mtrain.core.interfaces.details import Chart, Matrix, Series
 from mtrain.errors import UsageError
-from mtrain.pages.folder import RunFiles
-from mtrain.pages.report import page, write, write_after
+from mtrain.records.pages.content import collect
+from mtrain.records.pages.details import read_details
+from mtrain.records.pages.disclosed import disclosed
+from mtrain.records.pages.folder import RunFiles
+from mtrain.records.pages.report import page, write, write_after
+from mtrain.records.pages.timeline import Follower
+from mtrain.tasks.confusion import MAX_CLASSES, confusion
 from mtrain.tasks.detection.details import confusion_counts, details_of
 from mtrain.tasks.detection.evaluator import Scored, _evaluate
-from tests.pages.folders import end, evaluation, picture, start, update, write_run
+from tests.pages.folders import end, evaluation, image, start, update, write_run
 
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
@@ -50,17 +55,18 @@ def test_the_report_shows_everything_that_the_run_kept(tmp_path):
         series=[Series(label="cat", x=[0, 1], y=[1, None])],
     )
     environment = {"host": "abc", "versions": {"numpy": "9.9"}, "argv": ["mtrain", "-c", "x.yml"]}
-    kept = details(chart, confusion("Confusion", ["cat", "dog"], counts, unit="pictures"))
+    kept = details(chart, confusion("Confusion", ["cat", "dog"], counts, unit="images"))
     run = write_run(tmp_path / "mine", details=kept, environment=environment, summary={"remarks": ["a remark"]})
-    picture(run / "val_batch.jpg", 3000, 900)
-    picture(run / "inputs.jpg")
+    image(run / "val_batch.jpg", 3000, 900)
+    image(run / "inputs.jpg")
     assert main(["report", str(run)]) == 0
     text = (run / "report.html").read_text()
     expected = (
         "mine", "finished", "ddp", "60 of 60", "1 min 00 s", "learning rate", "accuracy", "cat", "PR", "Confusion", "a remark",
-        "25.0 % of the time", "epochs: 1", "mtrain -c x.yml", "9.9", "abc", "Predictions", "Inputs", "1, 2 s together", "10",
+        "25.0 % of the time", "epochs: 1", "mtrain -c x.yml", "9.9", "Predictions", "Inputs", "1, 2 s together", "10",
     )  # fmt: skip
     assert [word for word in expected if word not in text] == []
+    assert "abc" not in text, "the host is nobody's business"
     tags = Tags(text)
     assert tags.seen.count("svg") == 7
     assert tags.seen.count("img") == 2
@@ -74,17 +80,18 @@ def test_the_newest_copy_of_a_checkpoint_is_a_fact_of_the_run(tmp_path):
     copies = [{"kind": "copy", "name": f"step-0{n}", "to": f"s3://b/{ATTACK}", "time": 1_700_000_000} for n in "12"]
     text = page(RunFiles(write_run(tmp_path / "mine", [start(), update(0), *copies, end()])))
     assert "newest copy" in text
-    assert "step-02 at s3://b/&lt;script" in text
+    assert "step-02 at s3://***" in text
+    assert "<script>alert" not in text
     assert "step-01" not in text
     assert "newest copy" not in page(RunFiles(write_run(tmp_path / "other")))
 
 
 def test_names_of_strangers_stay_text(tmp_path):
-    figures = {"score": 1.0, ATTACK: 0.5, f"accuracy/{ATTACK}": 0.5}
+    metrics = {"score": 1.0, ATTACK: 0.5, f"accuracy/{ATTACK}": 0.5}
     lines = [
         start(model=ATTACK, device=ATTACK, resumed_from=ATTACK, classes=[ATTACK]),
         update(0, losses={"total": 1.0, ATTACK: 2.0}, unit=ATTACK),
-        evaluation(1, 1.0, figures=figures, headline=[ATTACK]),
+        evaluation(1, 1.0, metrics=metrics, headline=[ATTACK]),
         {"kind": "warning", "message": ATTACK, "time": 1},
         end("failed"),
     ]
@@ -118,10 +125,10 @@ def test_names_of_strangers_stay_text(tmp_path):
         b"",
         b'{"kind": "upda',
         b'{"kind": "update", "update": NaN, "losses": {"total": Infinity}}\n',
-        b'{"kind": "update", "update": 1, "losses": [3], "rates": 7, "rate": "x", "norm": true}\n',
+        b'{"kind": "update", "update": 1, "losses": [3], "learning_rates": 7, "learning_rate": "x", "gradient_norm": true}\n',
         b'{"kind": "update", "update": 1' + b"0" * 400 + b', "losses": {"total": 1' + b"0" * 400 + b"}}\n",
         b'{"kind": "start", "update": "x", "time": "y", "classes": 3, "total_updates": [1]}\n',
-        b'{"kind": "evaluation", "update": 3, "figures": {"score": null}, "headline": {"a": 1}}\n{"kind": "end"}\n',
+        b'{"kind": "evaluation", "update": 3, "metrics": {"score": null}, "headline": {"a": 1}}\n{"kind": "end"}\n',
         b'{"kind": "start", "time": 1e300}\n{"kind": "end", "time": -5, "reason": {"a": 1}, "seconds": NaN}\n',
         b'[1]\n3\nnull\n"x"\n' + b"[" * 5000 + b"\n\xff\xfe\x00\n",
     ],
@@ -140,18 +147,18 @@ def test_damaged_records_leave_their_part_out(tmp_path, content):
 
 def test_a_report_is_bounded_whatever_the_run_holds(tmp_path):
     names = [f"class {i} {'x' * 3000}" for i in range(600)]
-    figures = {"score": 0.5, **{f"AP/{name}": 0.5 for name in names}}
+    metrics = {"score": 0.5, **{f"AP/{name}": 0.5 for name in names}}
     lines = [
         start(),
         *(update(i, losses={f"l{k}": 1.0 + i % 7 for k in range(20)}) for i in range(2000)),
-        evaluation(9, 0.5, figures=figures),
+        evaluation(9, 0.5, metrics=metrics),
     ]
     lines += [{"kind": "warning", "message": "y" * 10**5}] * 300
     series = [Series(label=name, x=list(range(2000)), y=[0.5] * 2000) for name in names[:40]]
     charts = [Chart(title="t" * 10**4, x_title="x", x_range=(0, 1), y_range=(0, 1), series=series[:4])] * 40
     run = write_run(tmp_path / "big", lines, details=details(*charts))
     (run / "spec.yml").write_text("a: 1\n" * 10**6)
-    picture(run / "val_batch.jpg", 8000, 8000)
+    image(run / "val_batch.jpg", 8000, 8000)
     assert len(page(RunFiles(run))) < 5_000_000
 
 
@@ -216,7 +223,7 @@ def test_each_attempt_is_listed_with_its_end(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------- details
 def scored(predictions, *, crowd=False) -> Scored:
-    """Two pictures, each with an object of class a at the left and one of class b at the right."""
+    """Two images, each with an object of class a at the left and one of class b at the right."""
     categories = [{"id": 5, "name": "a"}, {"id": 3, "name": "b"}]
     truth = {
         "images": [{"id": i, "width": 100, "height": 50, "file_name": str(i)} for i in (10, 20)],
@@ -245,7 +252,7 @@ def test_the_confusion_matrix_of_detection_counts_hits_confusions_misses_and_inv
         (10, 5, 50, 0.8),  # b taken for a
         (20, 5, 0, 0.9),  # a found
         (20, 3, 20, 0.9),  # nothing there: IoU below 0.5 with both
-        (20, 3, 50, 0.1),  # score too low: b of the second picture is missed
+        (20, 3, 50, 0.1),  # score too low: b of the second image is missed
     ]
     assert confusion_counts(scored(predictions), max_detections=100).tolist() == [[2, 0, 0], [1, 0, 1], [0, 1, 0]]
 
@@ -266,7 +273,7 @@ def test_precision_curves_follow_the_order_of_the_classes():
 
 def test_of_many_classes_the_frequent_ones_keep_their_row():
     counts = np.diag(np.arange(100)) + np.eye(100, k=1, dtype=int)
-    matrix = confusion("x", [str(i) for i in range(100)], counts, unit="pictures")
+    matrix = confusion("x", [str(i) for i in range(100)], counts, unit="images")
     assert matrix.rows == [*(str(i) for i in range(100 - MAX_CLASSES, 100)), f"{100 - MAX_CLASSES} other classes"]
     assert sum(map(sum, matrix.counts)) == counts.sum()
     assert matrix.counts[-1][-1] == counts[:60, :60].sum()
@@ -283,3 +290,40 @@ def test_python_writes_the_same_report(tmp_path):
     assert mtrain.write_report(run, out=tmp_path / "a.html") == tmp_path / "a.html"
     with pytest.raises(UsageError, match="no such folder"):
         write(Path("nowhere"))
+
+
+def test_a_report_names_no_host_no_person_no_path_and_no_password(tmp_path):
+    private = ("hunter2", "bob", "gpu-node-7", "10.9.8.7", "id_rsa", "/srv/acme", "/home/")
+    spec = {
+        "train": {"epochs": 7},
+        "data": {"root": "/srv/acme/cells"},
+        "cluster": {
+            "ips": ["10.9.8.7", "gpu-node-7"],
+            "ssh": {"user": "bob", "identity_file": "/home/bob/.ssh/id_rsa"},
+        },
+        "report": {"reporters": {"mlflow": {"tracking_uri": "http://bob:hunter2@gpu-node-7:5000"}}},
+    }
+    note = {"kind": "note", "time": 1_700_000_000, "message": "gpu-node-7 reads /srv/acme/cells/a.jpg"}
+    argv = ["/home/bob/venv/bin/mtrain", "--ips", "10.9.8.7,gpu-node-7", "-o", "data.root=/srv/acme/cells"]
+    argv += ["cluster.options.user=bob", "report.reporters.mlflow.tracking_uri=http://bob:hunter2@gpu-node-7:5000"]
+    run = write_run(
+        tmp_path / "mine",
+        [start(), update(0), note, end("failed")],
+        spec=spec,
+        environment={"host": "gpu-node-7", "argv": argv, "cores": 8},
+        plan={"commands": [{"host": "10.9.8.7"}]},
+        summary={"remarks": ["see /srv/acme/notes.txt"]},
+    )
+    (run / "failures").mkdir()
+    traceback = 'File "/home/bob/nets.py", line 3, in forward'
+    failure = {"rank": 1, "host": "gpu-node-7", "error": "bob@10.9.8.7 hung up", "traceback": traceback, "time": 1}
+    (run / "failures/rank-1.json").write_text(json.dumps(failure))
+    text = page(RunFiles(run))
+    assert [word for word in private if word in text] == []
+    files = RunFiles(run)
+    shown = disclosed(collect(files, Follower(files).refresh()), files)
+    assert [name for name, _ in (*shown.facts, *shown.environment) if "host" in name] == [], (
+        "not even how many there were"
+    )
+    for kept in ("epochs: 7", "root: cells", "mtrain --ips", "nets.py", "line 3, in forward", "hung up", "a.jpg"):
+        assert kept in text, kept

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mtrain.pages.report import write
+from mtrain.records.pages.report import write
 from tests.pages.folders import end, evaluation, records, start, update, write_run
 
 ATTACK = (
@@ -43,8 +43,8 @@ def filled(runs):
     newer = [start(time=1.8e9, model="resnet18"), *records(30, score=0.9, reason="failed")[1:]]
     write_run(runs / "newer", newer, spec={"train": {"epochs": 2, "seed": 0}, "model": {"name": "vit"}})
     hostile = [start(time=1.6e9, model=ATTACK, device=ATTACK), update(0, unit=ATTACK, losses={ATTACK: 1.0})]
-    figures = {"score": 1.0, ATTACK: 0.5, f"accuracy/{ATTACK}": 0.5}
-    hostile += [evaluation(1, 1.0, figures=figures, headline=[ATTACK]), {"kind": "warning", "message": ATTACK}]
+    metrics = {"score": 1.0, ATTACK: 0.5, f"accuracy/{ATTACK}": 0.5}
+    hostile += [evaluation(1, 1.0, metrics=metrics, headline=[ATTACK]), {"kind": "warning", "message": ATTACK}]
     run = write_run(
         runs / HOSTILE, hostile, spec={"train": {ATTACK: ATTACK}}, environment={"argv": [ATTACK], "host": ATTACK}
     )

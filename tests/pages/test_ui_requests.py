@@ -3,17 +3,20 @@
 import http.client
 import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 from urllib.parse import quote, urlsplit
 
+import numpy as np
 import pytest
 
 from mtrain.cli import main
-from mtrain.pages.folder import Absent, Runs, readable
-from mtrain.pages.overview import Overview
-from mtrain.pages.state import state_of
-from mtrain.pages.timeline import MAX_ROWS, Follower
+from mtrain.records.pages.folder import Absent, Runs, readable
+from mtrain.records.pages.overview import Overview
+from mtrain.records.pages.state import state_of
+from mtrain.records.pages.timeline import MAX_ROWS, Follower
 from tests.pages.folders import evaluation, records, start, update, write_run
 
 SECRET = "the secret of another folder"
@@ -195,7 +198,7 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys, monkeypatch):
     assert main(["ui", "--port", "70000"]) == 2
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", "."]) == 2
-    assert "pip install 'mtrain[ui]'" in capsys.readouterr().err
+    assert "[ui]" in capsys.readouterr().err
 
 
 def test_new_lines_are_read_once_they_are_whole(tmp_path):
@@ -219,19 +222,20 @@ def test_a_file_that_begins_anew_is_read_anew(tmp_path):
 
 
 def test_a_resumed_run_replaces_what_it_repeats(tmp_path):
-    lines = [start(), *(update(i, norm=1.0) for i in range(10)), evaluation(5, 0.1), evaluation(10, 0.9)]
-    lines += [start(update=5), *(update(i, norm=2.0) for i in range(5, 8))]
+    lines = [start(), *(update(i, gradient_norm=1.0) for i in range(10)), evaluation(5, 0.1), evaluation(10, 0.9)]
+    lines += [start(update=5), *(update(i, gradient_norm=2.0) for i in range(5, 8))]
     write_run(tmp_path / "run", lines)
     timeline = Follower(Runs(tmp_path).run("run")).refresh()
-    assert [record["norm"] for record in timeline.updates] == [1.0] * 5 + [2.0] * 3
+    assert [record["gradient_norm"] for record in timeline.updates] == [1.0] * 5 + [2.0] * 3
     assert [record["update"] for record in timeline.evaluations] == [5]
 
 
 def test_a_long_run_is_kept_in_bounded_memory_from_its_beginning_to_its_end(tmp_path):
     write_run(tmp_path / "run", [start(), *(update(i) for i in range(3 * MAX_ROWS))])
-    x, _ = Follower(Runs(tmp_path).run("run")).refresh().column("norm")
+    x, _ = Follower(Runs(tmp_path).run("run")).refresh().column("gradient_norm")
     assert len(x) <= MAX_ROWS
     assert (x[0], x[-1] > 3 * MAX_ROWS - 10) == (0, True)
+    assert set(np.diff(x)) == {4}, "as far from each other at the end as at the beginning"
 
 
 @pytest.mark.parametrize(
@@ -254,13 +258,33 @@ def test_a_run_is_running_while_the_process_that_holds_it_exists(tmp_path):
     assert state_of(files, None) == "unfinished"
 
 
-def test_the_newest_run_comes_first_and_keeps_its_best_figure(tmp_path):
+def test_the_newest_run_comes_first_and_keeps_its_best_metric(tmp_path):
     write_run(tmp_path / "old", records(5, score=0.5))
     write_run(tmp_path / "new", [start(time=2e9), update(0), evaluation(1, 0.8), evaluation(2, 0.3)])
     entries = Overview(Runs(tmp_path)).entries()
-    assert [(entry.name, entry.figure, entry.value) for entry in entries] == [
+    assert [(entry.name, entry.metric, entry.value) for entry in entries] == [
         ("new", "accuracy", "0.8000"),
         ("old", "accuracy", "0.5000"),
+    ]
+
+
+def test_the_list_counts_the_updates_that_were_made(tmp_path):
+    write_run(tmp_path / "going", [start(time=3e9), *(update(number) for number in range(15))])
+    write_run(
+        tmp_path / "ended",
+        [
+            start(time=2e9),
+            update(0),
+            update(40),
+            {"kind": "end", "time": 2e9 + 60, "reason": "interrupted", "updates": 45},
+        ],
+    )
+    write_run(tmp_path / "begun", [start(time=1e9)])
+    entries = Overview(Runs(tmp_path)).entries()
+    assert [(entry.name, entry.updates, entry.share) for entry in entries] == [
+        ("going", "15 of 60", 25),
+        ("ended", "45 of 60", 75),
+        ("begun", "", 0),
     ]
 
 
@@ -278,3 +302,32 @@ def test_a_name_that_is_no_text_is_no_run(tmp_path):
     assert runs.names() == ["good"]
     with pytest.raises(Absent):
         runs.run("good\0")
+
+
+@pytest.mark.parametrize("request_to_end", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_asked_to_end_has_ended_well(request_to_end, tmp_path):
+    """As `mtrain serve` does: a service manager would report any other exit code as a failure."""
+    line = [sys.executable, "-m", "mtrain", "ui", str(tmp_path), "--port", "0"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert "http://127.0.0.1:" in first
+    address = urlsplit(first.partition("http://")[2].partition(" ")[0].join(("http://", "")))
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    connection.request("GET", "/")  # it answers, so its handlers of signals are set
+    assert connection.getresponse().status == 200
+    connection.close()
+    process.send_signal(request_to_end)
+    assert (process.communicate(timeout=60)[0], process.returncode) == ("", 0)
+
+
+def test_a_request_whose_length_is_given_twice_ends_its_connection(address, filled):
+    parts = urlsplit(address)
+    twice = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(twice + b"GET /run/good HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"HTTP/1.1 200" not in received

@@ -76,12 +76,12 @@ class Setting:
 
 CONFIGS = {"yolov5n": "yolov5n", "ppyoloe_s": "ppyoloe"}
 SPECS: Mapping[str, Mapping[str, Any]] = {
-    # Training from scratch multiplies a difference: at rate 0.01 and batch 4, a torch job whose start weights are moved
+    # Training from scratch multiplies a difference: at learning rate 0.01 and batch 4, a torch job whose start weights are moved
     # by 1e-15
     # has another loss in the third digit after 20 updates. These jobs learn and stay within 1e-11 of such a neighbour.
-    "yolov5n": {"optimizer.rate": 0.0005, "train.clip_norm": 1.0, "train.ema.ramp": 20},
+    "yolov5n": {"optimizer.learning_rate": 0.0005, "train.clip_norm": 1.0, "train.ema.ramp": 20},
     "ppyoloe_s": {
-        "optimizer.rate": 0.0005,
+        "optimizer.learning_rate": 0.0005,
         "train.clip_norm": 2.0,
         "train.sync_batchnorm": "false",
         "data.augment.sizes": "[64, 96]",
@@ -147,7 +147,7 @@ def trace(run_folder: Path) -> Trace:
     arrays = {part: load_file(newest / name) for part, name in PARTS.items() if (newest / name).exists()}
     return Trace(
         losses=np.array([row["losses"]["total"] for row in updates]),
-        norms=np.array([row["norm"] for row in updates]),
+        norms=np.array([row["gradient_norm"] for row in updates]),
         arrays=arrays,
     )
 

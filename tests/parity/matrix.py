@@ -4,7 +4,7 @@
 prints the table; exit code 1 when something in it is wrong. Every row is one real job of 20 updates, which saves after
 update 10 (2 ranks; solo: 1); every cell is one more, which goes on from that checkpoint. What it has at the end is
 compared with what the row's own job has, which was never interrupted: weights, moments, averages, losses, norms, and
-exactly: rates, momentum, place in the epoch, counters.
+exactly: learning rates, momentum, place in the epoch, counters.
 
 Rows whose checkpoints hold the same bits share the jobs that go on from them, unless ``--every`` is given: most rows on
 torch do.
@@ -57,7 +57,7 @@ HALF, WHOLE = 10, 20
 """Updates: where a row saves, and where all jobs end."""
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5}
 """Largest relative difference between jobs that round differently."""
-EXACT = ("update", "epoch", "position", "rates", "momentum", "skipped")
+EXACT = ("update", "epoch", "position", "learning_rates", "momentum", "skipped_updates")
 """Of the record of an update: these are functions of the spec."""
 
 
@@ -133,7 +133,7 @@ class Half:
         """Losses and norms, update by update."""
         return {
             "loss": np.array([record["losses"]["total"] for record in self.records]),
-            "norm": np.array([record["norm"] for record in self.records]),
+            "norm": np.array([record["gradient_norm"] for record in self.records]),
         }
 
     def arrays(self) -> dict[str, Mapping[str, jobs.Array]]:

@@ -1,4 +1,4 @@
-"""The table of differences between torch and Paddle, and their growth as a picture: ``make parity``."""
+"""The table of differences between torch and Paddle, and their growth as an image: ``make parity``."""
 
 import argparse
 import sys
@@ -21,8 +21,8 @@ CASES = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "parity.png")
-    target = parser.parse_args().picture
+    parser.add_argument("--image", type=Path, default=ROOT / "docs" / "parity.png")
+    target = parser.parse_args().image
     print(f"{'':<34}{'loss':>10}{'norm':>10}{'weights':>10}{'ema':>10}{'moments':>10}{'first loss':>12}")
     curves = {}
     with tempfile.TemporaryDirectory() as name:
@@ -44,7 +44,7 @@ def draw(curves: dict[Setting, Trace], target: Path) -> None:
     """Relative difference of the loss, update by update."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    metric, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axis, model in zip(axes, ("yolov5n", "ppyoloe_s"), strict=True):
         for case, gap in curves.items():
             if case.model == model:
@@ -56,8 +56,8 @@ def draw(curves: dict[Setting, Trace], target: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("|torch - Paddle| / |torch| of the loss")
     axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(target, dpi=110)
+    metric.tight_layout()
+    metric.savefig(target, dpi=110)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.core.checkpoint import format as files
+from tests import fsdp_example
 from tests.parity import matrix
 from tests.parity.matrix import HALF, SIZES, STACKS, Cell, Half, Matrix, Stack, readers, writer
 
@@ -31,14 +32,28 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     return Matrix(tmp_path_factory.mktemp("matrix"))
 
 
+@pytest.fixture(scope="session")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the example of a plugin backend, which no environment has installed."""
+    return fsdp_example.install(tmp_path_factory.mktemp("fsdp"))
+
+
 @pytest.mark.parametrize(
     ("row", "column", "ranks"),
     [*FAST, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in [*SAME, *RING] if cell not in FAST)],
 )
-def test_a_checkpoint_goes_on_elsewhere(filled: Matrix, row: str, column: str, ranks: int) -> None:
+def test_a_checkpoint_goes_on_elsewhere(
+    filled: Matrix,
+    row: str,
+    column: str,
+    ranks: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ten updates there, ten more here: what the writer alone has after twenty."""
-    if missing := {row, column} - set(matrix.installed()):
-        pytest.skip(f"{', '.join(missing)} not installed here")
+    if "fsdp" in (row, column):
+        fsdp_example.use(request.getfixturevalue("fsdp"), monkeypatch)
+    assert {row, column} <= set(matrix.installed())
     cell = filled.cell(writer(row), Stack(name=column, ranks=ranks))
     print(f"{row} to {column} x{ranks}: {cell.text} {matrix.told(cell.differences)}")
     assert cell.problems == []
@@ -107,7 +122,7 @@ class TestThePlantedFaultIsNoticed:
 
     def test_in_the_schedule(self, alone: Callable[..., Cell]) -> None:
         problems = alone("schedule", lambda folder: None, "-o", "schedule.warmup.updates=16").problems
-        assert any(problem.startswith("update 10: rates is ") for problem in problems)
+        assert any(problem.startswith("update 10: learning rates is ") for problem in problems)
 
     def test_in_the_place(self, alone: Callable[..., Cell]) -> None:
         cell = alone("place", rewritten(one_update_back))
@@ -118,13 +133,13 @@ class TestThePlantedFaultIsNoticed:
 def half(updates: int = 2) -> Half:
     """Return the second half of a job that never ran."""
     record = dict.fromkeys(matrix.EXACT, 0)
-    records = [{**record, "update": HALF + i, "losses": {"total": 1.0}, "norm": 1.0} for i in range(updates)]
+    records = [{**record, "update": HALF + i, "losses": {"total": 1.0}, "gradient_norm": 1.0} for i in range(updates)]
     return Half(state=matrix.State(), progress=None, records=records)
 
 
 def test_bits_are_asked_for_only_where_they_can_be_had() -> None:
     ours, theirs = half(), half()
-    theirs.records[0]["norm"] = 1 + 1e-12
+    theirs.records[0]["gradient_norm"] = 1 + 1e-12
     assert matrix.compare(ours, theirs, bitwise=False, bound=1e-9).problems == []
     assert matrix.compare(ours, theirs, bitwise=False, bound=1e-9).text == "1e-12"
     assert matrix.compare(ours, theirs, bitwise=True, bound=1e-9).text == "1e-12 !"

@@ -1,4 +1,4 @@
-"""Torch and Paddle train the same model from the same weights on the same pictures, and go on from each other's
+"""Torch and Paddle train the same model from the same weights on the same images, and go on from each other's
 checkpoints."""
 
 import json

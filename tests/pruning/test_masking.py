@@ -44,12 +44,12 @@ class Training:
         return self.session.state(self.model, self.optimizer)
 
     def update(self, number: int, sparsity: float | None = None) -> Mapping[str, Array]:
-        pictures = np.random.default_rng(number).integers(0, 255, (2, 8, 8, 3), dtype=np.uint8)
+        images = np.random.default_rng(number).integers(0, 255, (2, 8, 8, 3), dtype=np.uint8)
         self.model.train()
-        (batch,) = self.session.batches([{"images": pictures, "labels": np.array([0, 1])}])
+        (batch,) = self.session.batches([{"images": images, "labels": np.array([0, 1])}])
         with self.optimizer.micro_batch(last=True):
             self.optimizer.backward(self.model(batch)["total"])
-        self.optimizer.step(Rates(rates=(RATE,), sparsity=sparsity))
+        self.optimizer.step(Rates(learning_rates=(RATE,), sparsity=sparsity))
         return self.state().weights
 
 

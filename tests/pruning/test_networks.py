@@ -9,9 +9,9 @@ import pytest
 from mtrain.core import pruned
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Array, Model, Recipe, State, Task
-from mtrain.pruning.network import LEAST, Prunable, mask, shrink
-from mtrain.pruning.scores import scores_of
-from mtrain.pruning.tracing import trace
+from mtrain.deploy.prune.network import LEAST, Prunable, mask, shrink
+from mtrain.deploy.prune.scores import scores_of
+from mtrain.deploy.prune.tracing import trace
 from mtrain.spec import plugins
 from tests.framework import Framework
 
@@ -24,7 +24,7 @@ CASES: Mapping[str, tuple[str, int, Mapping[str, Any], float]] = {
     "unet": ("unet", 32, {}, 0.4),
     "liteseg": ("liteseg", 64, {}, 0.4),
 }
-"""Name of a case -> model, side of the pictures, options, share of the FLOPs that is left."""
+"""Name of a case -> model, side of the images, options, share of the FLOPs that is left."""
 MARKS = {
     **dict.fromkeys(("resnet50", "liteseg", "unet"), pytest.mark.slow),
     **dict.fromkeys(("ppyoloe_s", "resnet18"), pytest.mark.under_torch),
@@ -37,7 +37,7 @@ def recipe(precision: Any = "fp64") -> Recipe:
 
 
 def batch_of(kind: str, side: int) -> dict[str, Array]:
-    """A micro batch of two pictures with noise."""
+    """A micro batch of two images with noise."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (2, side, side, 3), dtype=np.uint8)
     batch = {"index": np.arange(2), "images": images, "epoch": np.array([0])}

@@ -17,9 +17,10 @@ import onnx
 from onnx import numpy_helper
 
 from mtrain.cli import main
-from mtrain.exported.model import ExportedModel, read_metadata
-from mtrain.exporting.onnx_file import write_metadata
-from mtrain.quantising import graph
+from mtrain.deploy.export.onnx_file import write_metadata
+from mtrain.deploy.exported.model import ExportedModel, read_metadata
+from mtrain.deploy.quantise import graph
+from mtrain.spec.resolved import Resolved
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -34,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that rounds from its ninth update on, and its export ``net.onnx``."""
     place = tmp_path_factory.mktemp("quantise")
     settings = ["train.updates=40", "train.epochs=null", "train.quantise.start=8", "cluster.threads=1"]
+    settings += ["report.plots=false", "report.tensorboard=false"]
     for command in (
         ["train", "-c", "vit_digits", "-b", "solo", "--nproc-per-node", "1", "--name", "net", "-o", *settings],
         ["export", "--run", "runs/net", "--out", "net.onnx"],
@@ -45,9 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs(path: Path) -> np.ndarray:
-    pictures = np.random.default_rng(0).integers(0, 17, (64, 8, 8, 3), dtype=np.uint8) * 15
+    images = np.random.default_rng(0).integers(0, 17, (64, 8, 8, 3), dtype=np.uint8) * 15
     model = ExportedModel.open(path, threads=1)
-    return next(iter(model.outputs({model.metadata.inputs[0].key: pictures}).values()))
+    return next(iter(model.outputs({model.metadata.inputs[0].key: images}).values()))
 
 
 def test_the_result_is_small_close_and_says_what_it_is(folder: Path) -> None:
@@ -97,6 +99,16 @@ def test_a_merged_layer_has_the_range_that_its_parts_share() -> None:
     assert found == [(0.0, 2.0), (0.0, 2.0), None, None]
 
 
+@pytest.mark.parametrize(("smallest", "largest"), [(-1.0, 3.0), (0.0, 2.0), (-5.0, 0.0), (-0.3, 0.2)])
+def test_the_integers_of_an_input_span_the_range_of_training(smallest: float, largest: float) -> None:
+    """Dequantised by hand, ``(integer - zero point) * scale``; 0 is exact, so that padding adds nothing."""
+    ((name, (settings,)),) = graph.overrides({"x": (smallest, largest)})
+    scale, zero_point = float(settings["scale"]), int(settings["zero_point"])
+    assert (name, settings["zero_point"].dtype, 0 <= zero_point <= 255) == ("x", np.uint8, True)
+    ends = [(integer - zero_point) * scale for integer in (0, 255)]
+    assert ends == pytest.approx([smallest, largest], abs=0.51 * scale)
+
+
 def test_a_run_is_exported_first(folder: Path) -> None:
     done = mtrain(folder, "quantise", "--run", "runs/net", "--samples", "8", "-o", "run8.onnx")
     assert done.returncode == 0, done.stderr
@@ -140,6 +152,7 @@ def test_errors_of_users_are_one_sentence(
 @pytest.mark.slow
 def test_detection_loses_less_than_a_point_of_average_precision(tmp_path: Path) -> None:
     settings = ["train.epochs=12", "evaluate.every_epochs=12", "cluster.threads=1"]
+    settings += ["report.plots=false", "report.tensorboard=false"]
     for command in (
         ["train", "-c", "digits", "-b", "solo", "--nproc-per-node", "1", "--name", "net", "-o", *settings],
         ["export", "--run", "runs/net", "--out", "net.onnx"],
@@ -154,10 +167,10 @@ def test_detection_loses_less_than_a_point_of_average_precision(tmp_path: Path) 
 
 
 def precision_of(path: Path) -> float:
-    from mtrain.exported.data import evaluation_data, micro_batches
+    from mtrain.deploy.exported.data import evaluation_data, micro_batches
 
     model = ExportedModel.open(path, threads=1)
-    data = evaluation_data(model.spec(), model.metadata)
+    data = evaluation_data(Resolved.of(model.spec()), model.metadata)
     evaluator = data.evaluator()
     for batch in micro_batches(data, size=8):
         evaluator.add(batch, model.predictions(batch))

@@ -11,6 +11,7 @@ from mtrain import load_spec, train
 from mtrain.backends._torch import device
 from mtrain.cli import main
 from mtrain.core.checkpoint import store
+from mtrain.core.interfaces import Capabilities
 from mtrain.rank.precision import changed_since, choose, settled
 
 SHORT = {"train": {"updates": 2, "epochs": None, "batch_size": 4}, "data.workers": 0, "evaluate.enabled": False}
@@ -38,7 +39,9 @@ def choices(*fast: bool) -> list[str]:
 
     def run(rank: int) -> None:
         name = f"cuda:{rank} (NVIDIA GPU)" if fast[rank] else "cpu"
-        session = SimpleNamespace(collective=ranks.of(rank), device=name, fast_bf16=lambda: fast[rank])
+        session = SimpleNamespace(
+            collective=ranks.of(rank), device=name, capabilities=Capabilities(fast_bf16=fast[rank])
+        )
         found[rank] = ": ".join(choose(session))  # type: ignore[arg-type]
 
     threads = [threading.Thread(target=run, args=[rank]) for rank in range(len(fast))]

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mtrain.core.reporter import ReportedRun, Reporter
-from mtrain.reporters import kubeflow
-from mtrain.reporters.kubeflow import server_of
+from mtrain.core.interfaces.reporter import ReportedRun, Reporter
+from mtrain.records.reporters import kubeflow
+from mtrain.records.reporters.kubeflow import server_of
 
 
 @dataclass
@@ -110,7 +111,7 @@ def _record(update: int, *, total: int | None = 10, **losses: float) -> dict[str
         "update": update,
         "total_updates": total,
         "losses": {"total": 1.5, **losses},
-        "rate": 0.01,
+        "learning_rate": 0.01,
         "kind": "update",
     }
 
@@ -125,7 +126,7 @@ def test_the_status_is_one_that_kubeflows_model_reads_whole(server, reporter):
     for update in range(4):
         report.update(_record(update, box=0.25, obj=float("nan")))
         time.sleep(0.1)
-    report.evaluation({"figures": {"AP": 0.5}, "update": 4, "epoch": 0})
+    report.evaluation({"metrics": {"AP": 0.5}, "update": 4, "epoch": 0})
     report.update(_record(4))
     report.end({"reason": "done"})
     for status in server.statuses:
@@ -133,9 +134,63 @@ def test_the_status_is_one_that_kubeflows_model_reads_whole(server, reporter):
         assert set(read.to_dict()["trainerStatus"]) == set(status["trainerStatus"])
     first, last = server.statuses[0], server.statuses[-1]
     assert first["trainerStatus"]["progressPercentage"] == 10
-    assert _metrics(first) == {"loss": "1.5", "loss_box": "0.25", "rate": "0.01"}
+    assert _metrics(first) == {"loss/total": "1.5", "loss/box": "0.25", "learning_rate": "0.01"}
     assert (last["trainerStatus"]["progressPercentage"], last["trainerStatus"]["estimatedRemainingSeconds"]) == (100, 0)
-    assert _metrics(last)["AP"] == "0.5"
+    assert _metrics(last)["metric/AP"] == "0.5"
+
+
+def _until_sent(server: Kubeflow, count: int) -> None:
+    """Wait until the server has so many statuses."""
+    deadline = time.monotonic() + 30
+    while len(server.statuses) < count:
+        assert time.monotonic() < deadline, server.statuses
+        time.sleep(0.01)
+
+
+def test_the_seconds_left_follow_from_the_updates_of_this_process(server, reporter, monkeypatch):
+    """Four updates in 8 s of a job that was resumed at update 50; 45 of 100 are left."""
+    now = [1000.0]
+    monkeypatch.setattr(kubeflow, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    report = reporter(server)
+    report.update(_record(50, total=100))
+    now[0] += 8.0
+    report.update(_record(54, total=100))
+    report.end({"reason": "interrupted"})
+    last = server.statuses[-1]["trainerStatus"]
+    assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (55, 90)
+
+
+def test_the_last_status_has_the_losses_and_the_last_evaluation(server, reporter):
+    """Kubeflow puts each status in the place of the one before: a metric that the last one lacks is gone."""
+    report = reporter(server)
+    report.update(_record(9, box=0.25))
+    _until_sent(server, 1)  # nothing waits any more when the evaluation comes
+    report.evaluation({"metrics": {"AP": 0.5}, "update": 10, "epoch": 1})
+    _until_sent(server, 2)
+    report.end({"reason": "done", "last": {"AP": 0.5, "update": 10, "epoch": 1}})
+    assert _metrics(server.statuses[-1]) == {
+        "loss/total": "1.5",
+        "loss/box": "0.25",
+        "learning_rate": "0.01",
+        "metric/AP": "0.5",
+    }
+    assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "failed"])
+def test_an_evaluation_after_the_last_update_is_sent_however_the_job_ends(server, reporter, reason):
+    report = reporter(server)
+    report.update(_record(4))
+    _until_sent(server, 1)
+    report.evaluation({"metrics": {"AP": 0.5}, "update": 5, "epoch": 0})
+    report.end({"reason": reason})
+    assert _metrics(server.statuses[-1])["metric/AP"] == "0.5"
+    assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 50
+
+
+def test_a_resumed_job_with_nothing_left_to_do_keeps_the_metrics_of_its_checkpoint(server, reporter):
+    reporter(server).end({"reason": "done", "last": {"AP": 0.5, "update": 10, "epoch": 1}})
+    assert [_metrics(status) for status in server.statuses] == [{"metric/AP": "0.5"}]
 
 
 def test_a_job_that_is_ended_is_not_complete(server, reporter):
@@ -220,5 +275,5 @@ def test_a_job_sends_its_progress(server, tmp_path, monkeypatch):
     result = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
-    assert "loss" in _metrics(server.statuses[-1])
+    assert "loss/total" in _metrics(server.statuses[-1])
     assert all(token.startswith("Bearer ") for token in server.tokens)

@@ -13,20 +13,22 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from mtrain.core.reporter import ReportedRun
+from mtrain.core.interfaces.reporter import ReportedRun
+from mtrain.core.record_files import finite
 from mtrain.errors import TrainingError
-from mtrain.report import notebook as report_notebook
-from mtrain.report import plots as report_plots
-from mtrain.report import tensorboard as report_tensorboard
-from mtrain.report import wording
-from mtrain.report.console import Notes, Plain, Quiet, make_display
-from mtrain.report.history import Tail, read_history
-from mtrain.report.plots import draw_results, smoothed
-from mtrain.report.reporter import RunReport, finite
-from mtrain.report.rich import Rich
-from mtrain.report.run_files import RunFiles
-from mtrain.report.wording import duration, update_line
-from mtrain.reporters.tensorboard import TensorBoard
+from mtrain.records import notebook as report_notebook
+from mtrain.records import plots as report_plots
+from mtrain.records import tensorboard as report_tensorboard
+from mtrain.records import wording
+from mtrain.records.console import Notes, Plain, Quiet, make_display
+from mtrain.records.history import Tail, read_history
+from mtrain.records.plots import draw_results, smoothed
+from mtrain.records.reporter import RunReport
+from mtrain.records.reporters.tensorboard import TensorBoard
+from mtrain.records.rich import Rich
+from mtrain.records.run_files import RunFiles
+from mtrain.records.wording import duration, update_line
+from mtrain.spec import outputs
 
 
 def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
@@ -37,18 +39,18 @@ def update_record(update: int, *, total: int = 40, per_epoch: int = 10) -> dict:
         "updates_per_epoch": per_epoch,
         "total_updates": total,
         "losses": {"box": 0.1, "total": 3.0 * math.exp(-update / 20), "class": 0.2},
-        "rate": 0.01,
+        "learning_rate": 0.01,
         "momentum": 0.9,
-        "norm": 1.5,
-        "samples_per_s": 112.4,
-        "wait_share": 0.03,
+        "gradient_norm": 1.5,
+        "samples_per_second": 112.4,
+        "data_wait_share": 0.03,
         "memory_bytes": 2**30,
-        "seconds": 0.5,
-        "skipped": False,
+        "update_seconds": 0.5,
+        "skipped_updates": False,
     }
 
 
-FIGURES = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
+METRICS = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
 
 
 def report_of(
@@ -66,17 +68,22 @@ def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plo
     for update in range(updates):
         reporter.update(update_record(update))
         if update % 10 == 9:
-            reporter.evaluation(FIGURES, update=update + 1, epoch=update // 10 + 1, best=True)
+            reporter.evaluation(METRICS, update=update + 1, epoch=update // 10 + 1, best=True)
     reporter.event("end", reason="done")
-    reporter.close({"best": FIGURES, "worst": float("nan")})
+    reporter.close({"best": METRICS, "worst": float("nan")})
 
 
 def test_every_line_is_strict_json_and_can_be_read_while_the_run_goes_on(tmp_path):
     reporter = report_of(tmp_path, tensorboard=False, plots=False, clock=lambda: 2.0)
-    reporter.update(update_record(0) | {"norm": np.float32("inf"), "losses": {"total": float("nan")}})
+    reporter.update(update_record(0) | {"gradient_norm": np.float32("inf"), "losses": {"total": float("nan")}})
     line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
     record = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert (record["kind"], record["time"], record["norm"], record["losses"]) == ("update", 2.0, None, {"total": None})
+    assert (record["kind"], record["time"], record["gradient_norm"], record["losses"]) == (
+        "update",
+        2.0,
+        None,
+        {"total": None},
+    )
     reporter.close({})
 
 
@@ -89,8 +96,8 @@ FULL = Path("/dev/full")
 """Whatever is written to it finds no space left on the device."""
 
 
-def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path):
-    (tmp_path / "metrics.jsonl").symlink_to(FULL)
+def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "open_to_write", lambda path, mode, **options: FULL.open(mode, **options))
     reporter = report_of(tmp_path, tensorboard=False, plots=False)
     with pytest.raises(
         TrainingError, match=r"metrics.jsonl cannot be written: No space left on device; make room, then"
@@ -100,7 +107,7 @@ def test_records_that_find_the_disk_full_end_the_job_with_what_to_do(tmp_path):
         reporter.close({})
 
 
-def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monkeypatch, caplog):
+def test_curves_and_images_that_find_the_disk_full_harm_no_job(tmp_path, monkeypatch, caplog):
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -109,10 +116,10 @@ def test_curves_and_pictures_that_find_the_disk_full_harm_no_job(tmp_path, monke
     monkeypatch.setattr(report_plots, "draw_results", full)
     for update in range(2):
         reporter.update(update_record(update))
-    reporter.close({"best": FIGURES})
+    reporter.close({"best": METRICS})
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["update", "warning", "update"]
-    assert json.loads((tmp_path / "summary.json").read_text())["best"] == FIGURES
+    assert json.loads((tmp_path / "summary.json").read_text())["best"] == METRICS
     assert "results.png could not be drawn: No space left on device" in caplog.text
 
 
@@ -125,36 +132,37 @@ def test_a_job_that_patience_has_ended_says_so_in_every_display():
 
 def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
     write_run(tmp_path, plots=True)
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"best": FIGURES, "worst": None}
-    picture = cv2.imread(str(tmp_path / "results.png"))
-    assert picture.shape[0] > 500
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"best": METRICS, "worst": None}
+    image = cv2.imread(str(tmp_path / "results.png"))
+    assert image.shape[0] > 500
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 100
     assert not list(tmp_path.glob(".*"))
 
 
 def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeypatch):
-    figures_made = []
+    metrics_made = []
 
     class Kept(report_plots.Curves):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            figures_made.append(self)
+            metrics_made.append(self)
 
     monkeypatch.setattr(report_plots, "Curves", Kept)
     reporter = report_of(tmp_path, tensorboard=False, plots=False, clock=lambda: 1.0)
     for update in range(40):
         reporter.update(
-            update_record(update) | {"rate": 0.0018 * (1 - update / 40), "rates": [0.0018 * (1 - update / 40)]}
+            update_record(update)
+            | {"learning_rate": 0.0018 * (1 - update / 40), "learning_rates": [0.0018 * (1 - update / 40)]}
         )
         if update % 10 == 9:
             rise = 1 - 0.5 ** (update / 8)
-            figures = {"AP": 0.8 * rise, "AP50": 0.97 * rise, "AP75": 0.94 * rise, "score": 0.8 * rise}
-            reporter.evaluation(figures, update=update + 1, epoch=update // 10 + 1, best=True)
+            metrics = {"AP": 0.8 * rise, "AP50": 0.97 * rise, "AP75": 0.94 * rise, "score": 0.8 * rise}
+            reporter.evaluation(metrics, update=update + 1, epoch=update // 10 + 1, best=True)
     reporter.close({})
     assert draw_results(tmp_path) is not None
-    (figure,) = figures_made
-    ticks = {id(text) for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())}
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and id(text) not in ticks]
+    (metric,) = metrics_made
+    ticks = {id(text) for axes in metric.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    texts = [text for text in metric.findobj(Text) if text.get_text() and text.get_visible() and id(text) not in ticks]
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
     assert {"learning rate", "evaluation"} <= {text for text, _ in boxes}
     pairs = itertools.combinations(boxes, 2)
@@ -169,18 +177,18 @@ def test_tensorboard_holds_the_same_curve(tmp_path):
     points = events.Scalars("loss/total")
     assert [point.step for point in points] == list(range(40))
     assert points[20].value == pytest.approx(3 * math.exp(-1))
-    assert [point.step for point in events.Scalars("evaluation/AP50")] == [10, 20, 30, 40]
+    assert [point.step for point in events.Scalars("metric/AP50")] == [10, 20, 30, 40]
 
 
 def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
     write_run(tmp_path, updates=25)
     reporter = report_of(tmp_path, tensorboard=False, plots=False, start_update=20)
     reporter.event("start", update=20)
-    reporter.update(update_record(20) | {"norm": 99.0})
+    reporter.update(update_record(20) | {"gradient_norm": 99.0})
     reporter.close({})
     history = read_history(tmp_path / "metrics.jsonl")
     assert sorted(history.updates) == list(range(21))
-    assert history.updates[20]["norm"] == 99.0
+    assert history.updates[20]["gradient_norm"] == 99.0
     assert sorted(history.evaluations) == [10, 20]
     assert history.end is None
 
@@ -211,7 +219,7 @@ def test_a_rank_without_files_and_reporters_writes_nothing(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     silent = RunReport(None)
     silent.update(update_record(0))
-    silent.evaluation(FIGURES, update=1, epoch=1, best=True)
+    silent.evaluation(METRICS, update=1, epoch=1, best=True)
     silent.event("checkpoint", update=1)
     silent.close({})
     assert not list(tmp_path.iterdir())
@@ -238,7 +246,7 @@ def test_an_update_in_words_says_all_that_matters():
         "update 13/40",
         "total 1.646  ",
         "rate 1.00e-02",
-        "112 pictures/s",
+        "112 images/s",
         "waiting for data 3%",
     ):
         assert part in line
@@ -246,7 +254,7 @@ def test_an_update_in_words_says_all_that_matters():
 
 
 def test_an_update_that_was_not_finite_can_be_shown():
-    record = update_record(0) | {"losses": {"total": None}, "norm": None, "skipped": True}
+    record = update_record(0) | {"losses": {"total": None}, "gradient_norm": None, "skipped_updates": True}
     assert "total -" in update_line(record)
 
 
@@ -257,7 +265,7 @@ def test_plain_lines_come_every_so_many_seconds_and_for_the_last_update():
     for update in range(40):
         display.record(update_record(update) | {"kind": "update"})
         now[0] += 1
-    display.record({"kind": "evaluation", "epoch": 4, "update": 40, "figures": FIGURES, "best": True})
+    display.record({"kind": "evaluation", "epoch": 4, "update": 40, "metrics": METRICS, "best": True})
     display.record({"kind": "warning", "message": "no boxes"})
     lines = stream.getvalue().splitlines()
     shown = [int(line.split("update ")[1].split("/")[0]) for line in lines if "/40" in line]
@@ -312,8 +320,8 @@ def test_the_output_of_a_notebook_is_redrawn_in_place_and_escapes_what_users_nam
         display.record(update_record(update) | {"kind": "update"})
         display.tick()
     for epoch in range(12):
-        figures = {"AP<50>": 0.5, "score": 0.5}
-        display.record({"kind": "evaluation", "epoch": epoch, "update": epoch, "figures": figures, "best": epoch == 1})
+        metrics = {"AP<50>": 0.5, "score": 0.5}
+        display.record({"kind": "evaluation", "epoch": epoch, "update": epoch, "metrics": metrics, "best": epoch == 1})
     for number in range(9):
         display.record({"kind": "warning", "message": f"gradient {number}"})
     display.close()
@@ -342,7 +350,7 @@ def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
         display.record(update_record(update) | {"kind": "update"})
         display.tick()
     for epoch in (1, 2):
-        display.record({"kind": "evaluation", "epoch": epoch, "update": 10 * epoch, "figures": FIGURES, "best": True})
+        display.record({"kind": "evaluation", "epoch": epoch, "update": 10 * epoch, "metrics": METRICS, "best": True})
     display.tick()
     display.close()
     display.close()
@@ -352,7 +360,7 @@ def test_the_rich_display_shows_place_losses_and_one_row_per_evaluation():
         "epoch 2/4",
         "20/10"[:2],
         "1.16",
-        "pictures/s",
+        "images/s",
         "10 s left",
         "AP50",
         "0.6200",
@@ -368,19 +376,19 @@ def test_durations_are_readable(seconds, words):
     assert duration(seconds) == words
 
 
-def test_figures_of_classes_get_no_column():
-    assert list(wording.headline_figures({"figures": FIGURES})) == ["AP", "AP50"]
+def test_metrics_of_classes_get_no_column():
+    assert list(wording.headline_metrics({"metrics": METRICS})) == ["AP", "AP50"]
 
 
-def test_the_task_says_which_figures_come_first():
-    figures = {"loss_of_sleep": 0.4, "accuracy": 0.9, "recall": 0.8, "accuracy/cat": 0.7}
-    assert list(wording.headline_figures({"figures": figures, "headline": ["recall", "accuracy"]})) == [
+def test_the_task_says_which_metrics_come_first():
+    metrics = {"loss_of_sleep": 0.4, "accuracy": 0.9, "recall": 0.8, "accuracy/cat": 0.7}
+    assert list(wording.headline_metrics({"metrics": metrics, "headline": ["recall", "accuracy"]})) == [
         "recall",
         "accuracy",
     ]
 
 
-def test_figures_by_class_get_a_line_each():
-    figures = {"AP": 0.5, "APs": -1.0, "AP/red cell": 0.25, "AP50/red cell": 0.75}
-    assert wording.class_lines(figures) == ["AP by class: red cell 0.25", "AP50 by class: red cell 0.75"]
+def test_metrics_by_class_get_a_line_each():
+    metrics = {"AP": 0.5, "APs": -1.0, "AP/red cell": 0.25, "AP50/red cell": 0.75}
+    assert wording.class_lines(metrics) == ["AP by class: red cell 0.25", "AP50 by class: red cell 0.75"]
     assert wording.class_lines({"accuracy": 0.9}) == []

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.reporter import ReportedRun, Reporter
+from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.errors import PluginError, ScriptError, SpecError, TrainingError
-from mtrain.report import choosing
-from mtrain.report.adapted import of_objects
-from mtrain.report.console import make_display
-from mtrain.report.reporter import RunReport
-from mtrain.report.run_files import RunFiles
-from mtrain.reporters.csv_table import CsvTable
-from mtrain.spec import config, plugins
+from mtrain.records import choosing
+from mtrain.records.adapted import of_objects
+from mtrain.records.console import make_display
+from mtrain.records.reporter import RunReport
+from mtrain.records.reporters.csv_table import CsvTable
+from mtrain.records.run_files import RunFiles
+from mtrain.spec import config
 from mtrain.spec.model import Spec
+from mtrain.spec.registry import Registry
 from tests.report.test_report import update_record
 
 
@@ -67,7 +68,8 @@ OPENED: list[RunFiles] = []
 
 
 @pytest.fixture(autouse=True)
-def closing():
+def closing(tmp_path):
+    """Close what a test has opened, before its folder is removed."""
     yield
     while OPENED:
         OPENED.pop().close({})
@@ -83,7 +85,7 @@ def test_each_kind_of_record_reaches_its_method_as_plain_values(tmp_path):
     kept = Kept(run_in(tmp_path))
     report = report_of(tmp_path, kept)
     report.event("start", update=0)
-    report.update(update_record(0) | {"norm": np.float64("inf")})
+    report.update(update_record(0) | {"gradient_norm": np.float64("inf")})
     report.evaluation({"AP": np.float32(0.5)}, update=1, epoch=0, best=True)
     report.event("checkpoint", update=1, folder=tmp_path)
     report.event("note", message="a")
@@ -93,9 +95,9 @@ def test_each_kind_of_record_reaches_its_method_as_plain_values(tmp_path):
         "start", "update", "evaluation", "checkpoint", "message", "message", "end",
     ]  # fmt: skip
     values = dict(kept.calls)
-    assert type(values["update"]["norm"]) is float
-    assert values["update"]["norm"] == float("inf")
-    assert values["evaluation"]["figures"] == {"AP": 0.5}
+    assert type(values["update"]["gradient_norm"]) is float
+    assert values["update"]["gradient_norm"] == float("inf")
+    assert values["evaluation"]["metrics"] == {"AP": 0.5}
     assert values["checkpoint"]["folder"] == str(tmp_path)
     assert values["end"] == {"kind": "end", "time": 1.0, "reason": "interrupted"}
 
@@ -214,7 +216,7 @@ module = "tests.report.test_reporters:Unmade"
 def made(tmp_path: Path, policy: str, reporters: dict) -> tuple[list[str], list[str]]:
     (tmp_path / "plugins.toml").write_text(policy)
     report = Spec().report.model_copy(update={"reporters": reporters})
-    named, failures = choosing.made(report, run_in(tmp_path), policy=plugins.read_policy(tmp_path / "plugins.toml"))
+    named, failures = choosing.made(report, run_in(tmp_path), registry=Registry.read(tmp_path / "plugins.toml"))
     for _, reporter in named:
         reporter.end({})
     return [name for name, _ in named], [name for name, _ in failures]
@@ -238,43 +240,43 @@ def rows(folder: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def write_csv(folder: Path, updates: range, *, figures: dict, evaluate_every: int = 10, start_update: int = 0) -> None:
+def write_csv(folder: Path, updates: range, *, metrics: dict, evaluate_every: int = 10, start_update: int = 0) -> None:
     report = report_of(folder, CsvTable(CsvTable.Options(), run_in(folder, start_update=start_update)))
     for update in updates:
-        report.update(update_record(update) | {"rates": [0.1, 0.01]})
+        report.update(update_record(update) | {"learning_rates": [0.1, 0.01]})
         if update % evaluate_every == evaluate_every - 1:
-            report.evaluation(figures, update=update + 1, epoch=(update + 1) // 10)
+            report.evaluation(metrics, update=update + 1, epoch=(update + 1) // 10)
     report.event("end", reason="done")
     report.close({})
 
 
-def test_the_table_has_a_row_per_epoch_with_means_figures_and_rates(tmp_path):
-    write_csv(tmp_path, range(25), figures={"AP": 0.5})
+def test_the_table_has_a_row_per_epoch_with_means_metrics_and_rates(tmp_path):
+    write_csv(tmp_path, range(25), metrics={"AP": 0.5})
     table = rows(tmp_path)
     assert list(table[0]) == [
-        "epoch", "update", "train/box_loss", "train/total_loss", "train/class_loss", "metrics/AP", "x/lr0", "x/lr1",
+        "epoch", "update", "loss/box", "loss/total", "loss/class", "metric/AP", "learning_rate/0", "learning_rate/1",
     ]  # fmt: skip
-    assert [(row["epoch"], row["update"], row["metrics/AP"]) for row in table] == [
+    assert [(row["epoch"], row["update"], row["metric/AP"]) for row in table] == [
         ("0", "10", "0.5"), ("1", "20", "0.5"), ("2", "25", ""),
     ]  # fmt: skip
     means = [
         np.mean([update_record(update)["losses"]["total"] for update in epoch]) for epoch in (range(10), range(20, 25))
     ]
-    np.testing.assert_allclose([float(table[0]["train/total_loss"]), float(table[2]["train/total_loss"])], means)
+    np.testing.assert_allclose([float(table[0]["loss/total"]), float(table[2]["loss/total"])], means)
 
 
 def test_epochs_that_are_not_evaluated_have_a_row_too(tmp_path):
-    write_csv(tmp_path, range(30), figures={"AP": 0.5}, evaluate_every=20)
-    assert [(row["update"], row["metrics/AP"]) for row in rows(tmp_path)] == [("10", ""), ("20", "0.5"), ("30", "")]
+    write_csv(tmp_path, range(30), metrics={"AP": 0.5}, evaluate_every=20)
+    assert [(row["update"], row["metric/AP"]) for row in rows(tmp_path)] == [("10", ""), ("20", "0.5"), ("30", "")]
 
 
 def test_a_resumed_table_drops_the_rows_after_the_checkpoint_and_may_gain_columns(tmp_path):
-    write_csv(tmp_path, range(30), figures={"AP": 0.5})
+    write_csv(tmp_path, range(30), metrics={"AP": 0.5})
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("3,half a r")  # as a killed writer leaves it
-    write_csv(tmp_path, range(20, 40), figures={"AP": 0.6, "AP/cat": 0.7}, start_update=20)
+    write_csv(tmp_path, range(20, 40), metrics={"AP": 0.6, "AP/cat": 0.7}, start_update=20)
     table = rows(tmp_path)
-    assert [(row["update"], row["metrics/AP"], row["metrics/AP/cat"]) for row in table] == [
+    assert [(row["update"], row["metric/AP"], row["metric/AP/cat"]) for row in table] == [
         ("10", "0.5", ""), ("20", "0.5", ""), ("30", "0.6", "0.7"), ("40", "0.6", "0.7"),
     ]  # fmt: skip
 

@@ -81,9 +81,9 @@ class Watch:
 
 notes = []
 with mtrain.session(reporters=[Watch(), lambda record: notes.append(record["kind"])]) as session:
-    model, optimizer = session.prepare(train.network, optimizer=mtrain.SGD(rate=0.1))
-    for pictures, classes in session.batches(train.Digits(training=True), global_batch=48, updates=5):
-        optimizer.update(train.nn.functional.cross_entropy(model(pictures), classes))
+    model, optimizer = session.prepare(train.network, optimizer=mtrain.SGD(learning_rate=0.1))
+    for images, classes in session.batches(train.Digits(training=True), global_batch=48, updates=5):
+        optimizer.update(train.nn.functional.cross_entropy(model(images), classes))
     session.print("a note")
 if session.rank == 0:
     print("kinds", sorted(set(notes)), flush=True)

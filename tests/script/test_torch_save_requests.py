@@ -24,7 +24,7 @@ import mtrain
 
 if __name__ == "__main__":
     with mtrain.session() as session:
-        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(rate=0.1))
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(learning_rate=0.1))
         for inputs, targets in session.batches(Plain(64, 0), global_batch=8, updates=40, workers=1):
             optimizer.update(torch.nn.functional.cross_entropy(model(inputs), targets))
             time.sleep(0.05)

@@ -7,9 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
+from mtrain.cli import main
+from mtrain.core.checkpoint import store
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
 
 TORCH, PADDLE = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_paddle.py")
@@ -46,6 +50,30 @@ def test_every_backend_and_number_of_ranks_trains_a_script_to_the_same_weights(b
     print(f"{backend}: largest difference to one rank {difference:.1e}")
     assert difference <= 1e-12
     assert summary(tmp_path, "many")["best"]["accuracy"] == summary(one_rank, "torch")["best"]["accuracy"]
+
+
+def test_the_weights_of_a_run_load_into_the_scripts_module_and_its_spec_names_no_other_model(
+    one_rank, tmp_path, monkeypatch
+):
+    import torch
+
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from train_torch import Net
+
+    saved = store.load(store.best(one_rank / "runs/torch/checkpoints"))
+    expected = {**saved.state.weights, **saved.state.ema}
+    assert saved.state.ema, "the script averages its weights"
+    assert main(["weights", "export", str(one_rank / "runs/torch"), "--to", str(tmp_path / "x.pt")]) == 0
+    net = Net(0.0, branches=True).double()
+    net.load_state_dict(torch.load(tmp_path / "x.pt"), strict=True)
+    assert all(np.array_equal(tensor.numpy(), expected[name]) for name, tensor in net.state_dict().items())
+    assert main(["weights", "export", str(one_rank / "runs/paddle"), "--to", str(tmp_path / "x.safetensors")]) == 0
+    saved = store.load(store.best(one_rank / "runs/paddle/checkpoints"))
+    arrays = load_file(tmp_path / "x.safetensors")
+    assert largest_difference(arrays, {**saved.state.weights, **saved.state.ema}) == 0
+    for file in ("spec.yml", "spec.json", "checkpoints/latest/state.json"):
+        path = one_rank / "runs/torch" / file
+        assert "yolov5n" not in (path.read_text() if path.exists() else ""), file
 
 
 def test_fleet_trains_a_script_to_the_same_weights(one_rank, tmp_path):
@@ -126,7 +154,7 @@ class Own:
 
 def main():
     with mtrain.session() as session:
-        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(rate=0.1))
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(learning_rate=0.1))
         for inputs, targets in session.batches(Own(), global_batch=8, epochs=2, workers=int(sys.argv[1])):
             optimizer.update(torch.nn.functional.cross_entropy(model(inputs), targets))
 
@@ -275,7 +303,7 @@ import mtrain
 
 if __name__ == "__main__":
     with mtrain.session() as session:
-        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(rate=0.1))
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 2), optimizer=mtrain.SGD(learning_rate=0.1))
         for inputs, targets in session.batches(Points(64, 0), global_batch=8, epochs=1):
             loss = torch.nn.functional.cross_entropy(model(inputs), targets)
             {body}

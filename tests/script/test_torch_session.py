@@ -10,13 +10,13 @@ import pytest
 import mtrain
 from mtrain.cli.run import run as run_command
 from mtrain.cli.run import split_at_script
-from mtrain.cluster import script_job
 from mtrain.core.checkpoint import store
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError
-from mtrain.script import evaluation, kept
-from mtrain.script.samples import Samples
-from mtrain.script.settings import PLAIN, changed
+from mtrain.jobs import script_job
+from mtrain.rank.script import evaluation, kept
+from mtrain.rank.script.samples import Samples
+from mtrain.rank.script.settings import PLAIN, changed
 from mtrain.spec import config
 from tests.script.runs import SCRIPTS
 
@@ -37,7 +37,7 @@ def torch(monkeypatch, tmp_path):
 
 
 def prepared(torch, session, **settings):
-    settings = {"optimizer": mtrain.SGD(rate=0.1), **settings}
+    settings = {"optimizer": mtrain.SGD(learning_rate=0.1), **settings}
     return session.prepare(lambda: torch.nn.Linear(8, 2), **settings)
 
 
@@ -181,18 +181,18 @@ MISUSES = {
     ),
     "a function that makes no optimizer": (
         lambda torch, s: prepared(torch, s, optimizer=lambda model: 3),
-        "`optimizer` returned a int without a rate",
+        "`optimizer` returned a int without a learning rate",
     ),
     "an optimizer of other parameters": (
         lambda torch, s: prepared(torch, s, optimizer=lambda model: torch.optim.SGD([torch.zeros(1)], lr=0.1)),
         "parameters that are not those of the model",
     ),
-    "an optimizer whose rate is set twice": (rate_set_twice, "was changed from outside"),
+    "an optimizer whose learning rate is set twice": (rate_set_twice, "was changed from outside"),
     "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "called twice"),
     "a negative limit": (lambda torch, s: prepared(torch, s, clip_norm=-1.0), "session.prepare: train.clip_norm"),
     "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp16', 'fp64' or 'auto'"),
     "a number as schedule": (lambda torch, s: prepared(torch, s, schedule=0.1), "expected a curve"),
-    "a schedule that is no rate": (
+    "a schedule that is no learning rate": (
         lambda torch, s: [
             prepared(torch, s, schedule=lambda update: -1.0),
             [s._updater.update(loss_of(torch, s._model, b)) for b in s.batches(Points(64, 0), **LOOP)],
@@ -243,6 +243,78 @@ MISUSES = {
     "an unknown score": (evaluated(score="f1"), "the metric has accuracy"),
     "an object without state": (lambda torch, s: s.keep("x", object()), "has no state_dict()"),
 }
+
+
+@pytest.mark.parametrize(
+    ("member", "remedy"),
+    [
+        ("step", "optimizer.update(loss)"),
+        ("zero_grad", "optimizer.update(loss)"),
+        ("clear_grad", "optimizer.update(loss)"),
+        ("setlr", "session.prepare(schedule="),
+        ("set_lr", "session.prepare(schedule="),
+        ("param_groups", "session.prepare(schedule="),
+        ("state_dict", "checkpoints"),
+    ],
+)
+def test_a_member_of_the_frameworks_optimizers_is_refused_with_what_to_call(member, remedy, torch):
+    with mtrain.session() as session:
+        _, optimizer = prepared(torch, session)
+        assert not hasattr(optimizer, member), "what asks for it is told that it is not there"
+        with pytest.raises(UsageError) as caught:
+            getattr(optimizer, member)
+    assert f"optimizer.{member}" in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("when", ["before", "instead", "after", "second micro batch"])
+def test_a_backward_of_the_script_is_refused(when, torch):
+    """Its gradients would be added to those of ``optimizer.update``: with ``retain_graph`` in silence."""
+    refused = pytest.raises(ScriptError, match=r"loss.backward\(\): leave it out: optimizer.update\(loss\)")
+    with refused, mtrain.session() as session:
+        model, optimizer = prepared(torch, session, accumulate=2)
+        for number, batch in enumerate(session.batches(Points(64, 0), **LOOP)):
+            assert number < 2, "the next update is not reached"
+            loss = loss_of(torch, model, batch)
+            if when in ("before", "instead") or (when == "second micro batch" and number == 1):
+                loss.backward(retain_graph=True)
+            if when != "instead":
+                optimizer.update(loss)
+            if when == "after":
+                loss_of(torch, model, batch).backward()
+
+
+def test_gradients_that_are_not_added_to_those_of_the_model_are_the_scripts_own_matter(torch):
+    """A penalty on gradients, another network with an optimizer of its own, and a backward outside of the loop."""
+    other = torch.nn.Linear(8, 2)
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session)
+        for batch in session.batches(Points(64, 0), **LOOP):
+            inputs = batch[0].requires_grad_()
+            loss = loss_of(torch, model, (inputs, batch[1]))
+            (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            loss_of(torch, other, batch).backward()
+            optimizer.update(loss + slope.square().sum())
+    assert other.weight.grad is not None
+
+
+@pytest.mark.parametrize("call", ["batches", "evaluate"])
+def test_a_loader_of_torch_is_refused_with_the_line_to_write(call, torch):
+    loader = torch.utils.data.DataLoader(Points(64, 0), batch_size=16, num_workers=2)
+    with mtrain.session() as session:
+        model, _ = prepared(torch, session)
+        words = {
+            "batches": lambda: session.batches(loader, **LOOP),
+            "evaluate": lambda: session.evaluate(model, loader, metric=accuracy),
+        }
+        with pytest.raises(UsageError) as caught:
+            words[call]()
+    line = {
+        "batches": "session.batches(loader.dataset, global_batch=16, epochs=..., workers=2)",
+        "evaluate": "session.evaluate(model, loader.dataset, batch_size=16)",
+    }
+    assert line[call] in str(caught.value)
 
 
 @pytest.mark.parametrize("name", MISUSES)
@@ -349,7 +421,7 @@ def test_a_plain_loop_of_torch_is_repeated_bit_for_bit(torch):
         loss_of(torch, own, batch).backward()
         native.step()
     with mtrain.session() as session:
-        model, optimizer = prepared(torch, session, optimizer=mtrain.SGD(rate=0.1, momentum=0.9))
+        model, optimizer = prepared(torch, session, optimizer=mtrain.SGD(learning_rate=0.1, momentum=0.9))
         for batch in session.batches(data, order=lambda epoch: order, **LOOP):
             optimizer.update(loss_of(torch, model, batch))
         assert torch.equal(model.weight, own.weight)
@@ -378,8 +450,8 @@ def test_a_metric_can_be_an_object_with_update_and_compute(torch):
     metric.seen = 5  # it is reset before each evaluation
     with mtrain.session() as session:
         model, _ = prepared(torch, session)
-        figures = [session.evaluate(model, Plain(20, 1), metric=metric)["Accuracy"] for _ in range(2)]
-        assert figures == [session.evaluate(model, Plain(20, 1), metric=accuracy)["accuracy"]] * 2
+        metrics = [session.evaluate(model, Plain(20, 1), metric=metric)["Accuracy"] for _ in range(2)]
+        assert metrics == [session.evaluate(model, Plain(20, 1), metric=accuracy)["accuracy"]] * 2
 
 
 def test_evaluation_takes_the_samples_of_a_micro_batch_at_a_time(torch):
@@ -455,8 +527,8 @@ def test_an_optimizer_of_torch_with_groups_of_its_own_follows_the_schedule(torch
     own = torch.nn.Linear(8, 2)
     native = make(own)
     for update in range(8):
-        for group, rate in zip(native.param_groups, (0.1, 0.2), strict=True):
-            group["lr"] = rate * (1 - update / 8)
+        for group, learning_rate in zip(native.param_groups, (0.1, 0.2), strict=True):
+            group["lr"] = learning_rate * (1 - update / 8)
         batch = [torch.from_numpy(x) for x in trees.collate([data[i] for i in range(update * 8, update * 8 + 8)])]
         native.zero_grad()
         loss_of(torch, own, batch).backward()
@@ -510,7 +582,7 @@ def test_kept_state_comes_back_as_it_was():
 def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
     from types import SimpleNamespace
 
-    from mtrain.script.records import Records
+    from mtrain.rank.script.records import Records
 
     saved = SimpleNamespace(meta={"extra": {"kept": {"a": {"dict": []}}}})
     records = SimpleNamespace(_kept={}, _saved=saved)
@@ -551,7 +623,7 @@ def test_a_script_does_not_silently_win_over_a_flag():
 
 
 def test_one_value_in_two_forms_is_no_contradiction():
-    groups = {"optimizer.groups": [{"match": "bias", "weight_decay": 0.0, "rate_factor": 1.0}, {"match": ""}]}
+    groups = {"optimizer.groups": [{"match": "bias", "weight_decay": 0.0, "learning_rate_factor": 1.0}, {"match": ""}]}
     spec = changed(
         config.load(PLAIN, environ={}).spec, {"optimizer.groups": [{"match": "bias", "weight_decay": 0}, {"match": ""}]}
     )

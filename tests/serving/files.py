@@ -1,4 +1,4 @@
-"""Small exported models, built by hand: what they find is the colour of the picture."""
+"""Small exported models, built by hand: what they find is the colour of the image."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mtrain
-from mtrain.exported.metadata import KEY, Input, Metadata
+from mtrain.deploy.exported.metadata import KEY, Input, Metadata
 from mtrain.spec import plugins
 
 COLOURS = ("red", "green", "blue")

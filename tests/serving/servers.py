@@ -36,8 +36,8 @@ class Server:
     def predict(self, content: bytes, kind: str = "image/jpeg", **query: Any) -> httpx.Response:
         return self.client.post(f"{self.url}/v1/predict", content=content, headers={"content-type": kind}, params=query)
 
-    def figure(self, name: str) -> float:
-        """Return the value of a figure of /metrics, summed over its labels."""
+    def metric(self, name: str) -> float:
+        """Return the value of a metric of /metrics, summed over its labels."""
         lines = self.client.get(f"{self.url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{|\s)", line))
 
@@ -90,12 +90,12 @@ def until(condition: Any, *, seconds: float = 30.0) -> None:
 
 
 def plain(colour: tuple[int, int, int], *, width: int = 40, height: int = 30) -> np.ndarray[Any, Any]:
-    """Return a picture of one RGB colour."""
+    """Return an image of one RGB colour."""
     return np.full((height, width, 3), colour, np.uint8)
 
 
-def encoded(picture: np.ndarray[Any, Any], suffix: str = ".png") -> bytes:
-    return bytes(cv2.imencode(suffix, picture[..., ::-1])[1].tobytes())
+def encoded(image: np.ndarray[Any, Any], suffix: str = ".png") -> bytes:
+    return bytes(cv2.imencode(suffix, image[..., ::-1])[1].tobytes())
 
 
 def raw_answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mtrain.spec.resolved import Resolved
 from tests.serving.files import COLOURS, exported
 from tests.serving.servers import ENVIRONMENT, Server, encoded, plain, serving, until
 
@@ -29,11 +30,11 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def only(response: httpx.Response) -> dict:
     assert response.status_code == 200, response.text
-    (picture,) = response.json()["pictures"]
-    return picture
+    (image,) = response.json()["images"]
+    return image
 
 
-def test_a_box_is_in_pixels_of_the_picture_as_displayed(detector):
+def test_a_box_is_in_pixels_of_the_image_as_displayed(detector):
     row = only(detector.predict(encoded(plain((255, 0, 0), width=128, height=64))))
     assert (row["width"], row["height"]) == (128, 64)
     (found,) = row["predictions"]
@@ -41,13 +42,13 @@ def test_a_box_is_in_pixels_of_the_picture_as_displayed(detector):
     assert found["bbox"] == pytest.approx([32, 16, 64, 32], abs=1)
 
 
-def test_exif_orientation_turns_the_picture_first(detector):
-    picture = Image.fromarray(plain((0, 255, 0), width=100, height=50))
+def test_exif_orientation_turns_the_image_first(detector):
+    image = Image.fromarray(plain((0, 255, 0), width=100, height=50))
     exif = Image.Exif()
     exif[0x0112] = 6
     for form in ("JPEG", "PNG", "WEBP"):
         content = io.BytesIO()
-        picture.save(content, form, exif=exif)
+        image.save(content, form, exif=exif)
         row = only(detector.predict(content.getvalue(), f"image/{form.lower()}"))
         assert (row["width"], row["height"]) == (50, 100), form
 
@@ -68,10 +69,10 @@ def test_confidence_is_the_lowest_score(detector):
         assert len(only(detector.predict(content, confidence=confidence))["predictions"]) == count, confidence
 
 
-def test_several_pictures_are_answered_in_their_order(detector):
+def test_several_images_are_answered_in_their_order(detector):
     files = [("file", (f"{name}.png", encoded(plain(colour)))) for name, colour in COLOUR_VALUES.items()]
     answer = detector.client.post(f"{detector.url}/v1/predict", files=files).json()
-    assert [(row["name"], row["predictions"][0]["class"]) for row in answer["pictures"]] == [
+    assert [(row["name"], row["predictions"][0]["class"]) for row in answer["images"]] == [
         (f"{name}.png", name) for name in COLOURS
     ]
 
@@ -85,21 +86,21 @@ def test_requests_at_once_get_their_own_answers_and_share_batches(tmp_path):
         serving(exported(tmp_path / "slow.onnx", "detection", rounds=2), "--max-batch", "4") as server,
         ThreadPoolExecutor(12) as pool,
     ):
-        pictures = {name: encoded(plain(colour)) for name, colour in COLOUR_VALUES.items()}
-        rows = list(pool.map(lambda name: only(server.predict(pictures[name])), wanted))
+        images = {name: encoded(plain(colour)) for name, colour in COLOUR_VALUES.items()}
+        rows = list(pool.map(lambda name: only(server.predict(images[name])), wanted))
         assert [row["predictions"][0]["class"] for row in rows] == wanted
-        assert server.figure("mtrain_batch_size_sum") == 36
-        assert server.figure("mtrain_batch_size_count") < 30, "batches were not shared"
-        assert server.figure("mtrain_pictures_total") == 36
-        assert server.figure("mtrain_pictures_in_work") == 0
-        assert server.figure("mtrain_received_bytes") == 0
+        assert server.metric("mtrain_batch_size_sum") == 36
+        assert server.metric("mtrain_batch_size_count") < 30, "batches were not shared"
+        assert server.metric("mtrain_images_total") == 36
+        assert server.metric("mtrain_images_in_work") == 0
+        assert server.metric("mtrain_received_bytes") == 0
 
 
 def test_a_file_with_a_fixed_batch_computes_any_number(tmp_path):
     with serving(exported(tmp_path / "fixed.onnx", "detection", batch=2)) as server:
         files = [("file", ("a.png", encoded(plain(COLOUR_VALUES[name])))) for name in ("red", "green", "blue")]
         answer = server.client.post(f"{server.url}/v1/predict", files=files).json()
-        assert [row["predictions"][0]["class"] for row in answer["pictures"]] == ["red", "green", "blue"]
+        assert [row["predictions"][0]["class"] for row in answer["images"]] == ["red", "green", "blue"]
         assert server.client.get(f"{server.url}/v1/model").json()["limits"]["batch"] == 2
 
 
@@ -124,17 +125,17 @@ def test_classes_are_answered_best_first(tmp_path):
         assert (drawing.status_code, drawing.headers["content-type"]) == (200, "image/jpeg")
 
 
-def test_masks_have_the_size_of_the_picture(tmp_path):
-    picture = np.concatenate([plain((0, 250, 0), width=60, height=40), plain((0, 0, 250), width=20, height=40)], axis=1)
+def test_masks_have_the_size_of_the_image(tmp_path):
+    image = np.concatenate([plain((0, 250, 0), width=60, height=40), plain((0, 0, 250), width=20, height=40)], axis=1)
     with serving(exported(tmp_path / "masks.onnx", "segmentation")) as server:
-        row = only(server.predict(encoded(picture)))
+        row = only(server.predict(encoded(image)))
         shares = {found["class"]: found["share"] for found in row["predictions"]}
         assert shares["green"] == pytest.approx(0.75, abs=0.03)
         assert shares["blue"] == pytest.approx(0.25, abs=0.03)
         mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(row["mask"]))))
         assert mask.shape == (40, 80)
         assert (mask[20, 10], mask[20, 75]) == (1, 2)
-        drawn = cv2.imdecode(np.frombuffer(server.predict(encoded(picture), draw=True).content, np.uint8), 1)
+        drawn = cv2.imdecode(np.frombuffer(server.predict(encoded(image), draw=True).content, np.uint8), 1)
         assert drawn.shape == (40, 80, 3)
 
 
@@ -142,8 +143,8 @@ def test_masks_have_the_size_of_the_picture(tmp_path):
 def test_samples_equal_those_of_a_prediction_on_files(task, tmp_path):
     """A server must not see other pixels than `mtrain predict` does."""
     from mtrain.data.images.decode import decode
-    from mtrain.exported.data import micro_batches, picture_data
-    from mtrain.serving.predictor import ExportedPredictor
+    from mtrain.deploy.exported.data import image_data, micro_batches
+    from mtrain.deploy.serve.predictor import ExportedPredictor
 
     rng = np.random.default_rng(0)
     sizes = [(97, 41), (20, 300), (64, 64), (1, 1), (900, 1), (640, 480)]
@@ -153,7 +154,7 @@ def test_samples_equal_those_of_a_prediction_on_files(task, tmp_path):
         cv2.imwrite(str(files[-1]), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
     predictor = ExportedPredictor.open(exported(tmp_path / "colours.onnx", task), threads=1)
     model = predictor._model
-    data = picture_data(model.spec(), model.metadata, files)
+    data = image_data(Resolved.of(model.spec()), model.metadata, files)
     for file, batch in zip(files, micro_batches(data, size=1), strict=True):
         sample = predictor.sample(decode(file))
         for name, array in sample.arrays.items():
@@ -176,16 +177,16 @@ def test_information_about_server_and_model(detector):
 
 
 def test_the_asgi_application_needs_no_process_of_ours(tmp_path):
-    """uvicorn and gunicorn take an object of a module: `mtrain.serving.app`."""
+    """uvicorn and gunicorn take an object of a module: `mtrain.deploy.serve.app`."""
     exported(tmp_path / "colours.onnx", "classification")
     code = (
-        "import asyncio, httpx, mtrain.serving\n"
-        "app = mtrain.serving.app('colours.onnx', threads=1)\n"
+        "import asyncio, httpx, mtrain.deploy.serve\n"
+        "app = mtrain.deploy.serve.app('colours.onnx', threads=1)\n"
         "async def main():\n"
         "    async with app.router.lifespan_context(app):\n"
         "        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url='http://x') as client:\n"
         "            answer = await client.post('/v1/predict', content=open('a.png', 'rb').read())\n"
-        "            print(answer.json()['pictures'][0]['predictions'][0]['class'])\n"
+        "            print(answer.json()['images'][0]['predictions'][0]['class'])\n"
         "asyncio.run(main())\n"
         "import sys; assert not {'torch', 'paddle'} & set(sys.modules)\n"
     )

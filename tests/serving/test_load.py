@@ -38,7 +38,7 @@ def test_memory_and_connections_stay_under_hostile_load(tmp_path):
             list(pool.map(request, range(600)))
             before = process.memory_info().rss
             list(pool.map(request, range(600, 3000)))
-        until(lambda: server.figure("mtrain_pictures_in_work") == 0)
+        until(lambda: server.metric("mtrain_images_in_work") == 0)
         assert process.memory_info().rss - before < 40_000_000
         until(lambda: len(process.net_connections()) < 20)
         with server.connected() as connection:

@@ -1,4 +1,4 @@
-"""The page in a real browser: a picture is dropped on it, and what was found is drawn."""
+"""The page in a real browser: an image is dropped on it, and what was found is drawn."""
 
 import base64
 import shutil
@@ -13,7 +13,7 @@ from tests.serving.files import exported
 from tests.serving.servers import Server, encoded, plain, serving, until
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
-pytest.importorskip("selenium", reason="chromium is not installed")
+pytest.importorskip("selenium", reason="the extra dev is not installed")
 pytestmark = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver")), reason="chromium is not installed"
 )
@@ -70,7 +70,7 @@ def errors(browser: Any) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if "status of 4" not in entry["message"]]
 
 
-def test_a_dropped_picture_is_shown_with_its_boxes(browser, detector):
+def test_a_dropped_image_is_shown_with_its_boxes(browser, detector):
     browser.get(detector.url)
     until(lambda: text(browser, "model") == "colours.onnx")
     assert "detection of 3 classes" in text(browser, "about")
@@ -78,12 +78,12 @@ def test_a_dropped_picture_is_shown_with_its_boxes(browser, detector):
     (box,) = browser.find_elements("css selector", "#boxes rect.box")
     size = [float(box.get_attribute(name)) for name in ("x", "y", "width", "height")]
     assert size == pytest.approx([100, 50, 200, 100], abs=2)
-    picture = browser.find_element("id", "picture").rect
+    image = browser.find_element("id", "image").rect
     drawn = box.rect
-    assert drawn["x"] + drawn["width"] / 2 == pytest.approx(picture["x"] + picture["width"] / 2, abs=3)
-    assert drawn["width"] == pytest.approx(picture["width"] / 2, abs=8)
+    assert drawn["x"] + drawn["width"] / 2 == pytest.approx(image["x"] + image["width"] / 2, abs=3)
+    assert drawn["width"] == pytest.approx(image["width"] / 2, abs=8)
     assert browser.find_element("css selector", ".tag").text.startswith("red ")
-    assert browser.find_element("id", "picture").get_attribute("alt") == "1 object: red."
+    assert browser.find_element("id", "image").get_attribute("alt") == "1 object: red."
     assert len(browser.find_elements("css selector", "#rows tr")) == 1
     assert errors(browser) == []
 
@@ -108,10 +108,10 @@ def test_the_slider_chooses_by_keyboard(browser, detector):
     assert {"file", "confidence", "a"} <= reached, "not everything can be reached by keyboard"
 
 
-def test_a_file_that_is_no_picture_gets_a_sentence(browser, detector):
+def test_a_file_that_is_no_image_gets_a_sentence(browser, detector):
     browser.get(detector.url)
-    sentence = dropped(browser, b"no picture", "notes.txt", "text/plain")
-    assert sentence.startswith("notes.txt: is no picture")
+    sentence = dropped(browser, b"no image", "notes.txt", "text/plain")
+    assert sentence.startswith("notes.txt: is no image")
     assert not browser.find_element("id", "figure").is_displayed()
     assert "red" in dropped(browser, encoded(plain((255, 0, 0)))), "the page works on"
     assert browser.find_element("id", "figure").is_displayed()
@@ -134,14 +134,14 @@ def test_the_light_follows_the_system_and_everything_has_a_name(browser, detecto
 
 @pytest.mark.parametrize("task", ["classification", "segmentation"])
 def test_classes_and_masks_are_shown(browser, task, tmp_path: Path):
-    picture = np.concatenate([plain((0, 250, 0), width=60, height=80), plain((0, 0, 250), width=20, height=80)], axis=1)
+    image = np.concatenate([plain((0, 250, 0), width=60, height=80), plain((0, 0, 250), width=20, height=80)], axis=1)
     with serving(exported(tmp_path / "colours.onnx", task)) as server:
         browser.get(server.url)
-        sentence = dropped(browser, encoded(picture))
+        sentence = dropped(browser, encoded(image))
         if task == "classification":
             assert sentence == "green, 74%."
             return
-        assert sentence == "green 75%, blue 25% of the picture."
+        assert sentence == "green 75%, blue 25% of the image."
         colours = browser.execute_script(
             "const c = document.getElementById('mask');"
             "const at = (x, y) => [...c.getContext('2d').getImageData(x, y, 1, 1).data];"

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.serving.files import exported
 from tests.serving.servers import ENVIRONMENT, Server, encoded, plain, raw_answer, serving, until
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
-PICTURE = encoded(plain((255, 0, 0)))
+IMAGE = encoded(plain((255, 0, 0)))
 SLOW = 600
 """Convolutions that take about a second on one thread."""
 
@@ -31,54 +30,54 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def asked(server: Server) -> Iterator[socket.socket]:
     """Send a request, and leave its answer unread."""
-    head = f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(PICTURE)}\r\n\r\n"
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(IMAGE)}\r\n\r\n"
     with server.connected() as connection:
-        connection.sendall(head.encode() + PICTURE)
+        connection.sendall(head.encode() + IMAGE)
         yield connection
 
 
 def test_what_the_queue_cannot_take_is_told_when_to_come_again(slow):
     with serving(slow, "--queue", "2", "--max-batch", "1") as server, asked(server) as first, asked(server) as second:
-        until(lambda: server.figure("mtrain_pictures_in_work") == 2)
-        answer = server.predict(PICTURE)
+        until(lambda: server.metric("mtrain_images_in_work") == 2)
+        answer = server.predict(IMAGE)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert "queue holds 2" in answer.json()["error"]
         assert [raw_answer(connection)[0] for connection in (first, second)] == [200, 200]
-        assert server.predict(PICTURE).status_code == 200
+        assert server.predict(IMAGE).status_code == 200
 
 
 def test_a_request_that_takes_too_long_is_given_up(slow):
     with serving(slow, "--max-batch", "1", "--timeout", "1") as server:
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: server.predict(PICTURE), range(8)))
+            answers = list(pool.map(lambda _: server.predict(IMAGE), range(8)))
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) <= {200, 408, 504}
         assert 504 in statuses
         late = next(answer for answer in answers if answer.status_code == 504)
         assert "within 1 s" in late.json()["error"]
-        until(lambda: server.figure("mtrain_pictures_in_work") == 0)
-        until(lambda: server.figure("mtrain_abandoned_pictures_total") >= 1)
+        until(lambda: server.metric("mtrain_images_in_work") == 0)
+        until(lambda: server.metric("mtrain_abandoned_images_total") >= 1)
 
 
 def test_a_client_that_went_away_costs_no_computation(slow):
     with serving(slow, "--max-batch", "1") as server, asked(server) as patient:
-        until(lambda: server.figure("mtrain_pictures_in_work") == 1)
+        until(lambda: server.metric("mtrain_images_in_work") == 1)
         with contextlib.ExitStack() as others:
             for _ in range(9):
                 others.enter_context(asked(server))
-            until(lambda: server.figure("mtrain_pictures_in_work") >= 8)
+            until(lambda: server.metric("mtrain_images_in_work") >= 8)
         assert raw_answer(patient)[0] == 200
-        until(lambda: server.figure("mtrain_pictures_in_work") == 0)
-        assert server.predict(PICTURE).status_code == 200
-        assert server.figure("mtrain_batch_size_sum") + server.figure("mtrain_abandoned_pictures_total") == 11
-        assert server.figure("mtrain_batch_size_sum") <= 5
+        until(lambda: server.metric("mtrain_images_in_work") == 0)
+        assert server.predict(IMAGE).status_code == 200
+        assert server.metric("mtrain_batch_size_sum") + server.metric("mtrain_abandoned_images_total") == 11
+        assert server.metric("mtrain_batch_size_sum") <= 5
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_requests_in_flight_are_answered_before_the_end(slow, sent):
     with serving(slow, "--max-batch", "1") as server, asked(server) as first, asked(server) as second:
-        until(lambda: server.figure("mtrain_pictures_in_work") == 2)
+        until(lambda: server.metric("mtrain_images_in_work") == 2)
         server.process.send_signal(sent)
         assert [raw_answer(connection)[0] for connection in (first, second)] == [200, 200]
         assert server.process.wait(60) == 0
@@ -88,13 +87,21 @@ def test_requests_in_flight_are_answered_before_the_end(slow, sent):
         assert server.process.stderr.read() == ""
 
 
+def listens(server: Server) -> bool:
+    try:
+        server.connected().close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def test_a_second_signal_ends_at_once_and_says_what_was_lost(slow):
     with serving(slow, "--max-batch", "1") as server, contextlib.ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(asked(server))
-        until(lambda: server.figure("mtrain_pictures_in_work") == 10)
+        until(lambda: server.metric("mtrain_images_in_work") == 10)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        until(lambda: not listens(server))
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 1
         assert server.process.stdout is not None
@@ -151,10 +158,11 @@ def test_a_missing_library_names_the_extra(monkeypatch):
 
     import mtrain
     from mtrain.errors import UsageError
+    from mtrain.spec import remedies
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    with pytest.raises(UsageError, match=r"needs uvicorn; install .* 'mtrain\[serve\]'"):
+    monkeypatch.setattr(remedies, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    with pytest.raises(UsageError, match=r"needs uvicorn.*\[serve\]"):
         mtrain.serve("colours.onnx")
 
 
@@ -173,7 +181,7 @@ def test_python_can_serve_too_and_no_framework_is_loaded(tmp_path):
         assert process.stdout is not None
         assert "3 classes" in process.stdout.readline()
         address = process.stdout.readline().split()[2]
-        assert httpx.post(f"{address}v1/predict", content=PICTURE).status_code == 200
+        assert httpx.post(f"{address}v1/predict", content=IMAGE).status_code == 200
         process.terminate()
         assert process.stdout.read() == "frameworks [] code 0\n"
         timer.cancel()

@@ -3,8 +3,8 @@
 import socket
 from contextlib import closing
 
-from mtrain.pages import server
-from mtrain.serving import process
+from mtrain.deploy.serve import process
+from mtrain.records.pages import server
 
 
 def test_answers_are_sent_at_once():

@@ -94,7 +94,6 @@ def test_each_source_wins_over_the_weaker_ones_and_history_keeps_what_it_replace
         assert str(loaded.origin("train.batch_size")) == origin
     loaded = load(
         "a.yml",
-        "train.batch_size=5",
         environ={"MTRAIN_TRAIN__BATCH_SIZE": "4"},
         flags={"train.batch_size": config.Given(6, "--batch-size 6")},
     )
@@ -105,10 +104,26 @@ def test_each_source_wins_over_the_weaker_ones_and_history_keeps_what_it_replace
         (2, "base.yml:2"),
         (3, "a.yml:4"),
         (4, "MTRAIN_TRAIN__BATCH_SIZE=4"),
-        (5, "-o train.batch_size=5"),
     ]
     assert loaded.origin("train.clip_norm").kind == "default"
     assert loaded.provenance["train.epochs"].kind == "base"
+
+
+def test_flags_and_overrides_of_one_command_line_give_way_to_no_other_of_them(here):
+    """What is typed for a plugin that is typed too is for that plugin: a misspelt option is no leftover of another."""
+    deepspeed = {"backend.name": config.Given("deepspeed", "-b deepspeed")}
+    assert load("digits", "backend.options.stage=3", flags=deepspeed).spec.backend.options == {"stage": 3}
+    assert problems("digits", "backend.options.stge=3", flags=deepspeed) == (
+        "-o backend.options.stge=3: unknown key; did you mean 'stage'?",
+    )
+    for overrides, flags in (
+        (["train.seed=1"], {"train.seed": config.Given(2, "--seed 2")}),
+        (["backend.name=ddp"], deepspeed),
+    ):
+        (line,) = problems("digits", *overrides, flags=flags)
+        assert f"-o {overrides[0]}" in line
+        assert "keep one of them" in line
+    assert load("digits", "train.seed=2", flags={"train.seed": config.Given(2, "--seed 2")}).spec.train.seed == 2
 
 
 def test_bases_merge_mappings_and_replace_lists_and_the_later_wins(here):
@@ -191,7 +206,7 @@ def test_mistakes_of_several_sources_are_told_together(here):
     ("text", "message"),
     [
         ("train: 5", "a.yml:1 train: given 5, expected a section with the keys epochs, updates, "),
-        ("optimiser: {rate: 1}", "a.yml:1 optimiser: unknown key; did you mean 'optimizer'?"),
+        ("optimiser: {learning_rate: 1}", "a.yml:1 optimiser: unknown key; did you mean 'optimizer'?"),
         ("train: {momentum: 0.9}", "a.yml:1 train.momentum: unknown key; did you mean 'optimizer.momentum'?"),
         ("train:\n  seed: yes", "a.yml:2 train.seed: given 'yes', expected an integer"),
         ("train:\n  seed: true", "a.yml:2 train.seed: given true, expected an integer"),
@@ -252,7 +267,7 @@ def test_overrides_reach_lists_nulls_and_free_keys(here):
         "train.clip_norm=null",
         "schedule.warmup=null",
         "model.options.box=0.1",
-        "optimizer.rate=1e-3",
+        "optimizer.learning_rate=1e-3",
         "train.freeze=model",
     ).spec
     assert spec.cluster.ips == ["10.0.0.1", "10.0.0.2"]
@@ -262,7 +277,7 @@ def test_overrides_reach_lists_nulls_and_free_keys(here):
     assert spec.train.clip_norm is None
     assert spec.schedule.warmup is None
     assert spec.model.options["box"] == 0.1
-    assert spec.optimizer.rate == 1e-3
+    assert spec.optimizer.learning_rate == 1e-3
     assert spec.train.freeze == ["model"]
 
 

@@ -13,9 +13,9 @@ import pytest
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.files import parse_json, read_bytes, read_text
-from mtrain.report.history import read_history
+from mtrain.records.history import read_history
 from mtrain.spec.config import load
+from mtrain.spec.files import parse_json, read_bytes, read_text
 
 DEEP = 200_000
 SECONDS = 20
@@ -156,3 +156,19 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
         read_text(tmp_path / "binary", limit=10)
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * DEEP)
+
+
+def test_thousands_of_reporters_are_one_short_mistake(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text("report:\n  reporters:\n" + "".join(f"    r{i}: true\n" for i in range(5000)))
+    with pytest.raises(SpecError) as caught:
+        load(str(tmp_path / "a.yml"), environ={})
+    assert len(caught.value.problems) == 1
+    assert "5000 reporters" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_of_thousands_of_mistakes_the_first_are_listed_and_the_rest_counted() -> None:
+    error = SpecError([f"mistake {number}" for number in range(5000)])
+    assert error.problems[:2] == ("mistake 0", "mistake 1")
+    assert int(error.problems[-1].split()[2]) + len(error.problems) - 1 == 5000
+    assert len(str(error)) < 20_000

@@ -1,6 +1,5 @@
 """Plugins are listed without being imported, loaded by name, and governed by plugins.toml."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +54,7 @@ def test_names_lists_what_ships_and_imports_none_of_it():
         "found = {kind: [entry.name for entry in plugins.names(kind)] for kind in plugins.KINDS}\n"
         "assert {'solo', 'ddp'} <= set(found['backends']), found\n"
         "assert {'coco', 'voc', 'yolo', 'digits'} <= set(found['datasets'])\n"
-        "heavy = ('torch', 'paddle', 'stevedore', 'mtrain.backends', 'mtrain.models')\n"
+        "heavy = ('torch', 'paddle', 'mtrain.backends', 'mtrain.models')\n"
         "bad = [name for name in sys.modules if name.startswith(heavy)]\n"
         "assert not bad, bad\n"
     )
@@ -159,15 +158,6 @@ def test_a_shipped_plugin_that_the_installation_does_not_list_asks_for_a_new_ins
         plugins.find("tasks", "detection")
     with pytest.raises(PluginError, match=r"no model 'vat' \(known: vit\)"):
         plugins.find("models", "vat")
-
-
-def test_a_plugin_that_imports_from_a_former_place_is_told_the_new_one(here):
-    (here / "outside_plugin_m.py").write_text("from mtrain.core.errors import SpecError\n" + MODULE)
-    rules = policy(here, '[backends.former]\nmodule = "outside_plugin_m:Mine"\n')
-    with pytest.raises(PluginError, match=r"No module named 'mtrain.core.errors'; that module is now mtrain.errors:"):
-        plugins.load("backends", "former", policy=rules)
-    for module in plugins.MOVED.values():
-        assert importlib.util.find_spec(module) is not None
 
 
 @pytest.mark.parametrize(

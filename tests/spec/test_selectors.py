@@ -1,7 +1,6 @@
 """The task, model, data set and backend of a spec decide on its other keys: one rule for what a former choice had."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,6 @@ from mtrain.spec.building import Tasks
 from mtrain.spec.model import Spec
 from mtrain.spec.schema import dotted, walk
 
-FORMER = Path(__file__).parent / "former"
-"""Specs that the last version without sections of tasks wrote into run folders."""
 DETECTOR = "model: {name: yolov5n}\ndata: {format: coco, augment: {mosaic: 0.7, degrees: 5.0}, cache: ram}\ntrain: {epochs: 1}\n"
 CLASSIFIER = "_BASE_: base.yml\nmodel: {name: vit}\ndata: {format: digits_classes}\n"
 
@@ -197,48 +194,3 @@ def test_the_choice_that_counts_is_the_one_that_changed_and_not_its_repetition()
     Path("a.yml").write_text("_BASE_: base.yml\nbackend: {name: solo}\n")
     (note,) = load("a.yml", "backend.name=solo").notes
     assert "given for backend.name deepspeed; it is solo now (a.yml:2)" in note
-
-
-# ------------------------------------------------------------------------------------------------- specs of former versions
-@pytest.mark.parametrize("task", ["classification", "detection"])
-def test_a_run_of_before_can_be_read_again(task):
-    Path("run").mkdir()
-    for suffix in ("yml", "json"):
-        shutil.copy(FORMER / f"{task}.{suffix}", f"run/spec.{suffix}")
-    loaded = load("run/spec.yml")
-    former = json.loads(Path("run/spec.json").read_text())
-    assert loaded.spec.task == task
-    assert config.read("run/spec.json") == loaded.spec
-    lost = {path for path, value in leaves(former) if lookup_all(loaded.values, path) != value}
-    assert all(path[:1] in {("data",), ("evaluate",)} for path in lost)
-    if task == "detection":
-        assert (lost, loaded.notes) == (set(), ())
-    else:
-        (note,) = loaded.notes  # those two were ignored, and are not off
-        assert note.startswith(
-            "data.augment.close_mosaic_epochs (run/spec.yml:37), data.cache (run/spec.yml:46): left out"
-        )
-
-
-def test_the_same_text_written_by_a_person_says_what_has_no_effect():
-    shutil.copy(FORMER / "classification.yml", "mine.yml")
-    assert [line.partition(": ")[0] for line in problems("mine.yml")] == [
-        "mine.yml:37 data.augment.close_mosaic_epochs",
-        "mine.yml:46 data.cache",
-    ]
-
-
-def leaves(values, path=()):
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def lookup_all(values, path):
-    for key in path:
-        if key not in values:
-            return "absent"
-        values = values[key]
-    return values

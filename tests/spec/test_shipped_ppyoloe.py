@@ -25,7 +25,7 @@ def test_the_recipe_is_the_published_one(size: str) -> None:
     assert spec.model.name == f"ppyoloe_{size}"
     assert spec.train.epochs == official["epoch"]
     assert spec.train.batch_size == spec.train.reference_batch_size == CARDS * reader["batch_size"]
-    assert spec.optimizer.rate == official["LearningRate"]["base_lr"]
+    assert spec.optimizer.learning_rate == official["LearningRate"]["base_lr"]
     assert spec.optimizer.momentum == optimizer["optimizer"]["momentum"]
     assert not spec.optimizer.nesterov
     assert spec.optimizer.weight_decay == optimizer["regularizer"]["factor"]
@@ -33,14 +33,14 @@ def test_the_recipe_is_the_published_one(size: str) -> None:
     assert spec.schedule.horizon_epochs == cosine["max_epochs"]
     assert spec.schedule.warmup is not None
     assert spec.schedule.warmup.epochs == warmup["epochs"]
-    assert spec.schedule.warmup.rate_from == warmup["start_factor"]
+    assert spec.schedule.warmup.learning_rate_from == warmup["start_factor"]
     assert spec.train.ema is not None
     assert (spec.train.ema.decay, spec.train.ema.rule) == (official["ema_decay"], "threshold")
     assert spec.train.sync_batchnorm == (official["norm_type"] == "sync_bn")
 
 
 @pytest.mark.parametrize("size", "smlx")
-def test_the_pictures_are_made_as_published(size: str) -> None:
+def test_the_images_are_made_as_published(size: str) -> None:
     spec, official = shipped(size), OFFICIAL[size]
     steps = [next(iter(step)) for step in official["TrainReader"]["sample_transforms"]]
     assert steps == ["Decode", "RandomDistort", "RandomExpand", "RandomCrop", "RandomFlip"]

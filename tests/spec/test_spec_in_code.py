@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import mtrain
-from mtrain import typed
+from mtrain.api import typed
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec.sources import shipped_folder
 
@@ -36,10 +36,10 @@ def test_a_spec_in_code_has_bases_backends_ranks_and_overrides():
 
 
 def test_numbers_of_numpy_and_tuples_are_plain_values():
-    values = {"train": {"epochs": np.int64(3), "freeze": ("a", "b")}, "optimizer": {"rate": np.float32(0.5)}}
+    values = {"train": {"epochs": np.int64(3), "freeze": ("a", "b")}, "optimizer": {"learning_rate": np.float32(0.5)}}
     loaded = mtrain.load_spec(values)
     assert (loaded.values["train"]["epochs"], loaded.values["train"]["freeze"]) == (3, ["a", "b"])
-    assert loaded.values["optimizer"]["rate"] == 0.5
+    assert loaded.values["optimizer"]["learning_rate"] == 0.5
 
 
 def test_paths_of_code_are_taken_from_the_current_folder(tmp_path, monkeypatch):
@@ -102,16 +102,16 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
 def test_the_types_have_the_keys_of_the_sections():
     line = [sys.executable, str(ROOT / "scripts/spec-types")]
     written = subprocess.run(line, check=True, capture_output=True, text=True, timeout=100).stdout
-    assert written == (ROOT / "mtrain/typed.py").read_text(), "run scripts/spec-types > mtrain/typed.py"
+    assert written == (ROOT / "mtrain/api/typed.py").read_text(), "run scripts/spec-types > mtrain/api/typed.py"
 
 
 SAMPLE = """
 import mtrain
-from mtrain.typed import Spec, Train
+from mtrain.api.typed import Spec, Train
 
-spec = Spec(_BASE_="digits", train=Train(epochs=3), optimizer={"rule": "adamw", "rate": 1})
+spec = Spec(_BASE_="digits", train=Train(epochs=3), optimizer={"rule": "adamw", "learning_rate": 1})
 spec["schedule"] = {"name": "cosine", "warmup": None}
-reveal_type(mtrain.train(spec, ranks=2).metrics[0])
+reveal_type(mtrain.train(spec, ranks=2).records[0])
 mtrain.plan({"train": {"epochs": 3}, "data": {"augment": {"mosaic": 0.5}}})
 """
 WRONG = """
@@ -125,7 +125,17 @@ Train(batch=3)
 def test_a_type_checker_knows_the_keys(tmp_path):
     (tmp_path / "sample.py").write_text(SAMPLE + WRONG)
     package = ROOT / "mtrain"
-    files = [package / name for name in ("__init__.py", "api.py", "results.py", "typed.py")]
+    files = [
+        package / name
+        for name in (
+            "__init__.py",
+            "api/functions.py",
+            "api/results.py",
+            "api/typed.py",
+            "api/python_calls.py",
+            "spec/calls.py",
+        )
+    ]
     line = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=skip", "--cache-dir", str(tmp_path / "cache")]
     line += ["--config-file", "/dev/null", *map(str, files), "sample.py"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)

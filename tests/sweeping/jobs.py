@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import mtrain
-from mtrain.sweeping.places import Place
-from mtrain.sweeping.starting import Wish
-from mtrain.sweeping.trial_jobs import Ended
+from mtrain.studies.sweep.places import Place
+from mtrain.studies.sweep.starting import Wish
+from mtrain.studies.sweep.trial_jobs import Ended
 
 TINY = {
     "_BASE_": "vit_digits.yml",
@@ -19,9 +19,12 @@ TINY = {
     "backend": {"name": "solo"},
     "cluster": {"nproc_per_node": 1, "threads": 1},
     "data": {"workers": 0},
-    "report": {"reporters": {}},
+    "report": {"plots": False, "tensorboard": False, "reporters": {}},
 }
-SPACE = {"optimizer.rate": {"low": 0.0001, "high": 0.1, "log": True}, "train.batch_size": {"choices": [16, 32]}}
+SPACE = {
+    "optimizer.learning_rate": {"low": 0.0001, "high": 0.1, "log": True},
+    "train.batch_size": {"choices": [16, 32]},
+}
 
 
 def wish(folder: Path, **settings: Any) -> Wish:
@@ -38,7 +41,7 @@ def wish(folder: Path, **settings: Any) -> Wish:
 class InstantJob:
     """A job that has written the records of its whole run when it is started; each start is noted in a file."""
 
-    figures: Callable[[Place], list[float]]
+    metrics: Callable[[Place], list[float]]
     """The metric after each evaluation; a test may replace it."""
 
     def __init__(self, place: Place, *, gpus: Sequence[str] | None = None) -> None:
@@ -47,11 +50,11 @@ class InstantJob:
             print(place.number, ",".join(gpus or ()), file=file)
         with (place.sweep / "starts.txt").open("a") as file:
             print(place.number, file=file)
-        values = type(self).figures(place)
+        values = type(self).metrics(place)
         place.run_dir.mkdir(parents=True, exist_ok=True)
         records: list[dict[str, Any]] = [{"kind": "start", "update": 0}]
         records += [
-            {"kind": "evaluation", "update": 4 * step, "figures": {"score": value}}
+            {"kind": "evaluation", "update": 4 * step, "metrics": {"score": value}}
             for step, value in enumerate(values, start=1)
         ]
         (place.run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -9,10 +9,10 @@ import yaml
 
 import mtrain
 from mtrain.errors import UsageError
-from mtrain.sweeping import gpus, starting, sweep
-from mtrain.sweeping.gpus import shares
-from mtrain.sweeping.request import Request
-from mtrain.sweeping.space import read_over
+from mtrain.studies.sweep import gpus, starting, sweep
+from mtrain.studies.sweep.gpus import shares
+from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.space import read_over
 from tests.sweeping.jobs import TINY, InstantJob, wish
 
 
@@ -93,7 +93,7 @@ def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda order: None)
     monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
-    monkeypatch.setattr(InstantJob, "figures", staticmethod(lambda place: [0.5]), raising=False)
+    monkeypatch.setattr(InstantJob, "metrics", staticmethod(lambda place: [0.5]), raising=False)
     monkeypatch.setattr(gpus, "visible", lambda environ, dev: ["0", "1", "2", "3"])
     spec = {**TINY, "cluster": {"nproc_per_node": 1, "threads": 1, "devices": [4, 5, 7]}}
     for loaded in (TINY, spec):
@@ -109,8 +109,8 @@ def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_trial_is_started_with_its_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtrain.sweeping import trial_jobs
-    from mtrain.sweeping.places import Place
+    from mtrain.studies.sweep import trial_jobs
+    from mtrain.studies.sweep.places import Place
 
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(trial_jobs, "end_leftovers", lambda place: None)

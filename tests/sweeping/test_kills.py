@@ -9,8 +9,8 @@ import pytest
 from optuna.storages import RDBStorage
 
 from mtrain.errors import UsageError
-from mtrain.sweeping import starting, sweep
-from mtrain.sweeping.places import Place
+from mtrain.studies.sweep import starting, sweep
+from mtrain.studies.sweep.places import Place
 from tests.sweeping.jobs import InstantJob, starts, wish
 
 WRITES = (
@@ -31,8 +31,8 @@ def curves(place: Place) -> list[float]:
     import yaml
 
     values = yaml.safe_load(place.spec.read_text())
-    rate, batch = values["optimizer"]["rate"], values["train"]["batch_size"]
-    return [] if place.number == 2 else [rate * step + batch / 1000 for step in (1, 2, 3)]
+    learning_rate, batch = values["optimizer"]["learning_rate"], values["train"]["batch_size"]
+    return [] if place.number == 2 else [learning_rate * step + batch / 1000 for step in (1, 2, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda order: None)
     monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
-    monkeypatch.setattr(InstantJob, "figures", staticmethod(curves), raising=False)
+    monkeypatch.setattr(InstantJob, "metrics", staticmethod(curves), raising=False)
     return
 
 
@@ -121,7 +121,7 @@ def test_with_several_jobs_no_trial_is_lost_or_run_again(tmp_path: Path, monkeyp
 def test_failures_in_a_row_end_the_sweep_and_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
-        patch.setattr(InstantJob, "figures", staticmethod(lambda place: []))
+        patch.setattr(InstantJob, "metrics", staticmethod(lambda place: []))
         verdict = run(folder, trials=4, sampler="random", max_failures=2)
     assert (verdict.reason, verdict.code) == ("failed", 1)
     assert "2 trials in a row failed, the last one with: the gradient was not finite" in verdict.text
@@ -146,7 +146,7 @@ def test_more_trials_may_be_asked_for_later_and_nothing_else(tmp_path: Path) -> 
         {"sampler": "tpe"},
         {"pruner": "median"},
         {"metric": "accuracy"},
-        {"space": {"optimizer.rate": {"choices": [1.0]}}},
+        {"space": {"optimizer.learning_rate": {"choices": [1.0]}}},
     ):
         with pytest.raises(UsageError, match="begun with other settings"):
             starting.order_of(wish(folder, resume=True, **changed))

@@ -7,10 +7,10 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mtrain.errors import UsageError
-from mtrain.sweeping.journal import Journal
-from mtrain.sweeping.proposals import judged, proposed
-from mtrain.sweeping.request import Request
-from mtrain.sweeping.space import read_space
+from mtrain.studies.sweep.journal import Journal
+from mtrain.studies.sweep.proposals import judged, proposed
+from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.space import read_space
 
 SPACE = {
     "a": {"low": 0.001, "high": 1.0, "log": True},
@@ -142,7 +142,7 @@ def test_a_bad_trial_is_pruned_and_a_good_one_is_not(pruner: str, direction: str
 
 
 def test_an_axis_with_few_values_is_labelled_with_these() -> None:
-    from mtrain.sweeping.plots import _round_values
+    from mtrain.studies.sweep.plots import _round_values
 
     stepped, many, whole = read_space(
         {
@@ -157,7 +157,7 @@ def test_an_axis_with_few_values_is_labelled_with_these() -> None:
 
 
 def test_the_value_that_matters_is_the_most_important_one() -> None:
-    from mtrain.sweeping.plots import importances
+    from mtrain.studies.sweep.plots import importances
 
     numbers = {name: {"low": 0.0, "high": 1.0} for name in ("a", "b", "c", "d")}
     right = 0

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.cluster import submission
-from mtrain.core.queue import Queue, QueuedJob, QueueState, Submission
+from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState, Submission
 from mtrain.errors import UsageError
-from mtrain.sweeping import starting, sweep, trial_jobs
-from mtrain.sweeping.places import Place
+from mtrain.jobs import submission
+from mtrain.studies.sweep import starting, sweep, trial_jobs
+from mtrain.studies.sweep.places import Place
 from tests.sweeping.jobs import TINY, InstantJob, wish
 
 
@@ -61,7 +61,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(trial_jobs, "ASK_S", 0.0)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
-    monkeypatch.setattr(InstantJob, "figures", staticmethod(lambda place: [0.5 - place.number / 10] * 3), raising=False)
+    monkeypatch.setattr(InstantJob, "metrics", staticmethod(lambda place: [0.5 - place.number / 10] * 3), raising=False)
     return stand_in
 
 

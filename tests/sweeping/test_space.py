@@ -1,5 +1,6 @@
 """Search spaces: what is read, and what is refused before anything starts."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import mtrain
 from mtrain.errors import MtrainError, SpecError, UsageError
 from mtrain.spec.yaml_reader import dumped, parse
-from mtrain.sweeping.request import fitted, parsed_metric
-from mtrain.sweeping.space import distinct, read_over, read_space, shipped_spaces
+from mtrain.studies.sweep.records import Score, best
+from mtrain.studies.sweep.request import Request, fitted, parsed_metric
+from mtrain.studies.sweep.space import distinct, read_over, read_space, shipped_spaces
 
 VIT = "vit_digits"
 
@@ -27,8 +29,8 @@ def problems(space: Any, spec: str = VIT) -> list[str]:
 
 
 def test_nested_and_dotted_keys_mean_the_same(tmp_path: Path) -> None:
-    nested = written(tmp_path, "optimizer:\n  rate: {low: 0.1, high: 1.0}\n  rule: {choices: [sgd, adam]}\n")
-    dotted = {"optimizer.rate": {"low": 0.1, "high": 1.0}, "optimizer.rule": {"choices": ["sgd", "adam"]}}
+    nested = written(tmp_path, "optimizer:\n  learning_rate: {low: 0.1, high: 1.0}\n  rule: {choices: [sgd, adam]}\n")
+    dotted = {"optimizer.learning_rate": {"low": 0.1, "high": 1.0}, "optimizer.rule": {"choices": ["sgd", "adam"]}}
 
     def plain(space: Any) -> list[dict[str, Any]]:
         return [one.model_dump(exclude={"origin"}) for one in read_space(space)]
@@ -40,7 +42,7 @@ def test_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path: Path)
     space = written(tmp_path, "train.batch_size: {choices: [8]}\noptimizer:\n  rte: {low: 0.1, high: 1.0}\n")
     (problem,) = problems(space)
     assert problem.startswith("space.yml:3: optimizer.rte: unknown key")
-    assert "did you mean 'rate'?" in problem
+    assert "did you mean 'learning_rate'?" in problem
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,9 @@ def test_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path: Path)
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_line(entry: Any, words: str) -> None:
-    lines = problems({"optimizer.rate": entry})
+    lines = problems({"optimizer.learning_rate": entry})
     assert len(lines) == 1
-    assert "optimizer.rate" in lines[0]
+    assert "optimizer.learning_rate" in lines[0]
     assert words in lines[0]
 
 
@@ -94,7 +96,7 @@ def test_yolov5s_space_fits_its_specs_and_keeps_their_values_in_its_ranges() -> 
 
 
 YOLOV5 = {
-    "lr0": ("optimizer.rate", 1e-5, 0.1),
+    "lr0": ("optimizer.learning_rate", 1e-5, 0.1),
     "lrf": ("schedule.final_factor", 0.01, 1.0),
     "momentum": ("optimizer.momentum", 0.6, 0.98),
     "weight_decay": ("optimizer.weight_decay", 0.0, 0.001),
@@ -166,3 +168,30 @@ def test_a_metric_has_a_direction() -> None:
     assert parsed_metric("loss:min") == ("loss", "min")
     with pytest.raises(UsageError, match="expected NAME"):
         parsed_metric("loss:least")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "expected"),
+    [
+        (0.1, 0.3, 0.1, [0.1, 0.2, 0.3]),
+        (0.0, 0.7, 0.1, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
+        (0.0, 1.0, 0.3, [0.0, 0.3, 0.6, 0.9]),
+        (2, 8, 3, [2, 5, 8]),
+        (1, 4, None, [1, 2, 3, 4]),
+    ],
+)
+def test_a_grid_has_every_value_to_its_end_without_rounding(
+    low: Any, high: Any, step: Any, expected: list[Any]
+) -> None:
+    entry = {"low": low, "high": high} | ({} if step is None else {"step": step})
+    (parameter,) = read_space({"optimizer": {"learning_rate": entry}})
+    assert parameter.grid() == expected
+
+
+@pytest.mark.parametrize(("direction", "update"), [("max", 3), ("min", 2)])
+def test_the_best_score_is_the_first_finite_one(direction: Any, update: int) -> None:
+    values = [math.nan, 0.25, 0.5, math.inf, -math.inf, 0.5, 0.25]
+    scores = [Score(number, value) for number, value in enumerate(values, start=1)]
+    request = Request.model_construct(direction=direction)
+    assert best(scores, request) == scores[update - 1]
+    assert best(scores[:1], request) is None

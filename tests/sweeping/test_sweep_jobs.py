@@ -100,12 +100,12 @@ def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbe
     assert (folder / "cut" / "trials.csv").read_bytes() == table
     assert len(table.splitlines()) == trials + 1
     best = mtrain.load_spec(str(folder / "cut" / "best.yml")).spec
-    assert best.optimizer.rate == mtrain.open_sweep("cut").best.params["optimizer.rate"]  # type: ignore[union-attr]
+    assert best.optimizer.learning_rate == mtrain.open_sweep("cut").best.params["optimizer.learning_rate"]  # type: ignore[union-attr]
     assert best.report.name is None
 
 
 STEPPED = {
-    "optimizer.rate": {"choices": [0.001, 0.01]},
+    "optimizer.learning_rate": {"choices": [0.001, 0.01]},
     "optimizer.weight_decay": {"low": 0.0, "high": 0.1, "step": 0.1},
 }
 
@@ -148,7 +148,7 @@ def test_a_killed_sweep_has_the_table_of_an_undisturbed_one_with_every_sampler(
         (("--space", "space.yml", "--out", "."), "is not an empty folder"),
         (("--space", "space.yml", "-o", "evaluate.every_updates=null"), "trials are judged by their evaluations"),
         (("--space", "space.yml", "-o", "data.root=/nowhere", "data.format=coco"), "error: "),
-        (("--over", "optimizer.rate=0.1,0.2", "--sampler", "cmaes"), "needs a range"),
+        (("--over", "optimizer.learning_rate=0.1,0.2", "--sampler", "cmaes"), "needs a range"),
         (("--over", "backend=dpp"), "did you mean 'ddp'?"),
         (("--resume",), "there is no sweep in runs"),
         (("--resume", "--out", "nowhere"), "no such folder"),
@@ -174,8 +174,8 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_a_damaged_folder_is_refused_in_one_sentence(
     file: str, content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mtrain.sweeping import starting
-    from mtrain.sweeping.journal import Journal
+    from mtrain.studies.sweep import starting
+    from mtrain.studies.sweep.journal import Journal
     from tests.sweeping.jobs import wish
 
     order = starting.order_of(wish(folder / "sweep"))
@@ -192,7 +192,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 def test_values_of_the_environment_do_not_replace_those_of_a_trial(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mtrain.sweeping.trial_jobs import _without_values
+    from mtrain.studies.sweep.trial_jobs import _without_values
 
     environ = {"MTRAIN_OPTIMIZER__RATE": "9", "FLAGS_START_PORT": "7000", "MTRAIN_DEBUG": "1", "PATH": "/bin"}
     assert _without_values(environ) == {"MTRAIN_DEBUG": "1", "PATH": "/bin"}

@@ -13,6 +13,7 @@ import mtrain
 from mtrain.cli import main
 from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
+from mtrain.spec.resolved import Resolved
 from mtrain.system import interpreter
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def spec(python: object, *, backend: str = "fleet", **options: str) -> Spec:
 
 def refusal(python: object) -> str:
     with pytest.raises(UsageError) as error:
-        interpreter.check(spec(python))
+        interpreter.check(Resolved.of(spec(python)))
     return str(error.value)
 
 
@@ -54,9 +55,9 @@ def provide(python: Path, package: str, content: str = "", **others: str) -> Non
 
 @pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
 def test_this_interpreter_will_do(monkeypatch):
-    interpreter.check(spec(None))
+    interpreter.check(Resolved.of(spec(None)))
     monkeypatch.setenv("PYTHONPATH", str(Path(mtrain.__file__).parents[1]))
-    interpreter.check(spec(sys.executable))
+    interpreter.check(Resolved.of(spec(sys.executable)))
 
 
 def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
@@ -64,9 +65,9 @@ def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
     with pytest.raises(
         UsageError, match=r"runs on torch, .* paddle is: -o backend.options.framework=paddle; or install"
     ):
-        interpreter.check(Spec.model_validate({"backend": {"name": "solo"}}))
+        interpreter.check(Resolved.of(Spec.model_validate({"backend": {"name": "solo"}})))
     with pytest.raises(UsageError, match="runs on torch, which is not installed; install it with"):
-        interpreter.check(Spec.model_validate({"backend": {"name": "ddp"}}))
+        interpreter.check(Resolved.of(Spec.model_validate({"backend": {"name": "ddp"}})))
 
 
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
@@ -93,9 +94,9 @@ def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alon
         f"has no paddle, which backend fleet runs on; install it there with: {python} -m pip install -e '{ROOT}[fleet-cpu]'"
     )
     provide(python, "torch", "raise RuntimeError('it is looked for, not imported')\n")
-    interpreter.check(spec(python, backend="ddp"))
+    interpreter.check(Resolved.of(spec(python, backend="ddp")))
     with pytest.raises(UsageError, match="has no paddle, which backend solo runs on"):
-        interpreter.check(spec(python, backend="solo", framework="paddle"))
+        interpreter.check(Resolved.of(spec(python, backend="solo", framework="paddle")))
 
 
 def test_a_path_that_is_no_interpreter_is_refused(tmp_path):

@@ -33,10 +33,10 @@ BOMBS = {
     "longer integer": ("train: {batch_size: " + "9" * 300_000 + "}", "given inf, expected an integer"),
     "long hexadecimal": ("train: {batch_size: 0x" + "f" * 3000 + "}", "given inf, expected an integer"),
     "beyond 64 bits": ("train: {epochs: 100000000000000000000}", "given 1e+20, expected an integer"),
-    "large exponent": ("optimizer: {rate: 1e999999999}", "given inf, expected a number"),
+    "large exponent": ("optimizer: {learning_rate: 1e999999999}", "given inf, expected a number"),
     "a million ranks": ("cluster: {nproc_per_node: 1000000}", "expected an integer > 0 and <= 1024"),
     "a million loaders": ("data: {workers: 1000000}", "expected an integer >= 0 and <= 1024"),
-    "pictures of a million pixels a side": ("data: {image_size: 1000000}", "expected an integer > 0 and <= 16384"),
+    "images of a million pixels a side": ("data: {image_size: 1000000}", "expected an integer > 0 and <= 16384"),
     "long file": ("a: " + "x" * 3_000_000, "more than 1000000 bytes"),
     "control characters": ("a: \0b", "special characters are not allowed"),
 }
@@ -269,7 +269,7 @@ def test_each_job_has_a_secret_of_its_own_that_no_other_job_inherits():
 
 # ----------------------------------------------------------------------------------------------------------- run folder
 def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
-    """TensorBoard's events, checkpoints, pictures and logs of a real job, started with a mask that lets everybody
+    """TensorBoard's events, checkpoints, images and logs of a real job, started with a mask that lets everybody
     read."""
     words = ["-c", "digits", "--backend", "solo", "--devices", "cpu"]
     values = ["train.updates=2", "train.epochs=null", "train.batch_size=4", "data.image_size=64", "data.workers=0"]

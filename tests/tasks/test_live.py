@@ -1,4 +1,4 @@
-"""Pictures in memory become the samples with which a task evaluates, and predictions become rows."""
+"""Images in memory become the samples with which a task evaluates, and predictions become rows."""
 
 import cv2
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 import mtrain
 from mtrain.data.images import crop
 from mtrain.data.images.decode import decode
-from mtrain.rank.assembly import task_kind
+from mtrain.spec.resolved import Resolved
 
 NAMES = ("a", "b", "c")
 CONFIGS = {"detection": "digits", "classification": "vit_digits", "segmentation": "unet_digits"}
@@ -25,7 +25,7 @@ def opened(task, resize="letterbox", side=64):
     if (task, resize) == ("detection", "stretch"):
         values |= {"data.augment.mosaic": 0, "data.augment.translate": 0, "data.augment.scale": 0}
     spec = mtrain.load_spec(CONFIGS[task], overrides=values).spec
-    return task_kind(spec, task), spec
+    return Resolved.of(spec).task_named(task), spec
 
 
 @pytest.mark.parametrize(("task", "resize"), WAYS)
@@ -36,7 +36,7 @@ def test_samples_equal_those_of_files(task, resize, tmp_path):
         cv2.imwrite(str(file), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
     kind, spec = opened(task, resize)
     live = kind.live(spec, {"class_names": NAMES})
-    source = kind.pictures(spec, files, {"class_names": NAMES}).sources()["val"]
+    source = kind.images(spec, files, {"class_names": NAMES}).sources()["val"]
     for index, file in enumerate(files):
         batch = source.collate([source.sample(0, index)])
         for name, array in live.sample(decode(file)).items():
@@ -55,15 +55,15 @@ def test_lines_and_single_pixels_fit(task, resize):
         assert sample["pixels" if task == "segmentation" else "images"].shape == (224, 224, 3)
 
 
-def test_the_centre_of_a_long_picture_is_that_of_the_whole_one(monkeypatch):
-    picture = np.random.default_rng(0).integers(0, 256, (3, 3000, 3), dtype=np.uint8)
-    whole = crop.centre_cropped(picture, side=96, share=0.875)
+def test_the_centre_of_a_long_image_is_that_of_the_whole_one(monkeypatch):
+    image = np.random.default_rng(0).integers(0, 256, (3, 3000, 3), dtype=np.uint8)
+    whole = crop.centre_cropped(image, side=96, share=0.875)
     monkeypatch.setattr(crop, "MAX_RESIZED_PIXELS", 0)
-    centre = crop.centre_cropped(picture, side=96, share=0.875)
+    centre = crop.centre_cropped(image, side=96, share=0.875)
     assert np.abs(whole.astype(int) - centre).max() <= 1
 
 
-def test_boxes_are_mapped_back_to_the_picture():
+def test_boxes_are_mapped_back_to_the_image():
     kind, spec = opened("detection")
     live = kind.live(spec, {"class_names": NAMES, "category_ids": [7, 8, 9]})
     sample = live.sample(np.zeros((100, 200, 3), np.uint8))  # 64 x 32 pixels from row 16

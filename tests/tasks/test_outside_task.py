@@ -13,7 +13,7 @@ import pytest
 
 import mtrain
 from mtrain.cli.completing import complete_override
-from mtrain.data.images.drawing import save_picture
+from mtrain.data.images.drawing import save_image
 from mtrain.errors import SpecError
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -29,15 +29,15 @@ def here(tmp_path, monkeypatch) -> Path:
 
 def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     result = mtrain.train("spec.yml", backend="ddp", ranks=2, quiet=True)
-    assert result.best.figures["error"] < 0.1
+    assert result.best.metrics["error"] < 0.1
     assert (result.run_dir / "val_batch.jpg").is_file()
     assert json.loads((result.run_dir / "details.json").read_text())["details"] == [], "a task needs to know no pages"
     assert "error" in (result.run_dir / "report.html").read_text()
-    assert mtrain.evaluate(run=result.run_dir, quiet=True).figures["error"] == pytest.approx(
-        result.best.figures["error"]
+    assert mtrain.evaluate(run=result.run_dir, quiet=True).metrics["error"] == pytest.approx(
+        result.best.metrics["error"]
     )
-    save_picture(np.full((8, 8, 3), 204, np.uint8), Path("pictures/a.png"))
-    (prediction,) = mtrain.predict("pictures", run=result.run_dir).predictions
+    save_image(np.full((8, 8, 3), 204, np.uint8), Path("images/a.png"))
+    (prediction,) = mtrain.predict("images", run=result.run_dir).predictions
     assert prediction["file_name"] == "a.png"
     assert prediction["value"] == pytest.approx(204, abs=40)  # in the unit of the task's own section
 
@@ -54,7 +54,7 @@ def test_its_section_is_part_of_the_spec(here):
     assert (loaded.spec.task, loaded.values["gauge"]) == ("brightness", {"white": 255.0, "unit": "lx"})
     assert str(loaded.origin("gauge.white")) == "spec.yml:4"
     explained = _mtrain("config", "explain", "data.darken", "-c", "spec.yml", "-o", "data.darken=0.5")
-    assert explained.splitlines()[:2] == ["data.darken = 0.5", "  share by which training pictures become darker"]
+    assert explained.splitlines()[:2] == ["data.darken = 0.5", "  share by which training images become darker"]
     assert "over     0.1  from spec.yml:3" in explained
     assert "gauge.white = 2.0" in _mtrain("config", "explain", "gauge.white", "-c", "spec.yml", MTRAIN_GAUGE__WHITE="2")
     assert "gauge.white=" in [item.value for item in complete_override(None, None, "gau")]

@@ -1,4 +1,4 @@
-"""Segmentation: masks read and refused in words, samples as functions of their numbers, figures equal to plain counting."""
+"""Segmentation: masks read and refused in words, samples as functions of their numbers, metrics equal to plain counting."""
 
 import ast
 import json
@@ -13,9 +13,10 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix, jaccard_score
 
 import mtrain
+from mtrain.core.interfaces import SplitRequest
 from mtrain.core.serialization import packed, unpacked
 from mtrain.data.images.digits_canvas import UNCERTAIN, canvas
-from mtrain.data.images.header import PictureError
+from mtrain.data.images.header import ImageError
 from mtrain.data.images.indexed import IGNORED, colours, read_indices, write_indices
 from mtrain.errors import DataError
 from mtrain.models.common import segmenter
@@ -25,7 +26,7 @@ from mtrain.tasks.segmentation.drawing import comparison, inputs_grid, masks_gri
 from mtrain.tasks.segmentation.evaluator import MaskEvaluator
 from mtrain.tasks.segmentation.fitting import back, fitted, lay, lay_mask
 from mtrain.tasks.segmentation.masks import counted, divided
-from mtrain.tasks.segmentation.prediction import SegmentationPictures, unlabelled
+from mtrain.tasks.segmentation.prediction import SegmentationImages, unlabelled
 from mtrain.tasks.segmentation.readers.digits_masks import NAMES, DigitsMasks, DigitsMasksOptions
 from mtrain.tasks.segmentation.readers.voc_masks import VocMasks
 from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
@@ -40,18 +41,18 @@ PACKAGE = Path(mtrain.__file__).parent
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("masks") / "digits"
-    DigitsMasks(FEW).read(folder, None, None, None, split="train")
+    DigitsMasks(FEW).read(SplitRequest(root=folder, split="train"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def val(digits):
-    return VocMasks().read(digits, None, None, None, split="val")
+    return VocMasks().read(SplitRequest(root=digits, split="val"))
 
 
 @pytest.fixture
 def voc(tmp_path) -> Path:
-    """Three pictures of 30 x 20 in the folders of Pascal VOC; ``train`` has two, ``val`` one."""
+    """Three images of 30 x 20 in the folders of Pascal VOC; ``train`` has two, ``val`` one."""
     rng = np.random.default_rng(0)
     lists = tmp_path / "ImageSets" / "Segmentation"
     lists.mkdir(parents=True)
@@ -67,7 +68,7 @@ def voc(tmp_path) -> Path:
 
 
 def read(root, split="train", **options):
-    return VocMasks(VocMasks.Options(**options)).read(root, None, None, None, split=split)
+    return VocMasks(VocMasks.Options(**options)).read(SplitRequest(root=root, split=split))
 
 
 # ------------------------------------------------------------------------------------------------------------- the files
@@ -88,24 +89,24 @@ def test_indices_and_palette_are_those_of_pascal_voc(tmp_path):
     indices = np.arange(256, dtype=np.uint8).reshape(8, 32)
     write_indices(indices, tmp_path / "out" / "m.png")
     np.testing.assert_array_equal(read_indices(tmp_path / "out" / "m.png"), indices)
-    with Image.open(tmp_path / "out" / "m.png") as picture:
-        assert picture.mode == "P"
-        np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), colours()[indices])
+    with Image.open(tmp_path / "out" / "m.png") as image:
+        assert image.mode == "P"
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), colours()[indices])
     Image.fromarray(indices).save(tmp_path / "grey.png")
     np.testing.assert_array_equal(read_indices(tmp_path / "grey.png"), indices)
 
 
-def test_pictures_and_masks_of_a_split_are_found_with_their_classes(voc):
+def test_images_and_masks_of_a_split_are_found_with_their_classes(voc):
     train = read(voc)
-    assert [path.name for path in train.pictures] == ["a.jpg", "b.jpg"]
+    assert [path.name for path in train.images] == ["a.jpg", "b.jpg"]
     assert train.class_names[:2] == ("background", "aeroplane")
     assert len(train.class_names) == 21
-    assert train.picture(0).shape == (20, 30, 3)
+    assert train.image(0).shape == (20, 30, 3)
     assert (train.mask(0, (30, 20))[:3] == IGNORED).all()
     assert len(read(voc, "all")) == 3
     (voc / "classes.txt").write_text("\n".join(f"c{i}" for i in range(30)))
     assert read(voc).class_names[29] == "c29"
-    named = VocMasks().read(voc, None, None, [str(i) for i in range(22)], split="val")
+    named = VocMasks().read(SplitRequest(root=voc, names=[str(i) for i in range(22)], split="val"))
     assert named.class_names[21] == "21"
 
 
@@ -124,7 +125,7 @@ def test_a_set_is_divided_by_names_alone(voc):
     assert len(held) == 1
     assert set(turned_held.keys) == set(held.keys)
     assert len({tuple(divided(whole, 0.34, seed=seed)[1].keys) for seed in range(9)}) > 1
-    with pytest.raises(DataError, match="1 pictures cannot be divided"):
+    with pytest.raises(DataError, match="1 images cannot be divided"):
         divided(read(voc, "val"), 0.5, seed=0)
 
 
@@ -138,7 +139,7 @@ HOSTILE = {
         r"a\.png: a mask of 20 x 30 pixels, but a\.jpg has 30 x 20",
     ),
     "mask missing": (lambda root: (root / "SegmentationClass/b.png").unlink(), r"1 files of 2 names are missing:\n  b: no mask"),
-    "picture missing": (lambda root: (root / "JPEGImages/b.jpg").unlink(), r"b: no picture in"),
+    "image missing": (lambda root: (root / "JPEGImages/b.jpg").unlink(), r"b: no image in"),
     "mask cut short": (lambda root: damaged(root / "SegmentationClass/a.png"), r"a\.png: not a readable mask \("),
     "mask empty": (lambda root: (root / "SegmentationClass/a.png").write_bytes(b""), r"a\.png: not a readable mask \(empty file\)"),
     "mask is text": (lambda root: (root / "SegmentationClass/a.png").write_text("mask"), r"a\.png: not a readable mask"),
@@ -148,22 +149,22 @@ HOSTILE = {
     ),
     "mask in colour": (
         lambda root: Image.new("RGB", (30, 20)).save(root / "SegmentationClass/a.png"),
-        r"a\.png: a picture of the kind RGB, expected class indices",
+        r"a\.png: an image of the kind RGB, expected class indices",
     ),
     "enormous mask": (
         lambda root: (root / "SegmentationClass/a.png").write_bytes(enormous_png(60_000, 60_000)),
         r"a\.png: 60000 x 60000 pixels are 3600 million, more than the 120 million",
     ),
-    "enormous picture": (
+    "enormous image": (
         lambda root: (root / "JPEGImages/a.jpg").write_bytes(enormous_png(60_000, 60_000)),
         r"a\.jpg: 60000 x 60000 pixels are 3600 million",
     ),
-    "picture damaged": (lambda root: damaged(root / "JPEGImages/a.jpg"), r"a\.jpg: truncated JPEG"),
+    "image damaged": (lambda root: damaged(root / "JPEGImages/a.jpg"), r"a\.jpg: truncated JPEG"),
     "name twice": (
         lambda root: (root / "ImageSets/Segmentation/train.txt").write_text("a\na\n"),
-        r"names of pictures must be unique",
+        r"names of images must be unique",
     ),
-    "name outside": (lambda root: (root / "ImageSets/Segmentation/train.txt").write_text("../../a\n"), r"\.\./\.\./a: no picture"),
+    "name outside": (lambda root: (root / "ImageSets/Segmentation/train.txt").write_text("../../a\n"), r"\.\./\.\./a: no image"),
     "no list": (lambda root: (root / "ImageSets/Segmentation/train.txt").unlink(), r"data\.train: no list of the train split found"),
     "too many classes": (lambda root: (root / "classes.txt").write_text("x\n" * 300), r"300 classes; expected 1 to 255"),
 }  # fmt: skip
@@ -198,8 +199,8 @@ def test_the_mask_of_a_canvas_marks_the_ink_of_each_digit_within_its_box():
 
 
 def test_the_classes_of_the_embedded_set_are_the_digits_or_the_ink_alone(digits, tmp_path):
-    ink = DigitsMasks(FEW.model_copy(update={"classes": "ink"})).read(tmp_path / "ink", None, None, None, split="val")
-    each = DigitsMasks(FEW).read(digits, None, None, None, split="val")
+    ink = DigitsMasks(FEW.model_copy(update={"classes": "ink"})).read(SplitRequest(root=tmp_path / "ink", split="val"))
+    each = DigitsMasks(FEW).read(SplitRequest(root=digits, split="val"))
     assert ink.class_names == ("background", "ink")
     for index in range(3):
         mask = each.mask(index, (64, 64))
@@ -208,20 +209,20 @@ def test_the_classes_of_the_embedded_set_are_the_digits_or_the_ink_alone(digits,
 
 
 def test_the_embedded_set_is_made_once_and_the_same(digits, tmp_path):
-    again = DigitsMasks(FEW).read(tmp_path / "again", None, None, None, split="train")
-    first = DigitsMasks(FEW).read(digits, None, None, None, split="train")
+    again = DigitsMasks(FEW).read(SplitRequest(root=tmp_path / "again", split="train"))
+    first = DigitsMasks(FEW).read(SplitRequest(root=digits, split="train"))
     assert first.class_names == NAMES
     assert len(first) == 4
-    for one, other in zip((*first.pictures, *first.masks), (*again.pictures, *again.masks), strict=True):
+    for one, other in zip((*first.images, *first.masks), (*again.images, *again.masks), strict=True):
         assert one.read_bytes() == other.read_bytes()
     with pytest.raises(DataError, match="made with"):
-        DigitsMasks(FEW.model_copy(update={"seed": 1})).read(digits, None, None, None, split="train")
+        DigitsMasks(FEW.model_copy(update={"seed": 1})).read(SplitRequest(root=digits, split="train"))
 
 
 # ----------------------------------------------------------------------------------------------------- fitting, samples
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
 @pytest.mark.parametrize("size_wh", [(40, 30), (30, 40), (200, 100), (7, 64), (64, 64)])
-def test_what_is_laid_on_the_input_comes_back_to_the_pixels_of_the_picture(resize, size_wh):
+def test_what_is_laid_on_the_input_comes_back_to_the_pixels_of_the_image(resize, size_wh):
     columns, rows = np.arange(size_wh[0]) * 8 // size_wh[0], np.arange(size_wh[1]) * 4 // size_wh[1]
     mask = (rows[:, None] * 8 + columns).astype(np.uint8)
     out = np.empty((64, 64), np.uint8)
@@ -233,7 +234,7 @@ def test_what_is_laid_on_the_input_comes_back_to_the_pixels_of_the_picture(resiz
     assert np.mean(returned != mask) <= tolerance
 
 
-def test_a_letterboxed_picture_is_centred_on_grey():
+def test_a_letterboxed_image_is_centred_on_grey():
     out = np.empty((32, 32, 3), np.uint8)
     lay(np.full((10, 20, 3), 200, np.uint8), fitted((20, 10), side=32, resize="letterbox"), out)
     assert (out[8:24] == 200).all()
@@ -241,8 +242,8 @@ def test_a_letterboxed_picture_is_centred_on_grey():
     assert (out[24:] == 114).all()
 
 
-def test_a_sample_is_a_function_of_seed_epoch_and_number_and_mask_follows_picture(digits):
-    train = VocMasks().read(digits, None, None, None, split="train")
+def test_a_sample_is_a_function_of_seed_epoch_and_number_and_mask_follows_image(digits):
+    train = VocMasks().read(SplitRequest(root=digits, split="train"))
     spec = SegmentationAugmentSpec(random_scale=[0.5, 2.0], flip_lr=0.5, flip_ud=0.5)
     source = SegmentationSource(train, side=48, augment=spec, seed=3)
     first = [source.sample(epoch, index).pixels for epoch in (0, 1) for index in (0, 1)]
@@ -257,8 +258,8 @@ def test_a_sample_is_a_function_of_seed_epoch_and_number_and_mask_follows_pictur
     np.testing.assert_array_equal(batch["pixels"][1], first[0])
 
 
-def test_picture_and_mask_stay_together_whatever_is_drawn(tmp_path):
-    """A picture whose grey is its class: after every change its classes are still its greys."""
+def test_image_and_mask_stay_together_whatever_is_drawn(tmp_path):
+    """An image whose grey is its class: after every change its classes are still its greys."""
     mask = np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((40, 40), np.uint8))
     (tmp_path / "JPEGImages").mkdir()
     Image.fromarray(np.repeat(mask[..., None] * 60, 3, axis=2)).save(tmp_path / "JPEGImages" / "a.png")
@@ -280,13 +281,13 @@ def test_picture_and_mask_stay_together_whatever_is_drawn(tmp_path):
     assert len(seen) > 4
 
 
-def test_evaluation_samples_are_the_letterboxed_pictures_without_classes(val):
+def test_evaluation_samples_are_the_letterboxed_images_without_classes(val):
     pixels = SegmentationSource(val, side=64).sample(0, 0).pixels
-    np.testing.assert_array_equal(pixels[..., :3], val.picture(0))
+    np.testing.assert_array_equal(pixels[..., :3], val.image(0))
     assert (pixels[..., 3] == IGNORED).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ the figures
+# ------------------------------------------------------------------------------------------------------------ the metrics
 def guesses(val, seed=0):
     rng = np.random.default_rng(seed)
     wrong = rng.integers(0, 11, (len(val), 64, 64), np.uint8)
@@ -304,36 +305,40 @@ def evaluated(val, predictions, shares):
     return evaluator, evaluator.result(partials), partials
 
 
-def test_figures_are_those_of_scikit_learn_over_all_labelled_pixels(val):
+def test_metrics_are_those_of_scikit_learn_over_all_labelled_pixels(val):
     truth, predictions = guesses(val)
-    evaluator, figures, _ = evaluated(val, predictions, [[0, 1, 2]])
+    evaluator, metrics, _ = evaluated(val, predictions, [[0, 1, 2]])
     y, p = truth[truth != IGNORED], predictions[truth != IGNORED]
     np.testing.assert_array_equal(evaluator.confusion, confusion_matrix(y, p, labels=range(11)))
     by_class = jaccard_score(y, p, labels=range(11), average=None)
     for label, name in enumerate(NAMES):
-        assert figures[f"iou/{name}"] == pytest.approx(by_class[label], rel=1e-15)
-    assert figures["miou"] == figures["score"] == pytest.approx(by_class.mean(), rel=1e-15)
-    assert figures["pixel_accuracy"] == pytest.approx((y == p).mean(), rel=1e-15)
+        assert metrics[f"iou/{name}"] == pytest.approx(by_class[label], rel=1e-15)
+    assert metrics["miou"] == metrics["score"] == pytest.approx(by_class.mean(), rel=1e-15)
+    assert metrics["pixel_accuracy"] == pytest.approx((y == p).mean(), rel=1e-15)
     assert evaluator.remarks()[0].startswith("wrong pixels: ")
 
 
-def test_figures_are_the_same_for_any_number_of_ranks_and_a_repeated_picture_counts_once(val):
+def test_metrics_are_the_same_for_any_number_of_ranks_and_a_repeated_image_counts_once(val):
     _, predictions = guesses(val)
     alone = evaluated(val, predictions, [[0, 1, 2]])[1]
     for shares in ([[0, 2], [1, 0]], [[2], [1], [0], [0]], [[1, 2, 0, 1, 2]]):
         assert evaluated(val, predictions, shares)[1] == alone
+    evaluator = MaskEvaluator(val, resize="letterbox")
+    for again in (predictions, 0 * predictions):  # what fills a last batch up may be computed otherwise
+        evaluator.add({"index": np.arange(3)}, [{"classes": again[i]} for i in range(3)])
+    assert evaluator.result([evaluator.partial()]) == alone
 
 
-def test_a_class_that_occurs_nowhere_has_no_figure_and_a_perfect_prediction_scores_one(val):
+def test_a_class_that_occurs_nowhere_has_no_metric_and_a_perfect_prediction_scores_one(val):
     truth, _ = guesses(val)
-    _, figures, _ = evaluated(val, np.where(truth == IGNORED, 0, truth), [[0, 1, 2]])
+    _, metrics, _ = evaluated(val, np.where(truth == IGNORED, 0, truth), [[0, 1, 2]])
     present = set(np.unique(truth)) - {IGNORED}
-    assert {name for name in figures if name.startswith("iou/")} == {f"iou/{NAMES[label]}" for label in present}
-    assert figures["miou"] == figures["pixel_accuracy"] == 1
+    assert {name for name in metrics if name.startswith("iou/")} == {f"iou/{NAMES[label]}" for label in present}
+    assert metrics["miou"] == metrics["pixel_accuracy"] == 1
     assert MaskEvaluator(val, resize="letterbox").result([])["miou"] == 0
 
 
-def test_pictures_of_other_sizes_are_scored_in_their_own_pixels(voc):
+def test_images_of_other_sizes_are_scored_in_their_own_pixels(voc):
     split = read(voc)
     truth = split.mask(0, (30, 20))
     out = np.empty((64, 64), np.uint8)
@@ -351,12 +356,12 @@ def test_pictures_of_other_sizes_are_scored_in_their_own_pixels(voc):
 
 # ------------------------------------------------------------------------------------------------ drawings, predictions
 def test_drawings_have_the_colours_of_the_classes(digits, val):
-    picture, mask = val.picture(0), val.mask(0, (64, 64))
-    drawn = overlay(picture, mask)
+    image, mask = val.image(0), val.mask(0, (64, 64))
+    drawn = overlay(image, mask)
     unlabelled_pixels = (mask == 0) | (mask == IGNORED)
-    np.testing.assert_array_equal(drawn[unlabelled_pixels], picture[unlabelled_pixels])
+    np.testing.assert_array_equal(drawn[unlabelled_pixels], image[unlabelled_pixels])
     inked = ~unlabelled_pixels
-    expected = 0.4 * picture[inked] + 0.6 * colours()[mask[inked]].astype(float)
+    expected = 0.4 * image[inked] + 0.6 * colours()[mask[inked]].astype(float)
     np.testing.assert_allclose(drawn[inked], expected, atol=0.51)
     _, predictions = guesses(val)
     partial = evaluated(val, predictions, [[0, 1, 2]])[2][0]
@@ -366,15 +371,15 @@ def test_drawings_have_the_colours_of_the_classes(digits, val):
     assert inputs_grid(source, val, limit=2).size
 
 
-def test_predictions_become_indexed_pictures_of_the_size_of_the_picture_and_a_summary(tmp_path):
+def test_predictions_become_indexed_images_of_the_size_of_the_image_and_a_summary(tmp_path):
     Image.new("RGB", (30, 20), (10, 200, 30)).save(tmp_path / "x.png")
     spec = load("unet_digits").spec
-    pictures = SegmentationPictures(spec, unlabelled([tmp_path / "x.png"], class_names=NAMES, max_pixels=10_000))
+    images = SegmentationImages(spec, unlabelled([tmp_path / "x.png"], class_names=NAMES, max_pixels=10_000))
     classes, certainty = np.zeros((64, 64), np.uint8), np.full((64, 64), 51, np.uint8)
     classes[:, 32:], certainty[:, 32:] = 3, 204
-    collector = pictures.evaluator()
+    collector = images.evaluator()
     collector.add({"index": np.array([0])}, [{"classes": classes, "certainty": certainty}])
-    pictures.write(collector.partial(), tmp_path / "out", confidence=0.5, draw=True)
+    images.write(collector.partial(), tmp_path / "out", confidence=0.5, draw=True)
     indices = read_indices(tmp_path / "out" / "x.png")
     assert indices.shape == (20, 30)
     assert (indices[:, 15:] == 3).all()
@@ -384,7 +389,7 @@ def test_predictions_become_indexed_pictures_of_the_size_of_the_picture_and_a_su
         {"file_name": str(tmp_path / "x.png"), "class": "2", "label": 3, "score": 0.8, "share": 0.5, "mask": "x.png"}
     ]
     assert (tmp_path / "out" / "x.jpg").is_file()
-    with pytest.raises(DataError, match="1 of 1 pictures cannot be read"):
+    with pytest.raises(DataError, match="1 of 1 images cannot be read"):
         unlabelled([tmp_path / "x.png"], class_names=NAMES, max_pixels=10)
 
 
@@ -393,12 +398,12 @@ def test_the_task_checks_describes_and_shows_a_data_set(digits):
         "unet_digits", overrides=[f"data.root={digits}", "data.options={train: 4, val: 3, classes: digits}"]
     ).spec
     task = SegmentationTask(spec, open_data(spec.data))
-    assert task.verify() == "7 pictures with their masks, all read"
+    assert task.verify() == "7 images with their masks, all read"
     assert task.task().class_names == NAMES
     pixels = task.describe()[1].rows
     assert [row[1] for row in pixels] == [*NAMES, "no class"]
     assert sum(float(row[2].rstrip("%")) for row in pixels) == pytest.approx(100, abs=0.1)
-    assert [name for name, _, picture in task.views(limit=2) if picture.size] == ["train", "val", "augmented"]
+    assert [name for name, _, image in task.views(limit=2) if image.size] == ["train", "val", "augmented"]
 
 
 def test_the_index_that_counts_nowhere_is_the_same_in_data_and_models():
@@ -409,12 +414,12 @@ def test_the_index_that_counts_nowhere_is_the_same_in_data_and_models():
 
 
 def test_an_error_of_a_mask_travels_between_processes(tmp_path):
-    with pytest.raises(PictureError) as caught:
+    with pytest.raises(ImageError) as caught:
         read_indices(tmp_path / "nothing.png")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_a_limit_of_pixels_holds_for_masks_too(voc):
     split = replace(read(voc), max_pixels=100)
-    with pytest.raises(DataError, match=r"2 of 2 pictures cannot be used"):
+    with pytest.raises(DataError, match=r"2 of 2 images cannot be used"):
         counted(split)

@@ -221,7 +221,7 @@ def exchanges_each(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[
 
 def no_warmup(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:
     """A planted fault: the momentum of an update is always the group's, regardless of the schedule."""
-    return {"step": lambda inside, rates: inside.step(Rates(rates=rates.rates))}
+    return {"step": lambda inside, rates: inside.step(Rates(learning_rates=rates.learning_rates))}
 
 
 def applies_nan(model: Any, recipe: Recipe, size: int) -> dict[str, Callable[..., Any]]:

@@ -26,7 +26,7 @@ def measures(framework: Framework, tmp_path_factory: pytest.TempPathFactory) -> 
 def loss() -> float:
     """The loss of the first update in numpy."""
     weights = {name: array.astype(np.float32).astype(np.float64) for name, array in accuracy.start_weights().items()}
-    images = np.pad(accuracy.pictures().astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    images = np.pad(accuracy.images().astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(2, 3))
     x = np.einsum("bihwyx,oiyx->bhwo", windows, weights["conv.weight"], optimize=True)
     x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) * weights["bn.weight"] + weights["bn.bias"]
@@ -47,3 +47,12 @@ def test_the_message_has_both_numbers(measures: dict[str, Measure]) -> None:
         single, double = (float(part.split()[0]) for part in measure.detail.split(", "))
         assert single == pytest.approx(double, rel=1e-5)
         assert measure.detail.endswith(" in float64")
+
+
+def test_the_images_are_bright_and_low_in_contrast() -> None:
+    images = accuracy.images()
+    np.testing.assert_allclose(images.mean((0, 2, 3)), accuracy.BRIGHTNESS, atol=0.02)
+    # A cosine, a sine of 0.6 and noise of 0.3 have the variances 1/2, 0.36/2 and 0.09.
+    expected = accuracy.CONTRAST * np.sqrt(0.5 + 0.18 + 0.09)
+    np.testing.assert_allclose(images.std((2, 3)), expected, rtol=0.25)
+    np.testing.assert_allclose(images * 255, np.round(images * 255), atol=1e-4)

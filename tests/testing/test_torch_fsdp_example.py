@@ -3,32 +3,21 @@
 import ast
 import importlib
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mtrain.core.interfaces import State
+from tests.fsdp_example import EXAMPLE, install
 from tests.script.runs import SCRIPTS, largest_difference, weights
 from tests.testing.conftest import ROOT, mtrain
-
-EXAMPLE = ROOT / "examples" / "mtrain-fsdp"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the distribution was installed, from its files alone: nothing is downloaded."""
-    folder = tmp_path_factory.mktemp("fsdp")
-    source = shutil.copytree(EXAMPLE, folder / "source")  # building leaves files beside the source
-    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    process = subprocess.run(
-        [*argv, "--target", str(folder / "site"), str(source)], capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
-    return folder / "site"
+    return install(tmp_path_factory.mktemp("fsdp"))
 
 
 def path(installed: Path) -> str:
@@ -115,5 +104,5 @@ def test_compare_finds_that_a_script_trains_the_same_bits_under_ddp_and_fsdp(ins
     argv = ["compare", "--script", str(SCRIPTS / "train_torch.py"), "--backends", "ddp,fsdp,fsdp:unit=model"]
     process = mtrain(*argv, "--updates", "6", "--out", "out", cwd=tmp_path, PYTHONPATH=path(installed))
     assert process.returncode == 0, process.stdout + process.stderr
-    figures = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert figures["same_bits"] == [["ddp", "fsdp", "fsdp:unit=model"]]
+    metrics = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert metrics["same_bits"] == [["ddp", "fsdp", "fsdp:unit=model"]]

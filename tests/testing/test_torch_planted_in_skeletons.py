@@ -50,26 +50,26 @@ FAULTS = {
         "model", 'output["probabilities"]]', 'output["probabilities"]][1:]', "job.trains", "shorter"
     ),
     "data set draws without a seed": Fault(
-        "dataset", 'np.random.default_rng(1 if split == "train" else 2)', "np.random.default_rng()", "data.repeats",
+        "dataset", 'np.random.default_rng(1 if request.split == "train" else 2)', "np.random.default_rng()", "data.repeats",
         "arrays that differ when they are read in another order",
     ),
     "data set has other classes to score": Fault(
-        "dataset", 'tuple(names or ("red", "green", "blue"))',
-        'tuple(names or (("red", "green", "blue") if split == "train" else ("red", "green")))', "data.reads", "classes",
+        "dataset", 'tuple(request.names or ("red", "green", "blue"))',
+        'tuple(request.names or (("red", "green", "blue") if request.split == "train" else ("red", "green")))', "data.reads", "classes",
     ),
     "data set orders by a set": Fault(
-        "dataset", "labels = pictures", "pictures = pictures[np.argsort([hash(str(i)) for i in range(len(pictures))])]\n"
-        "        labels = pictures", "job.repeats", "arrays that differ",
+        "dataset", "labels = images", "images = images[np.argsort([hash(str(i)) for i in range(len(images))])]\n"
+        "        labels = images", "job.repeats", "arrays that differ",
     ),
     "data set depends on the rank": Fault(
-        "dataset", "labels = pictures.mean((1, 2))",
-        'import os\n\n        labels = pictures[::-1 if os.environ.get("RANK") == "1" else 1].mean((1, 2))', "job.ranks",
+        "dataset", "labels = images.mean((1, 2))",
+        'import os\n\n        labels = images[::-1 if os.environ.get("RANK") == "1" else 1].mean((1, 2))', "job.ranks",
         "largest relative difference between one rank and two",
     ),
     "data set has a label beyond its classes": Fault(
         "dataset", ".argmax(1).astype(np.int64)", ".argmax(1).astype(np.int64) + 1", "data.reads", "label",
     ),
-    "data set is empty": Fault("dataset", "(options.pictures, options", "(0, options", "data.reads", "holds no picture"),
+    "data set is empty": Fault("dataset", "(options.images, options", "(0, options", "data.reads", "holds no image"),
     "task draws without a seed": Fault(
         "task", "* self.keep\n        return index", "* np.random.random()\n        return index", "data.repeats",
         "arrays that differ when they are read in another order",

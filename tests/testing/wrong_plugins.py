@@ -117,17 +117,17 @@ class TorchOnly(RightModel):
 class Empty(GreySquares):
     """data.reads"""
 
-    def read(self, root, split_value, images, names, *, split):
-        found = super().read(root, split_value, images, names, split=split)
-        return found if split == "train" else Squares(found.pictures[:0], found.brightness[:0])
+    def read(self, request):
+        found = super().read(request)
+        return found if request.split == "train" else Squares(found.images[:0], found.brightness[:0])
 
 
 class Unseeded(GreySquares):
     """data.repeats"""
 
-    def read(self, root, split_value, images, names, *, split):
-        found = super().read(root, split_value, images, names, split=split)
-        return Squares(found.pictures, found.brightness + time.time_ns() % 997)
+    def read(self, request):
+        found = super().read(request)
+        return Squares(found.images, found.brightness + time.time_ns() % 997)
 
 
 class Reading:
@@ -146,9 +146,9 @@ class Reading:
 class ByProcess(GreySquares):
     """job.workers"""
 
-    def read(self, root, split_value, images, names, *, split):
-        found = super().read(root, split_value, images, names, split=split)
-        return Squares(found.pictures, Reading(found.brightness) if split == "train" else found.brightness)
+    def read(self, request):
+        found = super().read(request)
+        return Squares(found.images, Reading(found.brightness) if request.split == "train" else found.brightness)
 
 
 class Silent(Section):

@@ -71,14 +71,14 @@ def test_stochastic_depth_drops_whole_branches_and_keeps_their_mean(torch: Any) 
 
 def test_probabilities_are_returned_in_evaluation_and_a_loss_in_training(torch: Any) -> None:
     network = built(ConvNeXtAtto(ConvNeXtAtto.Options()), SMALL, torch)
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-    batch = {"images": torch.from_numpy(pictures), "labels": torch.tensor([0, 1, 2, 0])}
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    batch = {"images": torch.from_numpy(images), "labels": torch.tensor([0, 1, 2, 0])}
     probabilities = network.eval()(batch)["probabilities"]
     assert torch.allclose(probabilities.sum(1), torch.ones(4))
     assert network.train()(batch)["total"].item() == pytest.approx(np.log(3), abs=0.1)
 
 
-def test_pictures_that_are_too_small_are_refused_with_the_key() -> None:
+def test_images_that_are_too_small_are_refused_with_the_key() -> None:
     task = Task(kind="classification", class_names=["a", "b"], image_size=16, global_batch=4)
     with pytest.raises(SpecError, match=r"data\.image_size: 16 given, and ConvNeXt needs 32 or more"):
         ConvNeXtTiny(ConvNeXtTiny.Options()).prepare_task(task, {})

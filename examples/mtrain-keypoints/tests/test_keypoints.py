@@ -1,4 +1,4 @@
-"""The task `keypoints`: windows, flips, figures, files of COCO and predictions; and mtrain's own checks."""
+"""The task `keypoints`: windows, flips, metrics, files of COCO and predictions; and mtrain's own checks."""
 
 import json
 import subprocess
@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from mtrain_keypoints.coco import CocoKeypoints
 from mtrain_keypoints.evaluator import PointEvaluator
-from mtrain_keypoints.figures import Figures, divided, mirrored
-from mtrain_keypoints.prediction import UnlabelledPictures, unlabelled
+from mtrain_keypoints.people import People, divided, mirrored
+from mtrain_keypoints.prediction import UnlabelledImages, unlabelled
 from mtrain_keypoints.section import KeypointAugmentSpec, KeypointDataSpec
 from mtrain_keypoints.source import KeypointSource
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 
 
-def read(root: Path, split: Any = "train", **options: Any) -> Figures:
-    return CocoKeypoints(CocoKeypoints.Options(**options)).read(root, None, None, None, split=split)
+def read(root: Path, split: Any = "train", **options: Any) -> People:
+    return CocoKeypoints(CocoKeypoints.Options(**options)).read(SplitRequest(root=root, split=split))
 
 
 def section(**values: Any) -> KeypointDataSpec:
@@ -32,16 +33,16 @@ def window(source: KeypointSource, index: int, epoch: int = 0) -> tuple[np.ndarr
     return out, source.fill(epoch, index, out)
 
 
-def test_figures_without_points_are_left_out_and_the_others_have_theirs(export: Path) -> None:
+def test_people_without_points_are_left_out_and_the_others_have_theirs(export: Path) -> None:
     split = read(export)
     assert (len(split), split.class_names) == (6, ("nose", "left_hand", "right_hand"))
     assert split.points[..., 2].all()
-    assert split.picture(0).shape == (48, 64, 3)
+    assert split.image(0).shape == (48, 64, 3)
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
 @pytest.mark.parametrize("augment", [None, KeypointAugmentSpec(flip_lr=1.0, degrees=40.0)])
-def test_points_lie_on_their_dots_in_the_window_and_back_in_the_picture(
+def test_points_lie_on_their_dots_in_the_window_and_back_in_the_image(
     export: Path, resize: Any, augment: KeypointAugmentSpec | None
 ) -> None:
     split = read(export)
@@ -67,7 +68,7 @@ def test_a_mirror_swaps_left_and_right() -> None:
     assert mirrored(("nose", "left_eye", "right_eye", "left_horn")) == [0, 2, 1, 3]
 
 
-def test_figures_of_one_picture_stay_together_when_a_set_is_divided(export: Path) -> None:
+def test_people_of_one_image_stay_together_when_a_set_is_divided(export: Path) -> None:
     split = read(export).chosen([0, 1, 1, 2, 2, 3])
     train, val = divided(split, 0.5, seed=0)
     assert len(train) + len(val) == 6
@@ -81,10 +82,10 @@ def test_found_counts_points_within_a_share_of_the_box(export: Path) -> None:
     predicted = split.points.copy()
     predicted[0, 0, 0] += 0.2 * size[0]
     partial = dict(enumerate(predicted))
-    figures = evaluator.result([partial, {0: predicted[0]}])
-    assert figures["found"] == figures["score"] == pytest.approx(8 / 9)
-    assert figures["error"] == pytest.approx(0.2 / 9)
-    assert figures["found/nose"] == pytest.approx(2 / 3)
+    metrics = evaluator.result([partial, {0: predicted[0]}])
+    assert metrics["found"] == metrics["score"] == pytest.approx(8 / 9)
+    assert metrics["error"] == pytest.approx(0.2 / 9)
+    assert metrics["found/nose"] == pytest.approx(2 / 3)
     assert evaluator.remarks()[0].startswith("found least often: nose (67%)")
 
 
@@ -92,7 +93,7 @@ def test_found_counts_points_within_a_share_of_the_box(export: Path) -> None:
     ("change", "message"),
     [
         ({"categories": []}, "data.options.category: null given; .* has points for no category"),
-        ({"images": []}, "annotations of pictures that are not listed"),
+        ({"images": []}, "annotations of images that are not listed"),
         ({"images": 3}, "no annotations of keypoints: images: Input should be a valid array"),
         ({"annotations": [{"image_id": 0, "category_id": 1, "keypoints": [1, 2]}]}, "has 2 numbers; expected 9"),
     ],
@@ -104,9 +105,9 @@ def test_wrong_annotations_are_refused_in_a_sentence(export: Path, change: Any, 
         read(export)
 
 
-def test_predictions_are_written_in_pixels_of_their_picture(export: Path, tmp_path: Path) -> None:
-    figures = unlabelled([export / "val" / "000.png"], names=("nose", "left_hand"), max_pixels=10_000)
-    data = UnlabelledPictures(SimpleNamespace(data=section()), figures)
+def test_predictions_are_written_in_pixels_of_their_image(export: Path, tmp_path: Path) -> None:
+    people = unlabelled([export / "val" / "000.png"], names=("nose", "left_hand"), max_pixels=10_000)
+    data = UnlabelledImages(SimpleNamespace(data=section()), people)
     source, evaluator = data.sources()["val"], data.evaluator()
     _, sample = window(source, 0)
     batch = source.collate([sample])

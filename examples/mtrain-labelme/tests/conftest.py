@@ -11,13 +11,13 @@ from PIL import Image, ImageDraw
 SIDE = 64
 
 
-def draw(folder: Path, *, pictures: int, seed: int) -> None:
-    """Write `pictures` PNG files of 64 x 64 pixels into `folder`, each with its JSON file."""
+def draw(folder: Path, *, count: int, seed: int) -> None:
+    """Write `count` PNG files of 64 x 64 pixels into `folder`, each with its JSON file."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    for number in range(pictures):
-        picture = Image.new("RGB", (SIDE, SIDE), (200, 200, 200))
-        brush, shapes = ImageDraw.Draw(picture), []
+    for number in range(count):
+        image = Image.new("RGB", (SIDE, SIDE), (200, 200, 200))
+        brush, shapes = ImageDraw.Draw(image), []
         for label in ("disc", "square"):
             radius = int(rng.integers(6, 12))
             x, y = (int(value) for value in rng.integers(radius, SIDE - radius, 2))
@@ -28,7 +28,7 @@ def draw(folder: Path, *, pictures: int, seed: int) -> None:
             else:
                 brush.rectangle(box, fill=(40, 40, 200))
                 shapes.append(shape(label, [box[:2], box[2:]], "rectangle"))
-        picture.save(folder / f"{number:03}.png")
+        image.save(folder / f"{number:03}.png")
         (folder / f"{number:03}.json").write_text(json.dumps(content(f"{number:03}.png", shapes)))
 
 
@@ -37,13 +37,13 @@ def shape(label: str, points: Any, kind: str, **more: Any) -> dict[str, Any]:
     return {"label": label, "points": points, "shape_type": kind, "group_id": None, "flags": {}, **more}
 
 
-def content(picture: str, shapes: list[Any], **more: Any) -> dict[str, Any]:
+def content(image: str, shapes: list[Any], **more: Any) -> dict[str, Any]:
     """The content of a file as LabelMe writes it."""
     return {
         "version": "5.5.0",
         "flags": {},
         "shapes": shapes,
-        "imagePath": picture,
+        "imagePath": image,
         "imageData": None,
         "imageHeight": SIDE,
         "imageWidth": SIDE,
@@ -54,6 +54,6 @@ def content(picture: str, shapes: list[Any], **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
     """The folder of a data set with both splits."""
-    draw(tmp_path / "set" / "train", pictures=8, seed=1)
-    draw(tmp_path / "set" / "val", pictures=4, seed=2)
+    draw(tmp_path / "set" / "train", count=8, seed=1)
+    draw(tmp_path / "set" / "val", count=4, seed=2)
     return tmp_path / "set"

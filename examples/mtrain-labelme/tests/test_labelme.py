@@ -11,17 +11,18 @@ import pytest
 from mtrain_labelme.dataset import LabelMe
 from mtrain_labelme.shapes import Shape, box_of, objects_of, read_file
 
+from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 
 TRIANGLE = [[10, 10], [30, 10], [10, 40]]
 
 
 def read(root: Path, split: Any = "train", **options: Any) -> Any:
-    return LabelMe(LabelMe.Options(**options)).read(root, None, None, None, split=split)
+    return LabelMe(LabelMe.Options(**options)).read(SplitRequest(root=root, split=split))
 
 
 def add(root: Path, *shapes: Any, **more: Any) -> None:
-    """Replace the shapes of the first training picture."""
+    """Replace the shapes of the first training image."""
     file = root / "train" / "000.json"
     defaults = {"group_id": None, "flags": {}}
     values = {**json.loads(file.read_text()), "shapes": [defaults | shape for shape in shapes], **more}
@@ -71,8 +72,8 @@ def test_kinds_of_shapes_and_labels_can_be_left_out_and_flags_mark_crowds(export
     assert len(read(export, shapes=["line"]).samples[0].boxes) == 1
 
 
-def test_pictures_are_found_beside_their_file_when_its_path_is_of_another_machine(export: Path) -> None:
-    add(export, imagePath="C:\\Users\\me\\pictures\\000.png", imageWidth=None)
+def test_images_are_found_beside_their_file_when_its_path_is_of_another_machine(export: Path) -> None:
+    add(export, imagePath="C:\\Users\\me\\images\\000.png", imageWidth=None)
     sample = read(export).samples[0]
     assert (sample.path, sample.width) == (export / "train" / "000.png", 64)
 
@@ -103,7 +104,7 @@ def test_a_class_that_only_the_evaluation_split_has_is_refused(export: Path) -> 
     file = export / "val" / "000.json"
     file.write_text(file.read_text().replace('"disc"', '"ball"'))
     with pytest.raises(DataError, match="unknown class 'ball'"):
-        LabelMe(LabelMe.Options()).read(export, None, None, ["disc", "square"], split="val")
+        LabelMe(LabelMe.Options()).read(SplitRequest(root=export, names=["disc", "square"], split="val"))
 
 
 def test_it_passes_the_checks_of_mtrain(export: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import common
 import mtrain
 
 
-def rate(update: int) -> float:
+def learning_rate(update: int) -> float:
     """Return the learning rate: a linear rise during the warm-up, then a linear fall to 0."""
     return common.LR * min(update / common.WARMUP, (common.UPDATES - update) / (common.UPDATES - common.WARMUP))
 
@@ -22,16 +22,16 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         eval_set = common.Pairs(train=False)
-        rule = common.optimizer_of if common.ORDER else mtrain.AdamW(rate=common.LR)
-        model, optimizer = session.prepare(common.network, optimizer=rule, schedule=rate)
+        rule = common.optimizer_of if common.ORDER else mtrain.AdamW(learning_rate=common.LR)
+        model, optimizer = session.prepare(common.network, optimizer=rule, schedule=learning_rate)
         for batch in session.batches(
             common.Pairs(train=True), global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):
             outputs = model(**batch)
             loss = outputs.loss
             optimizer.update(loss)
-        figures = session.evaluate(model, eval_set, step=predict, metric=common.accuracy)
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, eval_set, step=predict, metric=common.accuracy)
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

@@ -25,19 +25,19 @@ DTYPE = torch.float64 if "--fp64" in sys.argv else torch.float32
 
 
 class Digits(Dataset):
-    """Pictures (1, 8, 8) and their classes, as dicts."""
+    """Images (1, 8, 8) and their classes, as dicts."""
 
     def __init__(self, *, train: bool) -> None:
         digits = load_digits()
         part = slice(0, TRAINING_SAMPLES) if train else slice(TRAINING_SAMPLES, None)
-        self.pictures = torch.from_numpy((digits.images[part, None] / 16).astype(np.float32)).to(DTYPE)
+        self.images = torch.from_numpy((digits.images[part, None] / 16).astype(np.float32)).to(DTYPE)
         self.classes = torch.from_numpy(digits.target[part])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"image": self.pictures[index], "label": self.classes[index]}
+        return {"image": self.images[index], "label": self.classes[index]}
 
 
 class Block(nn.Module):
@@ -92,7 +92,7 @@ ORDER = None if "--own-order" in sys.argv else loader_order
 
 
 def one_cycle(update: int) -> float:
-    """Return the rate of an update by torch's OneCycleLR, as the original makes it."""
+    """Return the learning rate of an update by torch's OneCycleLR, as the original makes it."""
     optimizer = torch.optim.SGD([torch.zeros(1)])
     steps = {"epochs": EPOCHS, "steps_per_epoch": UPDATES_PER_EPOCH}
     scheduler = OneCycleLR(optimizer, max_lr=LR, cycle_momentum=False, **steps)

@@ -1,7 +1,7 @@
 """Accelerate's vision example in one process, on the digits of scikit-learn: `python plain.py`.
 
 In the form of https://github.com/huggingface/accelerate/blob/main/examples/cv_example.py without Accelerate. The
-momentum is not cycled with the rate, and the model is evaluated once, at the end.
+momentum is not cycled with the learning rate, and the model is evaluated once, at the end.
 """
 
 import common

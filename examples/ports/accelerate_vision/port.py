@@ -19,7 +19,7 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         eval_set = common.Digits(train=False)
-        rule = common.optimizer_of if common.ORDER else mtrain.Adam(rate=common.LR)
+        rule = common.optimizer_of if common.ORDER else mtrain.Adam(learning_rate=common.LR)
         model, optimizer = session.prepare(common.network, optimizer=rule, schedule=common.one_cycle)
         for batch in session.batches(
             common.Digits(train=True), global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
@@ -27,8 +27,8 @@ def main() -> None:
             inputs = (batch["image"] - common.MEAN) / common.STD
             loss = cross_entropy(model(inputs), batch["label"])
             optimizer.update(loss)
-        figures = session.evaluate(model, eval_set, step=predict, metric=common.accuracy)
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, eval_set, step=predict, metric=common.accuracy)
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

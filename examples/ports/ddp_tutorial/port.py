@@ -13,7 +13,7 @@ def main() -> None:
     """Train; the weights are in the run folder."""
     with mtrain.session() as session:
         train_set = common.Points()
-        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(rate=1e-3))
+        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(learning_rate=1e-3))
         for inputs, targets in session.batches(
             train_set, global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):

@@ -15,14 +15,14 @@ def main() -> None:
         train_set = common.Digits(train=True)
         test_set = common.Digits(train=False)
         steps = mtrain.Step(milestones=range(1, common.EPOCHS), gamma=0.7)
-        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(rate=0.1), schedule=steps)
+        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(learning_rate=0.1), schedule=steps)
         for data, target in session.batches(
             train_set, global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):
             loss = nll_loss(model(data), target)
             optimizer.update(loss)
-        figures = session.evaluate(model, test_set, metric=common.accuracy)
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, test_set, metric=common.accuracy)
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

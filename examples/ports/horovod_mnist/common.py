@@ -1,6 +1,6 @@
 """Model and data of Horovod's example, and the order of its samples; shared by plain.py, peer.py and port.py.
 
-Data: the handwritten digits of scikit-learn (8 x 8 pixels) in place of MNIST, each pixel repeated so that pictures are
+Data: the handwritten digits of scikit-learn (8 x 8 pixels) in place of MNIST, each pixel repeated so that images are
 24 x 24. Global batch: 96 samples, in place of 64 on each rank, so that it divides among 1, 2 and 3 ranks. Dropout is 0:
 its random numbers depend on the number of ranks. With `--fp64`, plain.py and peer.py compute in float64; for port.py,
 `-o train.precision=fp64` does.
@@ -21,20 +21,20 @@ DTYPE = torch.float64 if "--fp64" in sys.argv else torch.float32
 
 
 class Digits(Dataset):
-    """Pictures (1, 24, 24) and their classes."""
+    """Images (1, 24, 24) and their classes."""
 
     def __init__(self, *, train: bool) -> None:
         digits = load_digits()
         part = slice(0, TRAINING_SAMPLES) if train else slice(TRAINING_SAMPLES, None)
-        pictures = (digits.images[part, None] / 16).astype(np.float32).repeat(3, axis=2).repeat(3, axis=3)
-        self.pictures = torch.from_numpy(pictures).to(DTYPE)
+        images = (digits.images[part, None] / 16).astype(np.float32).repeat(3, axis=2).repeat(3, axis=3)
+        self.images = torch.from_numpy(images).to(DTYPE)
         self.classes = torch.from_numpy(digits.target[part])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.pictures[index], self.classes[index]
+        return self.images[index], self.classes[index]
 
 
 class Net(nn.Module):

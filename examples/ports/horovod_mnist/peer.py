@@ -1,7 +1,7 @@
 """Horovod's MNIST example, on the digits of scikit-learn: `horovodrun -np 2 --gloo python peer.py`.
 
 In the form of https://github.com/horovod/horovod/blob/master/examples/pytorch/pytorch_mnist.py, with the batch of a
-rank, and not the rate, depending on the number of ranks, so that training is the same for every number of ranks.
+rank, and not the learning rate, depending on the number of ranks, so that training is the same for every number of ranks.
 """
 
 import common

@@ -14,14 +14,14 @@ def main() -> None:
     with mtrain.session() as session:
         train_set = common.Digits(train=True)
         test_set = common.Digits(train=False)
-        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(rate=0.01, momentum=0.5))
+        model, optimizer = session.prepare(common.network, optimizer=mtrain.SGD(learning_rate=0.01, momentum=0.5))
         for data, target in session.batches(
             train_set, global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):
             loss = nll_loss(model(data), target)
             optimizer.update(loss)
-        figures = session.evaluate(model, test_set, metric=common.accuracy)
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, test_set, metric=common.accuracy)
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

@@ -20,20 +20,20 @@ DTYPE = "float64" if "--fp64" in sys.argv else "float32"
 
 
 class Digits(Dataset):
-    """Pictures (1, 8, 8) and their classes."""
+    """Images (1, 8, 8) and their classes."""
 
     def __init__(self, *, train: bool) -> None:
         super().__init__()
         digits = load_digits()
         part = slice(0, TRAINING_SAMPLES) if train else slice(TRAINING_SAMPLES, None)
-        self.pictures = (digits.images[part, None] / 16).astype(np.float32).astype(DTYPE)
+        self.images = (digits.images[part, None] / 16).astype(np.float32).astype(DTYPE)
         self.classes = digits.target[part].astype(np.int64)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.pictures[index], self.classes[index]
+        return self.images[index], self.classes[index]
 
 
 class MyNet(paddle.nn.Layer):

@@ -13,15 +13,15 @@ def main() -> None:
     """Train and evaluate; the weights are in the run folder."""
     with mtrain.session() as session:
         train_set, test_set = common.Digits(train=True), common.Digits(train=False)
-        rule = common.optimizer_of if common.ORDER else mtrain.Adam(rate=common.RATE)
+        rule = common.optimizer_of if common.ORDER else mtrain.Adam(learning_rate=common.RATE)
         model, optimizer = session.prepare(common.network, optimizer=rule)
         for data, target in session.batches(
             train_set, global_batch=common.GLOBAL_BATCH, epochs=common.EPOCHS, order=common.ORDER
         ):
             loss = cross_entropy(model(data), target)
             optimizer.update(loss)
-        figures = session.evaluate(model, test_set, metric=common.accuracy)
-        session.print(f"accuracy {figures['accuracy']:.3f}")
+        metrics = session.evaluate(model, test_set, metric=common.accuracy)
+        session.print(f"accuracy {metrics['accuracy']:.3f}")
 
 
 if __name__ == "__main__":

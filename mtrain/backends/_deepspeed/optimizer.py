@@ -6,7 +6,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mtrain.backends._deepspeed.zero import Zero, ZeroExchange
 from mtrain.backends._torch.collective import TorchCollective
@@ -14,6 +13,7 @@ from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
 from mtrain.backends._torch.shards import Parts
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.overriding import override
 from mtrain.core.recipe import ema_shares
 
 

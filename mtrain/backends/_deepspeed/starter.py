@@ -13,7 +13,7 @@ DeepSpeed's launcher consists of two processes, with these weaknesses:
 - ``CUDA_VISIBLE_DEVICES`` is overwritten with the numbers of the slots.
 
 So this process asks only the ranks to end, and ends ranks that still run when the launcher is gone. Each rank is
-started by a shell that restores the devices and reports a failure: ``rank 3 ended with status 137``.
+started by a shell that restores the devices and records a failure (``system.rank_starter``).
 """
 
 import argparse
@@ -31,8 +31,9 @@ from pathlib import Path
 import psutil
 
 from mtrain.errors import LaunchError, MtrainError, PluginError
-from mtrain.spec import remedies
+from mtrain.spec import outputs, remedies
 from mtrain.system import processes
+from mtrain.system.rank_starter import SHELL_RECORD
 
 REQUEST_GRACE_S = 30.0
 """Time that ranks have to end after they were asked to: they save first."""
@@ -44,7 +45,7 @@ KEPT_DEVICES = "MTRAIN_VISIBLE_DEVICES"
 """Variable that carries the value of ``CUDA_VISIBLE_DEVICES`` past DeepSpeed's launcher."""
 RANK = (
     f'export {DEVICES}="${KEPT_DEVICES}"; [ "${{{KEPT_DEVICES}+given}}" ] || unset {DEVICES}; unset {KEPT_DEVICES} DS_ACCELERATOR; '
-    '"$@"; status=$?; [ $status = 0 ] || echo "rank $RANK ended with status $status"; exit $status'
+    f'"$@"; status=$?; [ $status = 0 ] || {SHELL_RECORD}; exit $status'
 )
 """Shell script that runs one rank; the command of the rank is its arguments."""
 
@@ -82,10 +83,8 @@ def _check_installed() -> None:
 
 def _write(hostfile: Path, hosts: Sequence[str], *, node: int) -> None:
     """Write the hostfile atomically: hosts may share the folder, and each then writes the same content."""
-    temporary = hostfile.with_name(f"{hostfile.name}.{node}")
     try:
-        temporary.write_text("".join(f"{host}\n" for host in hosts), encoding="utf-8")
-        temporary.replace(hostfile)
+        outputs.write_text(hostfile, "".join(f"{host}\n" for host in hosts))
     except OSError as error:
         raise LaunchError(f"{hostfile} cannot be written: {error.strerror or error}") from error
 

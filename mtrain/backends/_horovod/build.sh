@@ -49,7 +49,10 @@ need_tools() {
   [ ${#missing[@]} -gt 0 ] || return 0
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     echo "installing ${missing[*]} with apt-get"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "${missing[@]}"; } >"$log" 2>&1; then
+      tail -n 30 "$log" >&2
+      fail "${missing[*]} could not be installed; the whole log: $log"
+    fi
   else
     fail "${missing[*]} not found; install them with the package manager of this system (Debian: apt-get install ${missing[*]})"
   fi
@@ -93,6 +96,8 @@ build() {  # Builds the wheel in folder $1. Runs in a subshell.
 }
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mtrain/wheels/$key
+log=$cache/build.log
+mkdir -p "$cache"
 wheel=$(find "$cache" -maxdepth 1 -name "horovod-$version-*.whl" 2>/dev/null | head -n 1 || true)
 if [ -z "$wheel" ]; then
   need_tools
@@ -100,10 +105,8 @@ if [ -z "$wheel" ]; then
     fail "torch is built for CUDA ${device#cu}, but there is no nvcc; install that CUDA toolkit and NCCL's headers, and set CUDA_HOME"
   fi
   echo "building Horovod $version for $built_for: 3 to 5 minutes on two cores"
-  mkdir -p "$cache"
   work=$(mktemp -d "$cache/build.XXXXXX")
   trap 'rm -rf "$work"' EXIT
-  log=$cache/build.log
   build "$work" >"$log" 2>&1 &  # not `if build`: there bash ignores `set -e` and would continue after an error inside
   if ! wait $!; then
     tail -n 30 "$log" >&2
@@ -115,5 +118,9 @@ fi
 
 "$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
 "$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
-"$python" -W ignore -c "$check_installed" "$key" >/dev/null || fail "$wheel is installed, but horovod.torch cannot be imported"
+if ! "$python" -W ignore -c "$check_installed" "$key" >>"$log" 2>&1; then
+  tail -n 30 "$log" >&2
+  rm -f "$wheel"  # else the next call would install it again instead of building another
+  fail "$wheel was installed, but horovod.torch cannot be imported; the wheel is removed; the whole log: $log"
+fi
 echo "Horovod $version for $built_for is installed"

@@ -4,7 +4,6 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from mtrain.backends._horovod.exchange import Compression, HorovodExchange, Reduction
 from mtrain.backends._torch.collective import TorchCollective
@@ -12,6 +11,7 @@ from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import Exchange
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 
 
 class Options(Protocol):

@@ -4,28 +4,24 @@ On each host run ``python -m mtrain.backends._horovod.multi_host_starter --node-
 --rendezvous 10.0.0.1:29500 -- PYTHON -m mtrain.rank.worker ...``. horovodrun is not used, because it would reach the
 other hosts over ssh sessions of its own, which nobody else can watch, and listen on every interface.
 
-A failed rank is reported in the words of horovodrun, ``Process 3 exit with status code 137.``. The other ranks of this
-host are then asked to end, and killed if they do not. SIGTERM is passed on to all ranks as such a request.
+When a rank fails, the others of this host are asked to end, and killed if they do not. SIGTERM is passed on to all ranks as
+such a request.
 """
 
 import argparse
-import contextlib
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from mtrain.backends._horovod import internals
 from mtrain.errors import Interrupted, LaunchError, MtrainError, UsageError
 from mtrain.system import placement
+from mtrain.system.rank_starter import POLL_S, Ranks, status_for_shell
 
 if TYPE_CHECKING:
     from horovod.runner.common.util.hosts import SlotInfo
@@ -36,7 +32,6 @@ FAILURE_GRACE_S = 5.0
 """Time that the other ranks have to end after one has failed."""
 REQUEST_GRACE_S = 30.0
 """Time that ranks have to end after they were asked to: they save first."""
-POLL_S = 0.05
 PINNED = "GLOO_SOCKET_IFNAME"
 """Variable in which the plan, or the user, names the network interface."""
 Address = tuple[str, int]
@@ -52,14 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, _ = hosts[options.node_rank]
         slots = _slots(hosts)
         shared = _shared_variables(meeting, interface=os.environ.get(PINNED) or _interface(own))
-        ranks = Ranks()
+        ranks = Ranks(failure_grace_s=FAILURE_GRACE_S, request_grace_s=REQUEST_GRACE_S, saved=Interrupted.exit_code)
         with (
             ranks.handling_signals(),
-            rendezvous(meeting, slots) if options.node_rank == 0 else ranks.waiting_for_rendezvous(meeting),
+            rendezvous(meeting, slots) if options.node_rank == 0 else waiting_for_rendezvous(meeting, ranks),
         ):
             for slot in (slot for slot in slots if slot.hostname == own):
-                ranks.start(options.command, slot, shared)
-            return ranks.wait()
+                ranks.start(slot.rank, options.command, {**shared, **_identity_variables(slot)})
+            failed = ranks.wait()
+        return status_for_shell(failed[0][1]) if failed else 0
     except MtrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -159,106 +155,29 @@ def rendezvous(meeting: Address, slots: "Sequence[SlotInfo]") -> Iterator[None]:
         server.server_close()
 
 
-@dataclass
-class Ranks:
-    """The ranks of this host: starts them, waits for them and ends them."""
+@contextmanager
+def waiting_for_rendezvous(meeting: Address, ranks: Ranks) -> Iterator[None]:
+    """Wait on entry until the rendezvous of host 0 can be reached; the ranks themselves try for two seconds only.
 
-    running: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
-    """Processes that have not ended, by rank."""
-    end_requested: bool = False
-    """Whether this process got SIGTERM or SIGINT."""
-
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Record SIGTERM and SIGINT in ``end_requested`` while inside, instead of ending this process."""
-        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    Raises:
+        LaunchError: It could not be reached for ``START_TIMEOUT_S``.
+        Interrupted: This host was asked to end.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ranks.end_requested:
         try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.end_requested = True
-
-    @contextmanager
-    def waiting_for_rendezvous(self, meeting: Address) -> Iterator[None]:
-        """Wait on entry until the rendezvous of host 0 can be reached; the ranks themselves try for two seconds only.
-
-        Raises:
-            LaunchError: It could not be reached for ``START_TIMEOUT_S``.
-            Interrupted: This host was asked to end.
-        """
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.end_requested:
-            try:
-                socket.create_connection(meeting, timeout=2.0).close()
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise LaunchError(
-                        f"nothing answers at {meeting[0]}:{meeting[1]} on host 0: {error}; start the job there, and let "
-                        "its firewall pass the port"
-                    ) from error
-                time.sleep(POLL_S)
-        if self.end_requested:
-            raise Interrupted("ended before the ranks had met")
-        yield
-
-    def start(self, command: Sequence[str], slot: "SlotInfo", shared: Mapping[str, str]) -> None:
-        """Start the rank of ``slot``.
-
-        Raises:
-            LaunchError: The program cannot be executed.
-        """
-        env = {**os.environ, **shared, **_identity_variables(slot)}
-        try:
-            self.running[slot.rank] = subprocess.Popen(list(command), env=env, stdin=subprocess.DEVNULL)  # noqa: S603
+            socket.create_connection(meeting, timeout=2.0).close()
+            break
         except OSError as error:
-            self.send(signal.SIGKILL)
-            raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
-
-    def wait(self) -> int:
-        """Wait until all ranks have ended; return the status of the first that failed, or 0.
-
-        After a failure or a request to end, the ranks that still run are asked to end, and killed if they do not.
-        """
-        first_failure, deadline, ending = 0, float("inf"), False
-        while self.running:
-            for rank, status in self._ended():
-                first_failure = first_failure or status
-                if status:
-                    print(_report(rank, status, ending=ending), flush=True)
-            if (self.end_requested or first_failure) and not ending:
-                self.send(signal.SIGTERM)
-                on_request = self.end_requested or first_failure == Interrupted.exit_code
-                deadline, ending = time.monotonic() + (REQUEST_GRACE_S if on_request else FAILURE_GRACE_S), True
             if time.monotonic() > deadline:
-                self.send(signal.SIGKILL)
+                raise LaunchError(
+                    f"nothing answers at {meeting[0]}:{meeting[1]} on host 0: {error}; start the job there, and let "
+                    "its firewall pass the port"
+                ) from error
             time.sleep(POLL_S)
-        return first_failure
-
-    def _ended(self) -> list[tuple[int, int]]:
-        """Return (rank, status as a shell reports it) of the ranks that ended since the last call."""
-        ended = [(rank, process.returncode) for rank, process in self.running.items() if process.poll() is not None]
-        for rank, _ in ended:
-            del self.running[rank]
-        return [(rank, 128 - status if status < 0 else status) for rank, status in ended]
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the running ranks, but not to their children, which the ranks end themselves."""
-        for process in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-
-
-def _report(rank: int, status: int, *, ending: bool) -> str:
-    """Return the message about an ended rank: in the words of horovodrun, unless the rank was asked to end."""
-    return (
-        f"Process {rank} was told to end: status code {status}."
-        if ending
-        else f"Process {rank} exit with status code {status}."
-    )
+    if ranks.end_requested:
+        raise Interrupted("ended before the ranks had met")
+    yield
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def _check(kernels: Kernels) -> None:
 
 
 def _check_planes(kernels: Planes) -> None:
-    """Do what ``_check`` does; the pictures are two, of the same pixels.
+    """Do what ``_check`` does; the images are two, of the same pixels.
 
     Raises:
         CannotCompileError: The result is wrong.

@@ -1,5 +1,5 @@
 /* BatchNorm, alone or followed by SiLU, for float32 arrays (batch, channels, size) on the CPU: the pixels of a channel of
-   a picture lie beside each other.
+   an image lie beside each other.
 
    A channel is computed from its statistics to its output in one go, while it is in the processor's cache. Its numbers are
    added in float32 in lanes over blocks, and the blocks' sums in float64, so that sums are exact to rounding whatever the
@@ -195,8 +195,8 @@ static int backward_step(const void *given, long channel) {
     double slope = scale * inverse * sums[1] / count;
     float m = (float)mean, a = (float)scale, b = (float)-slope;
     float c = (float)(slope * (mean - (double)m) - scale * sums[0] / count);
-    for (long picture = 0; picture < planes->batch; picture++) {
-        long start = (picture * planes->channels + channel) * planes->size;
+    for (long image = 0; image < planes->batch; image++) {
+        long start = (image * planes->channels + channel) * planes->size;
         const float *restrict x = planes->x + start;
         float *out = planes->out + start;
         const float *dz = planes->silu ? out : planes->dy + start;

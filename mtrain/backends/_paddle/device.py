@@ -73,3 +73,8 @@ def free_memory_bytes(device: str) -> int | None:
     if device == "cpu":
         return None
     return int(paddle.device.cuda.get_device_properties(device).total_memory)
+
+
+def seed(value: int) -> None:
+    """Seed Paddle's random generators."""
+    paddle.seed(value)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import paddle
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends import paddle_limits
 from mtrain.backends._kernels import library
@@ -16,8 +15,9 @@ from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
-from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
-from mtrain.core.program import Program
+from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
+from mtrain.core.interfaces.program import Program
+from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
@@ -58,6 +58,8 @@ class PaddleEngine(RankSession):
         self.waits: Waits | None = None
         self.late_figures: bool | Literal["auto"] = "auto"
         """The backend's option ``late_figures``."""
+        self.late = False
+        """See ``Capabilities.late``; ``prepare`` sets it."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -65,6 +67,17 @@ class PaddleEngine(RankSession):
     @override
     def device(self) -> str:
         return device.named(self.target)
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            late=self.late,
+            fast_bf16=device.fast_bf16(self.target),
+            seed=device.seed,
+            time_waits=self.time_waits,
+            export=self.export,
+        )
 
     @override
     def prepare(self, build: Callable[[], Layer], recipe: Recipe) -> tuple[Layer, PaddleOptimizer]:
@@ -183,18 +196,13 @@ class PaddleEngine(RankSession):
             measured["device_free_bytes"] = float(free_bytes)
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
-    @override
-    def fast_bf16(self) -> bool:
-        return device.fast_bf16(self.target)
-
-    @override
     def time_waits(self) -> None:
-        """See ``RankSession.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
+        """See ``Capabilities.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
         if self.target == "cpu":
             self.waits = self.collective.time_waits()
 
-    @override
     def export(self, build: Callable[[], Layer], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
+        """See ``Capabilities.export``."""
         from mtrain.backends._paddle import exporting
 
         return exporting.write(build(), weights, program)

@@ -7,11 +7,11 @@ from typing import Any
 import paddle
 from paddle import Tensor
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends._paddle import state
 from mtrain.core.interfaces import Array
-from mtrain.core.program import Program
+from mtrain.core.interfaces.program import Program
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
 
@@ -34,7 +34,7 @@ class _Traced(Layer):
 
 
 def write(network: Layer, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """See ``RankSession.export``.
+    """See ``Capabilities.export``.
 
     Raises:
         SpecError: The network cannot be traced, or reads several arrays.

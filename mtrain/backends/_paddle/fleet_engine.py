@@ -1,13 +1,13 @@
 """The Paddle engine over Fleet, whose hooks exchange gradients while they are computed."""
 
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends._paddle.engine import PaddleEngine
 from mtrain.backends._paddle.job import FleetJob
 from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 
 
 class FleetEngine(PaddleEngine):

@@ -27,19 +27,19 @@ _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION, _NO_RESCALING = None, False, 1.0
 # ------------------------------------------------------------------------------------------------------------ kernels
 def add_(x: Tensor, factor: float, y: Tensor) -> None:
     """Compute ``x += factor * y`` in one pass over memory, with ``factor`` in the dtype of ``x``."""
-    # The public functions take two passes and a temporary tensor. SGD without momentum is x -= rate * grad.
+    # The public functions take two passes and a temporary tensor. SGD without momentum is x -= learning rate * grad.
     _KERNELS.sgd_(x, paddle.full([1], -factor, x.dtype), y, _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION)
 
 
 def momentum_(  # noqa: PLR0913 - the kernel has as many
-    x: Tensor, velocity: Tensor, grad: Tensor, *, rate: float, momentum: float, decay: float, nesterov: bool
+    x: Tensor, velocity: Tensor, grad: Tensor, *, learning_rate: float, momentum: float, decay: float, nesterov: bool
 ) -> None:
     """Make one update of SGD with momentum and coupled weight decay, in one pass over memory.
 
     The kernel rounds ``momentum`` and ``decay`` to float32 for any dtype of ``x``.
     """
     # paddle.optimizer runs this kernel once for each parameter, and keeps state of its own.
-    factor = paddle.full([1], rate, x.dtype)
+    factor = paddle.full([1], learning_rate, x.dtype)
     constants = (momentum, nesterov, "l2_decay", decay, _NOT_MULTI_PRECISION, _NO_RESCALING)
     _KERNELS.momentum_(x, grad, velocity, factor, _NO_MASTER_WEIGHTS, *constants)
 

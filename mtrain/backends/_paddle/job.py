@@ -12,13 +12,13 @@ import paddle
 from paddle import distributed as dist
 from paddle.distributed import fleet as paddle_fleet
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends._paddle import internals, rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
 from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.waiting import Waits
+from mtrain.core.overriding import override
 from mtrain.errors import LaunchError
 
 fleet: Any = paddle_fleet  # Paddle annotates it only partially

@@ -1,4 +1,4 @@
-"""Updates of which the host does not know whether they are applied, and figures that it reads later."""
+"""Updates of which the host does not know whether they are applied, and metrics that it reads later."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,12 +34,12 @@ def send(
         A function that waits for them and returns them as one float64 vector. On the CPU, several ranks exchange them
         at once over sockets, where gloo would give up after 30 s.
     """
-    figures = [tensor.detach().reshape([1]).astype("float64") for tensor in tensors]
+    metrics = [tensor.detach().reshape([1]).astype("float64") for tensor in tensors]
     if collective.size > 1 and norm.place.is_cpu_place():
-        own = np.concatenate([np.array(numbers, np.float64), *(figure.numpy() for figure in figures)])
+        own = np.concatenate([np.array(numbers, np.float64), *(metric.numpy() for metric in metrics)])
         exchanged = np.concatenate([norm.reshape([1]).numpy(), collective.all_reduce(own, "mean")])
         return lambda: exchanged
     mine = [paddle.full([1], number, "float64") for number in numbers]
-    means = collective.all_reduce(paddle.concat([*mine, *figures]), "mean")
+    means = collective.all_reduce(paddle.concat([*mine, *metrics]), "mean")
     # The norm is equal on all ranks already; a mean of it could round.
     return internals.downloaded(paddle.concat([norm.reshape([1]), means]))

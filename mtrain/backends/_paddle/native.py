@@ -14,13 +14,13 @@ from mtrain.errors import SpecError
 
 PREFIX = "native."
 SCHEDULED = (
-    "session.prepare: something else than mtrain sets the rate of the script's optimizer, such as a scheduler of Paddle; "
+    "session.prepare: something else than mtrain sets the learning rate of the script's optimizer, such as a scheduler of Paddle; "
     "give the optimizer a number, and the schedule to session.prepare(schedule=...)"
 )
 
 
 class NativeRule:
-    """Applies an optimizer of Paddle; see ``rules.Rule``. mtrain clips before, and sets the rate."""
+    """Applies an optimizer of Paddle; see ``rules.Rule``. mtrain clips before, and sets the learning rate."""
 
     def __init__(self, make: Callable[[Layer], Any], model: Layer, parameters: Mapping[str, Tensor]) -> None:
         """Make the optimizer of ``model``, whose trained parameters are ``parameters``.
@@ -35,9 +35,9 @@ class NativeRule:
             )
         self._optimizer = optimizer
         self._parameters = parameters
-        self._rate = optimizer.get_lr()
+        self._learning_rate = optimizer.get_lr()
         try:
-            optimizer.set_lr(self._rate)
+            optimizer.set_lr(self._learning_rate)
         except RuntimeError:
             raise SpecError(SCHEDULED) from None
         self._pending: dict[str, Tensor] = {}
@@ -77,13 +77,13 @@ class NativeRule:
         if state:
             self._optimizer.set_state_dict(state)
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float) -> None:
         """Update the parameters of ``grad_pieces``, whose clipped gradients become those of the parameters.
 
         Raises:
-            SpecError: something else than mtrain has changed the rate.
+            SpecError: something else than mtrain has changed the learning rate.
         """
-        if self._optimizer.get_lr() != self._rate:
+        if self._optimizer.get_lr() != self._learning_rate:
             raise SpecError(SCHEDULED)
         parameters = list(self._parameters.values())
         for piece in grad_pieces:
@@ -92,7 +92,7 @@ class NativeRule:
                 clipped = piece.grad[start : start + parameter.size].reshape(parameter.shape)
                 paddle.assign(clipped, parameter.grad)
                 start += parameter.size
-        self._rate = rate
-        self._optimizer.set_lr(rate)
+        self._learning_rate = learning_rate
+        self._optimizer.set_lr(learning_rate)
         self._optimizer.step()
         self._pending = {}

@@ -12,11 +12,11 @@ from paddle.nn import MaxPool2D as MaxPool2d
 from paddle.nn import Silu as SiLU
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
-from typing_extensions import override
 
 from mtrain.backends._paddle import internals, kernels, paddle2_compatibility, state
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
+from mtrain.core.overriding import override
 
 __all__ = [
     "GELU",

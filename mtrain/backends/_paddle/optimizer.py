@@ -10,7 +10,6 @@ from typing import Any
 import paddle
 from paddle import Tensor
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends._paddle import internals, late, precision, rules
 from mtrain.backends._paddle.average import Average
@@ -19,6 +18,7 @@ from mtrain.backends._paddle.flat import Flat
 from mtrain.backends._paddle.masking import PaddleMasking
 from mtrain.backends._paddle.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.overriding import override
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
@@ -152,12 +152,12 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
                 group.parameters.check()
             self._places_checked = True
         if self._native is not None:
-            self._native.apply(gradients[0], rate=rates.rates[0])
+            self._native.apply(gradients[0], learning_rate=rates.learning_rates[0])
             return
         for group, pieces in zip(self._groups, gradients, strict=True):
             if pieces and group.rule is not None:
                 with late.undone_unless_finite(late_norm, [group.parameters, *group.rule.moments.values()]):
-                    group.rule.apply(pieces, rate=rates.rates[group.place], momentum=rates.momentum)
+                    group.rule.apply(pieces, learning_rate=rates.learning_rates[group.place], momentum=rates.momentum)
 
     @override
     def _clear_gradients(self) -> None:

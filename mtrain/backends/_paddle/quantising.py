@@ -7,12 +7,12 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 from paddle.nn import functional as F
-from typing_extensions import override
 
 from mtrain.backends._paddle import state
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.nn import Conv2d, Linear
 from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.overriding import override
 from mtrain.core.quantising import RANGE, Quantised, Ranges, chosen_layers
 
 

@@ -57,7 +57,7 @@ class _Forward:
         layers = self._layer.sublayers(include_self=True)
         buffers = [(layer, name) for layer in layers for name, _ in layer.named_buffers(include_sublayers=False)]
         repeatable = Pass(block=Block(forward=forward, modules=layers, buffers=buffers))
-        # Paddle logs a warning in each pass of a block none of whose inputs takes a gradient, as the first one's pictures.
+        # Paddle logs a warning in each pass of a block none of whose inputs takes a gradient, as the first one's images.
         variable = paddle.zeros([1])
         variable.stop_gradient = False
         run = SameRandomNumbers(repeatable) if paddle2_compatibility.NEEDED else repeatable

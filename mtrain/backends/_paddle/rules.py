@@ -45,7 +45,7 @@ class Rule(Protocol):
 
     moments: dict[str, Flat]
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """Update the parameters of ``grad_pieces``, overwriting the gradients; ``momentum`` overrides the group's."""
         ...
 
@@ -67,7 +67,7 @@ class Sgd:
         self._velocity = parameters.zeros()
         self.moments = {"momentum": self._velocity}
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         momentum = self._momentum if momentum is None else momentum
         for piece in grad_pieces:
@@ -76,21 +76,29 @@ class Sgd:
             # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
             # over memory instead of five.
             if x.dtype == paddle.float32:
-                self._fused(x, velocity, piece.grad, rate, momentum)
+                self._fused(x, velocity, piece.grad, learning_rate, momentum)
             else:
-                self._composed(x, velocity, piece.grad, rate, momentum)
+                self._composed(x, velocity, piece.grad, learning_rate, momentum)
 
-    def _fused(self, x: Tensor, velocity: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
-        internals.momentum_(x, velocity, grad, rate=rate, momentum=momentum, decay=self._decay, nesterov=self._nesterov)
+    def _fused(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
+        internals.momentum_(
+            x,
+            velocity,
+            grad,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=self._decay,
+            nesterov=self._nesterov,
+        )
 
-    def _composed(self, x: Tensor, velocity: Tensor, grad: Tensor, rate: float, momentum: float) -> None:
+    def _composed(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
         if self._decay:
             add_(grad, self._decay, x)
         velocity.scale_(momentum)
         add_(velocity, 1.0, grad)
         if self._nesterov:
             add_(grad, momentum, velocity)
-        add_(x, -rate, grad if self._nesterov else velocity)
+        add_(x, -learning_rate, grad if self._nesterov else velocity)
 
     def set_updates(self, updates: int) -> None:
         """Do nothing: SGD does not depend on the number of updates."""
@@ -107,12 +115,12 @@ class Adam:
         self.moments = {"mean": self._mean, "square": self._square}
         self._updates = 0
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
         beta2 = self._options.get("beta2", 0.999)
-        step = rate / (1 - beta1**self._updates)
+        step = learning_rate / (1 - beta1**self._updates)
         correction = math.sqrt(1 - beta2**self._updates)
         decay = self._options.get("weight_decay", 0.0)
         for piece in grad_pieces:
@@ -121,7 +129,7 @@ class Adam:
                 flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean, self._square)
             )
             if decay and self._decoupled:
-                x.scale_(1 - rate * decay)
+                x.scale_(1 - learning_rate * decay)
             elif decay:
                 add_(grad, decay, x)
             mean.scale_(beta1)
@@ -145,7 +153,7 @@ class Lion:
         self._mean = parameters.zeros()
         self.moments = {"mean": self._mean}
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
         beta2, decay = self._options.get("beta2", 0.99), self._options.get("weight_decay", 0.0)
@@ -153,8 +161,8 @@ class Lion:
             x, mean = (flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean))
             step = paddle.sign(mean * beta1 + piece.grad * (1 - beta1))
             if decay:
-                x.scale_(1 - rate * decay)
-            add_(x, -rate, step)
+                x.scale_(1 - learning_rate * decay)
+            add_(x, -learning_rate, step)
             _follow_(mean, piece.grad, beta2)
 
     def set_updates(self, updates: int) -> None:
@@ -170,7 +178,7 @@ class RmsProp:
         self._square, self._velocity = parameters.zeros(), parameters.zeros()
         self.moments = {"square": self._square, "momentum": self._velocity}
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
         for piece in grad_pieces:
@@ -182,14 +190,14 @@ class RmsProp:
             _follow_(square, piece.grad.square(), self._options.get("beta2", 0.99))
             velocity.scale_(momentum)
             add_(velocity, 1.0, piece.grad.divide(_shifted(square.sqrt(), self._options.get("eps", 1e-8))))
-            add_(x, -rate, velocity)
+            add_(x, -learning_rate, velocity)
 
     def set_updates(self, updates: int) -> None:
         """Do nothing: RMSprop does not depend on the number of updates."""
 
 
 class Adadelta:
-    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the rate."""
+    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
 
     def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
         self._parameters = parameters
@@ -197,7 +205,7 @@ class Adadelta:
         self._square, self._step_square = parameters.zeros(), parameters.zeros()
         self.moments = {"square": self._square, "step_square": self._step_square}
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``; ``momentum`` has no meaning here."""
         share, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
         for piece in grad_pieces:
@@ -209,7 +217,7 @@ class Adadelta:
             _follow_(square, piece.grad.square(), share)
             step = _shifted(step_square, eps).sqrt().divide(_shifted(square, eps).sqrt()) * piece.grad
             _follow_(step_square, step.square(), share)
-            add_(x, -rate, step)
+            add_(x, -learning_rate, step)
 
     def set_updates(self, updates: int) -> None:
         """Do nothing: Adadelta does not depend on the number of updates."""
@@ -228,7 +236,7 @@ class Lamb:
         self.moments = {"mean": self._mean, "square": self._square}
         self._updates = 0
 
-    def apply(self, grad_pieces: Sequence[Piece], *, rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
@@ -243,9 +251,9 @@ class Lamb:
             step = (mean * (1 / (1 - beta1**self._updates))).divide(root)
             if decay:
                 step = step + x * decay
-            self._add(piece, step, rate)
+            self._add(piece, step, learning_rate)
 
-    def _add(self, piece: Piece, steps: Tensor, rate: float) -> None:
+    def _add(self, piece: Piece, steps: Tensor, learning_rate: float) -> None:
         """Add the step of each array, stretched to the array's length."""
         start = 0
         for place in range(piece.first, piece.end):
@@ -253,7 +261,7 @@ class Lamb:
             step = internals.view(steps, start, start + x.size)
             start += x.size
             lengths = internals.norm([x]), internals.norm([step])
-            add_(x, -rate * (lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0), step)
+            add_(x, -learning_rate * (lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0), step)
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""

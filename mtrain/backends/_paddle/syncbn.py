@@ -6,10 +6,10 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.nn import Layer
-from typing_extensions import override
 
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.nn import BatchNorm2d
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
 NATIVE = (paddle.nn.BatchNorm1D, paddle.nn.BatchNorm2D, paddle.nn.BatchNorm3D, paddle.nn.BatchNorm)

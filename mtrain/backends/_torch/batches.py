@@ -92,11 +92,11 @@ def upload(loader: Iterable[HostBatch], device: torch.device) -> Iterator[Device
 
 
 _FEW = 4
-"""Shapes of pictures that training and evaluation of one size have, with some to spare."""
+"""Shapes of images that training and evaluation of one size have, with some to spare."""
 
 
 def searched_while_few(loader: Iterable[HostBatch]) -> Iterator[HostBatch]:
-    """Yield the micro batches, and stop cuDNN's search for the fastest algorithm where shapes of pictures keep changing.
+    """Yield the micro batches, and stop cuDNN's search for the fastest algorithm where shapes of images keep changing.
 
     cuDNN tries all algorithms for each new shape, which takes longer than they save where sizes change all the time, as in
     multi-scale training.

@@ -1,7 +1,7 @@
 """BatchNorm for training, with statistics that are exact to rounding in every memory layout, over one or all ranks.
 
 torch's kernel for channels-last tensors on the CPU adds up all pixels of a channel one after the other in float32,
-which is up to four digits less exact than its kernel for contiguous tensors (docs/accuracy.md has figures and a
+which is up to four digits less exact than its kernel for contiguous tensors (docs/accuracy.md has metrics and a
 script). The functions here give that kernel blocks of a few hundred pixels each and join the blocks' sums in float64.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 
-# Legend: B batch, C channels, H, W; P pixels of all pictures (B * H * W); K blocks of pixels; R ranks.
+# Legend: B batch, C channels, H, W; P pixels of all images (B * H * W); K blocks of pixels; R ranks.
 BLOCK = 256
 """Largest number of pixels that are added one after the other. Up to this many, torch's own kernel is exact enough."""
 

@@ -6,7 +6,6 @@ from typing import Literal, Protocol
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
@@ -15,6 +14,7 @@ from mtrain.backends._torch.optimizer import Exchange
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 
 
 class Options(Protocol):

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from mtrain.backends._torch.internals import LightDDP
+from mtrain.core.overriding import override
 
 
 class DeterministicBucketsDDP(LightDDP):

@@ -70,3 +70,11 @@ def free_memory_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device))
+
+
+def seed(device: torch.device, value: int) -> None:
+    """Seed the random generators of the CPU and of ``device``."""
+    # torch.manual_seed also formats a call stack for every device type that is not in use: 0.3 ms per update.
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from mtrain.backends._kernels import library
 from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
@@ -16,8 +16,9 @@ from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
-from mtrain.core.interfaces import Array, Batch, HostBatch, Narrow, RankSession, Recipe, State
-from mtrain.core.program import Program
+from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
+from mtrain.core.interfaces.program import Program
+from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
@@ -61,6 +62,8 @@ class TorchEngine(RankSession):
         self.waits: Waits | None = None
         self.late_figures: bool | Literal["auto"] = "auto"
         """The backend's option ``late_figures``."""
+        self.late = False
+        """See ``Capabilities.late``; ``prepare`` sets it."""
         self._check = check
         self._recipe: Recipe | None = None
 
@@ -68,6 +71,17 @@ class TorchEngine(RankSession):
     @override
     def device(self) -> str:
         return device.named(self.target)
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            late=self.late,
+            fast_bf16=device.fast_bf16(self.target),
+            seed=partial(device.seed, self.target),
+            time_waits=self.time_waits,
+            export=self.export,
+        )
 
     def refuse(self, recipe: Recipe) -> None:
         """Refuse a recipe that the backend cannot follow on this rank's device.
@@ -204,18 +218,13 @@ class TorchEngine(RankSession):
             measured["device_free_bytes"] = float(free_bytes)
         return measured if self.waits is None else {**measured, "communication_s": self.waits.seconds}
 
-    @override
-    def fast_bf16(self) -> bool:
-        return device.fast_bf16(self.target)
-
-    @override
     def time_waits(self) -> None:
-        """See ``RankSession.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
+        """See ``Capabilities.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
 
-    @override
     def export(self, build: Callable[[], nn.Module], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
+        """See ``Capabilities.export``."""
         from mtrain.backends._torch import exporting  # imports torch.export, which training does not need
 
         return exporting.write(build(), weights, program)

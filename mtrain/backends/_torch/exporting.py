@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mtrain.backends._torch import state
 from mtrain.core.interfaces import Array
-from mtrain.core.program import Program
-from mtrain.errors import SpecError, UsageError
+from mtrain.core.interfaces.program import Program, ProgramInput
+from mtrain.errors import MtrainError, SpecError, UsageError
 
 _EXAMPLES = 2
 """Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
@@ -35,7 +35,7 @@ class _Traced(nn.Module):
 
 
 def write(network: nn.Module, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """See ``RankSession.export``.
+    """See ``Capabilities.export``.
 
     Raises:
         SpecError: The network cannot be traced.
@@ -57,18 +57,34 @@ def write(network: nn.Module, weights: Mapping[str, Array], program: Program) ->
 
 
 def _exported(traced: _Traced, program: Program) -> Any:
-    examples = tuple(_example(given.shape, given.dtype, program) for given in program.inputs)
+    examples = tuple(_example(given, program) for given in program.inputs)
     try:
         traced(*examples)  # notes the names of the outputs
-        return torch.export.export(traced, examples, dynamic_shapes=(_axes(program),), strict=False)
+        exported = torch.export.export(traced, examples, dynamic_shapes=(_axes(program),), strict=False)
+    except MtrainError:
+        raise
     except Exception as error:  # a network may do anything that cannot be traced
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise SpecError(f"the model cannot be exported: torch.export could not trace it ({reason[:300]})") from error
+    _forget_source(exported)
+    return exported
 
 
-def _example(shape: Sequence[int], dtype: str, program: Program) -> Tensor:
-    kind: torch.dtype = getattr(torch, dtype)
-    return torch.zeros((program.batch or _EXAMPLES, *shape), dtype=kind)
+def _forget_source(exported: Any) -> None:
+    """Remove the lines of source code, with the paths of their files, that torch notes for each node of a graph.
+
+    Both kinds of files would carry them to whoever gets the model.
+    """
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+
+
+def _example(given: ProgramInput, program: Program) -> Tensor:
+    if given.example is not None:
+        return torch.from_numpy(given.example)
+    kind: torch.dtype = getattr(torch, given.dtype)
+    return torch.zeros((program.batch or _EXAMPLES, *given.shape), dtype=kind)
 
 
 def _axes(program: Program) -> tuple[dict[int, Any], ...]:
@@ -82,7 +98,9 @@ def _axes(program: Program) -> tuple[dict[int, Any], ...]:
         # Named in steps, so that the graph knows that feature maps of several scales fit together.
         names = ((1, "height"), (2, "width"))
         sides = {axis: step * torch.export.Dim(name) if step > 1 else torch.export.Dim.DYNAMIC for axis, name in names}
-    return tuple({**axes, **(sides if given.layout == "HWC" else {})} for given in program.inputs)
+    return tuple(
+        {**(axes if given.batched else {}), **(sides if given.layout == "HWC" else {})} for given in program.inputs
+    )
 
 
 def _write_onnx(exported: Any, program: Program, *, names: Sequence[str]) -> None:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore as TCPStore  # listening_store names it
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
-TESTED = ("2.13.0", "2.14.1")
+from mtrain.core.overriding import override
+
+TESTED = ("2.13.0", "2.14.1", "2.15.0")
 """Versions of torch with which these internals were tested; see docs/versions.md."""
 AnyBatchNorm = nn.modules.batchnorm._BatchNorm
 """The base of all of torch's BatchNorm layers."""
@@ -63,7 +64,7 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 def copy_if_(tensors: list[Tensor], others: list[Tensor], flag: Tensor) -> None:
     """Overwrite each tensor with its other where ``flag``, a float32 number on the device, is 1; ``others`` are finite."""
     # No public function overwrites a list of tensors under a condition that only the device knows. The kernel of SGD
-    # changes nothing where its last argument is 1, and its first step copies the gradient into the velocity; at a rate of
+    # changes nothing where its last argument is 1, and its first step copies the gradient into the velocity; at a learning rate of
     # 0 it leaves the weights, for which the others themselves stand.
     torch._fused_sgd_(
         others,
@@ -115,7 +116,7 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
     grads: list[Tensor],
     velocities: list[Tensor],
     *,
-    rate: float,
+    learning_rate: float,
     momentum: float,
     decay: float,
     nesterov: bool,
@@ -134,7 +135,7 @@ def sgd_(  # noqa: PLR0913 - the rule has as many settings
         velocities,
         weight_decay=decay,
         momentum=1.0 if without_momentum else momentum,
-        lr=rate,
+        lr=learning_rate,
         dampening=0.0,
         nesterov=nesterov and not without_momentum,
         maximize=False,
@@ -150,7 +151,7 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
     squares: list[Tensor],
     updates: Tensor,
     *,
-    rate: float,
+    learning_rate: float,
     betas: tuple[float, float],
     decay: float,
     eps: float,
@@ -170,7 +171,7 @@ def adam_(  # noqa: PLR0913 - the rule has as many settings
         squares,
         [],
         [updates] * len(weights),
-        lr=rate,
+        lr=learning_rate,
         beta1=betas[0],
         beta2=betas[1],
         weight_decay=decay,

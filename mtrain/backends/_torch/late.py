@@ -1,4 +1,4 @@
-"""Send the figures of an update to the host, without waiting until the device has computed them."""
+"""Send the metrics of an update to the host, without waiting until the device has computed them."""
 
 from collections.abc import Callable, Sequence
 

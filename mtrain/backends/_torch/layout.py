@@ -6,10 +6,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typing_extensions import override
 
 from mtrain.backends._torch import internals
 from mtrain.backends._torch.quantising import Arrangement, QuantisedConv2d
+from mtrain.core.overriding import override
 
 
 class ChannelsLastConv2d(nn.Conv2d):
@@ -27,8 +27,8 @@ class ChannelsLastConv2d(nn.Conv2d):
 class ContiguousConv2d(nn.Conv2d):
     """A Conv2d that makes its input contiguous.
 
-    Pictures arrive channels last, and torch keeps the layout of its input from layer to layer. So the first convolution
-    copies the pictures, and every later input is contiguous already.
+    Images arrive channels last, and torch keeps the layout of its input from layer to layer. So the first convolution
+    copies the images, and every later input is contiguous already.
     """
 
     @override
@@ -56,7 +56,7 @@ def use(kind: type[nn.Conv2d], model: nn.Module) -> None:
 def avoid_slow_kernels(model: nn.Module) -> None:
     """Make the 1x1 convolutions of ``model`` use oneDNN in channels-last layout on the CPU, in place.
 
-    With one thread and fewer than 16 pictures torch computes them as matrix products of single pictures, whose backward
+    With one thread and fewer than 16 images torch computes them as matrix products of single images, whose backward
     pass takes up to twice as long. Dilated convolutions always use oneDNN, and dilation, the distance of a kernel's
     points, means nothing for a kernel of one point.
     """

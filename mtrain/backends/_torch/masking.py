@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from mtrain.core.masking import Masking
+from mtrain.core.overriding import override
 
 
 class TorchMasking(Masking[Tensor]):

@@ -17,7 +17,7 @@ TENSOR, INTEGER, NUMBER = "native.", "native_int.", "native_float."
 class NativeRule:
     """Applies an optimizer of torch to whole parameters; see ``rules.Rule``.
 
-    Gradients are averaged over the ranks and clipped before. mtrain sets the rate: that of the first parameter group is
+    Gradients are averaged over the ranks and clipped before. mtrain sets the learning_rate: that of the first parameter group is
     the scheduled one, and the others keep their ratio to it.
     """
 
@@ -47,7 +47,7 @@ class NativeRule:
         self._optimizer = optimizer
         self._parameters = parameters
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self._ratios = [rate / rates[0] for rate in rates]
+        self._ratios = [learning_rate / rates[0] for learning_rate in rates]
         self._rates = rates
 
     @property
@@ -77,21 +77,23 @@ class NativeRule:
             if state:
                 self._optimizer.state[parameter] = state
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """See ``rules.Rule``; the gradients are those that the parameters hold.
 
         Raises:
-            SpecError: something else than mtrain has changed the rate.
+            SpecError: something else than mtrain has changed the learning rate.
         """
         groups = self._optimizer.param_groups
         if [float(group["lr"]) for group in groups] != self._rates:
             raise SpecError(
-                "session.prepare: the rate of the script's optimizer was changed from outside, such as by a scheduler of "
+                "session.prepare: the learning rate of the script's optimizer was changed from outside, such as by a scheduler of "
                 "torch; give the schedule to session.prepare(schedule=...) in its place"
             )
-        self._rates = [rate * ratio for ratio in self._ratios]
-        for group, own_rate in zip(groups, self._rates, strict=True):
-            group["lr"] = own_rate
+        self._rates = [learning_rate * ratio for ratio in self._ratios]
+        for group, own_learning_rate in zip(groups, self._rates, strict=True):
+            group["lr"] = own_learning_rate
         self._optimizer.step()
 
     def leave_out(self, skip: Tensor | None) -> None:
@@ -105,7 +107,7 @@ def split_message(backend: str) -> str:
     """Return the refusal of a user's own optimizer where arrays are split over ranks."""
     return (
         f"session.prepare: {backend} splits arrays over the ranks, but an optimizer of torch.optim needs whole ones; use "
-        "backend solo, ddp, horovod or deepspeed with stage 0, or a rule such as mtrain.AdamW(rate=1e-3)"
+        "backend solo, ddp, horovod or deepspeed with stage 0, or a rule such as mtrain.AdamW(learning_rate=1e-3)"
     )
 
 

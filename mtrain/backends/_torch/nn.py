@@ -24,12 +24,12 @@ from torch.nn import (
     Upsample,
 )
 from torch.nn import functional as F
-from typing_extensions import override
 
 from mtrain.backends._torch import batchnorm, kernels, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
+from mtrain.core.overriding import override
 
 __all__ = [
     "GELU",

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typing_extensions import override
 
 from mtrain.backends._torch import internals, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.overriding import override
 from mtrain.core.quantising import RANGE, Quantised, Ranges, chosen_layers
 
 Arrangement: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

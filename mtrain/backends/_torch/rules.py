@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from mtrain.backends._torch import internals
+from mtrain.core.overriding import override
 
 
 class Rule(Protocol):
@@ -26,7 +26,9 @@ class Rule(Protocol):
         """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
         ...
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """Update the parameters at ``places`` of the group with ``grads``; ``momentum`` overrides the group's own."""
         ...
 
@@ -50,13 +52,15 @@ class Sgd:
         """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
         self._skip = skip
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """See ``Rule.apply``."""
         internals.sgd_(
             [self._parameters[i] for i in places],
             list(grads),
             [self.moments["momentum"][i] for i in places],
-            rate=rate,
+            learning_rate=learning_rate,
             momentum=self._options.get("momentum", 0.0) if momentum is None else momentum,
             decay=self._options.get("weight_decay", 0.0),
             nesterov=bool(self._options.get("nesterov", 0.0)),
@@ -85,7 +89,9 @@ class Adam:
         """Make the next calls of ``apply`` change nothing where ``skip``, a float32 number on the device, is 1."""
         self._skip = skip
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """See ``Rule.apply``."""
         self._updates += 1 if self._skip is None else 1 - self._skip
         internals.adam_(
@@ -94,7 +100,7 @@ class Adam:
             [self.moments["mean"][i] for i in places],
             [self.moments["square"][i] for i in places],
             self._updates,
-            rate=rate,
+            learning_rate=learning_rate,
             betas=(
                 self._options.get("beta1", 0.9) if momentum is None else momentum,
                 self._options.get("beta2", 0.999),
@@ -127,18 +133,22 @@ class Composed(ABC):
         """See ``Rule.leave_out``."""
         self._skip = skip
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """See ``Rule.apply``."""
         if self._skip is None:
-            self._step(places, grads, rate=rate, momentum=momentum)
+            self._step(places, grads, learning_rate=learning_rate, momentum=momentum)
             return
         held = [x for tensors in (self._parameters, *self.moments.values()) for x in _at(tensors, places)]
         former = internals.copies(held)
-        self._step(places, grads, rate=rate, momentum=momentum)
+        self._step(places, grads, learning_rate=learning_rate, momentum=momentum)
         internals.copy_if_(held, former, self._skip)
 
     @abstractmethod
-    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def _step(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """Do what ``apply`` does, unconditionally."""
 
     def set_updates(self, updates: int) -> None:
@@ -154,15 +164,17 @@ class Lion(Composed):
         self.moments = {"mean": [torch.zeros_like(p) for p in parameters]}
 
     @override
-    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def _step(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         weights, means = _at(self._parameters, places), _at(self.moments["mean"], places)
         beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
         mixtures = internals.products(means, beta1)
         internals.add_scaled_(mixtures, internals.products(grads, 1 - beta1), 1.0)
         steps = internals.signs(mixtures)
         if decay := self._options.get("weight_decay", 0.0):
-            internals.scale_(weights, 1 - rate * decay)
-        internals.scale_(steps, -rate)
+            internals.scale_(weights, 1 - learning_rate * decay)
+        internals.scale_(steps, -learning_rate)
         internals.add_scaled_(weights, steps, 1.0)
         _follow_(means, grads, self._options.get("beta2", 0.99))
 
@@ -175,7 +187,9 @@ class RmsProp(Composed):
         self.moments = {name: [torch.zeros_like(p) for p in parameters] for name in ("square", "momentum")}
 
     @override
-    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def _step(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         weights = _at(self._parameters, places)
         squares, velocities = _at(self.moments["square"], places), _at(self.moments["momentum"], places)
         grads = _with_decay(grads, weights, self._options.get("weight_decay", 0.0))
@@ -184,18 +198,20 @@ class RmsProp(Composed):
         internals.shift_(roots, self._options.get("eps", 1e-8))
         internals.scale_(velocities, self._options.get("momentum", 0.0) if momentum is None else momentum)
         internals.add_scaled_(velocities, internals.quotients(grads, roots), 1.0)
-        internals.add_scaled_(weights, internals.products(velocities, -rate), 1.0)
+        internals.add_scaled_(weights, internals.products(velocities, -learning_rate), 1.0)
 
 
 class Adadelta(Composed):
-    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the rate."""
+    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
 
     def __init__(self, parameters: Sequence[Tensor], options: Mapping[str, float]) -> None:
         super().__init__(parameters, options)
         self.moments = {name: [torch.zeros_like(p) for p in parameters] for name in ("square", "step_square")}
 
     @override
-    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def _step(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         # The rule has no momentum.
         weights, decay_rate = _at(self._parameters, places), self._options.get("beta2", 0.9)
         squares, step_squares = _at(self.moments["square"], places), _at(self.moments["step_square"], places)
@@ -205,7 +221,7 @@ class Adadelta(Composed):
         steps = internals.quotients(_roots_of_shifted(step_squares, eps), _roots_of_shifted(squares, eps))
         steps = internals.products(steps, grads)
         _follow_(step_squares, internals.products(steps, steps), decay_rate)
-        internals.add_scaled_(weights, internals.products(steps, -rate), 1.0)
+        internals.add_scaled_(weights, internals.products(steps, -learning_rate), 1.0)
 
 
 class Lamb(Composed):
@@ -220,7 +236,9 @@ class Lamb(Composed):
         self._updates = 0
 
     @override
-    def _step(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def _step(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         self._updates += 1
         weights = _at(self._parameters, places)
         means, squares = _at(self.moments["mean"], places), _at(self.moments["square"], places)
@@ -235,7 +253,7 @@ class Lamb(Composed):
             internals.add_scaled_(steps, internals.products(weights, decay), 1.0)
         lengths = torch.stack(internals.norms(weights)), torch.stack(internals.norms(steps))
         ratios = torch.where((lengths[0] > 0) & (lengths[1] > 0), lengths[0] / lengths[1], 1.0)
-        internals.add_scaled_(weights, internals.products(steps, list((ratios * -rate).unbind())), 1.0)
+        internals.add_scaled_(weights, internals.products(steps, list((ratios * -learning_rate).unbind())), 1.0)
 
     @override
     def set_updates(self, updates: int) -> None:

@@ -73,7 +73,7 @@ class ShardRule:
         self._rule.leave_out(skip)
 
     def apply(
-        self, part_numbers: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None
+        self, part_numbers: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
     ) -> None:
         """See ``Rule.apply``."""
         places: list[int] = []
@@ -92,7 +92,7 @@ class ShardRule:
             for whole, scratch in self._pairs(copy):
                 _copy_in(scratch, whole, copy.source)
         if places:
-            self._rule.apply(places, rule_grads, rate=rate, momentum=momentum)
+            self._rule.apply(places, rule_grads, learning_rate=learning_rate, momentum=momentum)
         for copy in copies:
             for whole, scratch in self._pairs(copy):
                 _copy_out(whole, scratch, copy.source)
@@ -165,7 +165,7 @@ def _measured_width(rule: str, dtype: torch.dtype) -> int:
         for name, whole in moments.items():
             trial_rule.moments[name][:] = whole.split(width)
         for _ in range(2):
-            trial_rule.apply(range(len(pieces)), grads.split(width), rate=0.1, momentum=None)
+            trial_rule.apply(range(len(pieces)), grads.split(width), learning_rate=0.1, momentum=None)
         return [stepped_weights, *moments.values()]
 
     expected = stepped(weights.numel())

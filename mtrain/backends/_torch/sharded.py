@@ -6,7 +6,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
@@ -14,6 +13,7 @@ from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts, ema_shares
 from mtrain.errors import SpecError
 
@@ -132,9 +132,11 @@ class _ShapedRule:
         """See ``Rule.leave_out``."""
         self._rule.leave_out(skip)
 
-    def apply(self, places: Sequence[int], grads: Sequence[Tensor], *, rate: float, momentum: float | None) -> None:
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
         """See ``Rule.apply``."""
-        self._rule.apply(places, [grad.reshape(-1) for grad in grads], rate=rate, momentum=momentum)
+        self._rule.apply(places, [grad.reshape(-1) for grad in grads], learning_rate=learning_rate, momentum=momentum)
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""

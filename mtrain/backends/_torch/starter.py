@@ -2,19 +2,34 @@
 
 ``python -m mtrain.backends._torch.starter --nnodes=2 ...`` does what ``python -m torch.distributed.run --nnodes=2 ...``
 does, with a store that listens only at the address of the rendezvous. torchrun's own store would listen on every interface
-of the machine and, having no password, answer anyone. The ranks of a job on one host are started without torchrun, and so
-without importing torch (``one_host``).
+of the machine and, having no password, answer anyone.
+
+On one host torchrun decides nothing that its own arguments do not say. It imports torch before it starts the first rank,
+and each rank then imports it again; here the ranks are copies of a process that has imported it (``forked``), or processes
+that import it by themselves. Rank 0 hosts the store at which the ranks meet (``group.join``).
 """
 
+import argparse
+import itertools
+import os
 import sys
+from collections.abc import Mapping, Sequence
 
-from mtrain.backends._torch import one_host
+from mtrain.backends._torch import forked
+from mtrain.system.rank_starter import Ranks
+
+FAILURE_GRACE_S = 30.0
+"""Seconds that the other ranks have to end when one has failed, or when this process's parent is gone."""
+SCRIPT_MODE = ("--mode", "script")
+"""Words of a command that runs a user's script. It may join torch's process group by itself, for which torchrun hosts the
+store."""
 
 
 def main(argv: list[str]) -> int:
     """Start the ranks that the command line ``argv`` of torchrun describes; return the exit code."""
-    if one_host.fits(argv):
-        return one_host.run(argv)
+    options = alone(argv)
+    if options is not None:
+        return _run(options)
     # Imported here because importing torch takes longer than everything else that happens before the ranks run.
     from torch.distributed import run
 
@@ -24,6 +39,62 @@ def main(argv: list[str]) -> int:
     internals.replace_static_rendezvous(listening_store)
     run.main(argv)
     return 0
+
+
+def alone(argv: Sequence[str]) -> argparse.Namespace | None:
+    """Return the options of a command line of torchrun for one host; None: only torchrun knows what to do for it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--nnodes", default="1")
+    parser.add_argument("--nproc-per-node", type=int, required=True)
+    parser.add_argument("--master-addr", required=True)
+    parser.add_argument("--master-port", required=True)
+    parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--log-dir")
+    parser.add_argument("-m", "--module", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    try:
+        options, unknown = parser.parse_known_args(list(argv))
+    except (argparse.ArgumentError, SystemExit):
+        return None
+    is_known = not unknown and options.command and not options.command[0].startswith("-")
+    is_alone = is_known and options.nnodes == "1" and options.max_restarts == 0
+    return options if is_alone and SCRIPT_MODE not in itertools.pairwise(options.command) else None
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Start the ranks and wait for them; return 0 if all have ended with 0, otherwise 1.
+
+    SIGTERM and SIGINT to this process are passed on to the ranks as SIGTERM. Who has sent it decides how long they may take.
+    """
+    ranks = Ranks(failure_grace_s=FAILURE_GRACE_S, request_grace_s=float("inf"))
+    python = [sys.executable, "-u", *(["-m"] if options.module else []), *options.command]
+    with ranks.handling_signals():
+        program = forked.program(options.command[0]) if options.module and options.nproc_per_node > 1 else None
+        for rank in range(options.nproc_per_node):
+            if program is None:
+                ranks.start(rank, python, _variables(rank, options))
+            else:
+                ranks.add(rank, forked.start(program, options.command[1:], _variables(rank, options)))
+        return 1 if ranks.wait() else 0
+
+
+def _variables(rank: int, options: argparse.Namespace) -> Mapping[str, str]:
+    """Return the variables that torchrun would add to the environment of a rank."""
+    size = str(options.nproc_per_node)
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": options.master_port,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
-from typing_extensions import override
 
 from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import DistributedCollective, TorchCollective
 from mtrain.backends._torch.internals import AnyBatchNorm
 from mtrain.backends._torch.nn import BatchNorm2d
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
 

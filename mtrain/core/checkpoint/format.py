@@ -4,7 +4,7 @@
 
     step-00001200/
         weights.safetensors  ema.safetensors  optimizer.safetensors   whole arrays under neutral names
-        state.json           progress, counters, the resolved spec, what the caller added
+        state.json           progress, counters, the spec without hosts and reporters, what the caller added
         MANIFEST.json        written last: size and SHA-256 of each file, versions, score, serial number
 
 It is built in a temporary directory beside its final place, flushed to the disk, and then renamed. Nothing is
@@ -31,7 +31,8 @@ from safetensors.numpy import save as arrays_to_bytes
 import mtrain
 from mtrain.core.interfaces import Array, Progress, State
 from mtrain.errors import CheckpointError
-from mtrain.files import parse_json, read_bytes
+from mtrain.spec import outputs
+from mtrain.spec.files import open_file, parse_json, read_bytes
 
 FORMAT = 1
 """Version of the layout. A reader refuses any other version."""
@@ -51,7 +52,7 @@ class Saved:
     state: State
     progress: Progress
     spec: Mapping[str, Any]
-    """The resolved spec of the run that wrote the checkpoint."""
+    """The resolved spec of the run that wrote the checkpoint; jobs leave out what ``disclosure.without_places`` does."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """``score``, ``serial``, ``versions``, and the ``extra`` that was passed to ``save``."""
 
@@ -130,7 +131,7 @@ def _write_file(path: Path, content: bytes) -> dict[str, Any]:
     """Write a new file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
     digest = hashlib.sha256()
     view = memoryview(content)
-    with path.open("xb", buffering=0) as file:
+    with outputs.open_to_write(path, "xb", buffering=0) as file:
         for start in range(0, len(view), CHUNK_BYTES):
             chunk = view[start : start + CHUNK_BYTES]
             digest.update(chunk)
@@ -146,7 +147,7 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False).encode()
+    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _strict(value: Any) -> Any:
@@ -222,7 +223,7 @@ def _problem_of(path: Path, entry: Any) -> str | None:
         size = status.st_size
         if size != entry.get("size_bytes"):
             return f"{path.name}: {size} bytes, expected {entry.get('size_bytes')} (truncated or overwritten)"
-        with path.open("rb") as file:
+        with open_file(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
@@ -262,7 +263,7 @@ def progress_of(folder: Path) -> Progress:
 
 def described(folder: Path) -> dict[str, Any]:
     """Return ``progress``, ``counters``, ``spec`` and ``extra`` of an intact checkpoint, without reading its arrays."""
-    body = json.loads((folder / STATE).read_bytes())
+    body = parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES))
     return body if isinstance(body, dict) else {}
 
 

@@ -12,6 +12,7 @@ from mtrain.core.checkpoint.format import MANIFEST, Saved, load
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Collective, Progress, State
 from mtrain.errors import CheckpointError
+from mtrain.spec.files import MAX_OWN_BYTES, read_bytes
 
 PART_BYTES = 16 * 1024 * 1024
 """Largest number of bytes sent at once. Every rank allocates as much for each of the other ranks."""
@@ -43,7 +44,7 @@ def _mark(folder: Path) -> str | None:
     It is None if there is no manifest.
     """
     try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(folder / MANIFEST, limit=MAX_OWN_BYTES)).hexdigest()
     except OSError:
         return None
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint.format import Saved, load, progress_of, verify
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import TrainingError
+from mtrain.spec import outputs
 
 __all__ = [
     "CheckpointStore",
@@ -143,7 +144,8 @@ class Checkpoints:
         self._on_written = on_written
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._made_room = False
+        outputs.make_folder(self.folder)
         _clean(self.folder)
         self._serial = max((_serial(path) for path in listed(self.folder)), default=0)
 
@@ -197,6 +199,7 @@ class Checkpoints:
         temporary = self.folder / f"{TEMPORARY}{name}@{socket.gethostname()}@{os.getpid()}"
         try:
             shutil.rmtree(temporary, ignore_errors=True)
+            self._make_room()
             files.write(temporary, saved)
             files.publish(temporary, self.folder / name)
             self._retain(self.folder / name)
@@ -217,6 +220,19 @@ class Checkpoints:
         )
         training_error.__cause__ = error
         return training_error
+
+    def _make_room(self) -> None:
+        """Delete, before the first checkpoint of this job is written, those that its rule does not keep.
+
+        A job that goes on after its disk was full may keep fewer than before.
+        """
+        if self._made_room:
+            return
+        self._made_room = True
+        complete = [path for path in listed(self.folder) if looks_whole(path)]
+        intact = newest(self.folder) if len(complete) > self._keep_last + self._keep_best else None
+        if intact is not None:
+            self._retain(intact)
 
     def _retain(self, new: Path) -> None:
         """Delete the checkpoints that no rule keeps.
@@ -316,6 +332,12 @@ def _clean(folder: Path) -> None:
         final = folder / path.name.removeprefix(TEMPORARY).partition("@")[0]
         if not final.exists():
             path.rename(final)
+    for path in _abandoned(folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _abandoned(folder: Path) -> Iterator[Path]:
+    """Yield the temporary folders of this host's writers that have died."""
     for path in folder.glob(f"{TEMPORARY}*"):
         _, _, rest = path.name.partition("@")
         host, _, process = rest.partition("@")
@@ -323,7 +345,19 @@ def _clean(folder: Path) -> None:
         if host == socket.gethostname() and (
             not number.isdigit() or int(number) == os.getpid() or not _alive(int(number))
         ):
-            shutil.rmtree(path, ignore_errors=True)
+            yield path
+
+
+def reusable_bytes(folder: Path) -> int:
+    """Return the bytes in ``folder`` that the checkpoints of a job that goes on will take the place of.
+
+    These are whole checkpoints, which rotate, and what writers that have died have left, which is deleted at the start.
+    Damaged checkpoints stay.
+    """
+    left = (file.stat() for path in _abandoned(folder) for file in path.rglob("*") if file.is_file())
+    whole = (path for path in listed(folder) if looks_whole(path))
+    # A file with several links is one of a checkpoint that was being copied, which has been counted.
+    return sum(map(files.size_of, whole)) + sum(status.st_size for status in left if status.st_nlink == 1)
 
 
 def _alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Change the colours of uint8 RGB pictures, in place."""
+"""Change the colours of uint8 RGB images, in place."""
 
 import cv2
 import numpy as np
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from mtrain.data.images.section import DistortSpec, VariationSpec
 
 HUES = 180
-"""Length of OpenCV's hue circle for uint8 pictures."""
+"""Length of OpenCV's hue circle for uint8 images."""
 YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 """Matrix from RGB to NTSC's YIQ space (luma and two chroma axes)."""
 STRIPE_BYTES = 96 * 1024
@@ -20,8 +20,8 @@ def random_gains(rng: np.random.Generator, spec: VariationSpec) -> tuple[float, 
     return float(hue), float(saturation), float(value)
 
 
-def scale_hsv(picture: NDArray[np.uint8], gains: tuple[float, float, float]) -> None:
-    """Multiply hue (modulo the circle), saturation and value (saturating) of ``picture`` (H, W, 3) RGB, in place.
+def scale_hsv(image: NDArray[np.uint8], gains: tuple[float, float, float]) -> None:
+    """Multiply hue (modulo the circle), saturation and value (saturating) of ``image`` (H, W, 3) RGB, in place.
 
     One diagonal 3x3 transform scales all three planes, 3x cheaper than split, three tables and merge. A hue of 180 to
     255 is beyond the circle's end and OpenCV wraps it on the way back; larger products would saturate, so they take a
@@ -32,9 +32,9 @@ def scale_hsv(picture: NDArray[np.uint8], gains: tuple[float, float, float]) -> 
     if hue * (HUES - 1) >= 255:
         table, hue = (np.arange(256) * hue % HUES).astype(np.uint8), 1.0
     factors = np.diag(np.array([hue, saturation, value], dtype=np.float32))
-    rows = max(1, STRIPE_BYTES // max(picture[0].nbytes, 1))
-    for start in range(0, len(picture), rows):
-        stripe = picture[start : start + rows]
+    rows = max(1, STRIPE_BYTES // max(image[0].nbytes, 1))
+    for start in range(0, len(image), rows):
+        stripe = image[start : start + rows]
         hsv = cv2.cvtColor(stripe, cv2.COLOR_RGB2HSV)
         if table is not None:
             cv2.insertChannel(cv2.LUT(cv2.extractChannel(hsv, 0), table), hsv, 0)
@@ -54,10 +54,10 @@ def random_distortion(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np
     return total[:3]
 
 
-def distort(picture: NDArray[np.uint8], matrix: NDArray[np.float64]) -> None:
-    """Apply a (3, 4) ``matrix`` to every pixel of ``picture`` (H, W, 3) RGB, in place; values saturate."""
+def distort(image: NDArray[np.uint8], matrix: NDArray[np.float64]) -> None:
+    """Apply a (3, 4) ``matrix`` to every pixel of ``image`` (H, W, 3) RGB, in place; values saturate."""
     if not np.array_equal(matrix, np.eye(3, 4)):
-        cv2.transform(picture, matrix, dst=picture)
+        cv2.transform(image, matrix, dst=image)
 
 
 def _brightness(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Decode one picture file to RGB bytes.
+"""Decode one image file to RGB bytes.
 
 JPEG goes through simplejpeg (libjpeg-turbo, accurate transforms, identical to OpenCV), PNG and BMP through OpenCV,
 all other formats through Pillow. The first bytes of a file decide its format; the suffix is ignored.
@@ -14,41 +14,40 @@ from PIL import Image, ImageOps
 
 from mtrain.data.images.header import (
     JPEG,
-    MAX_BYTES,
     MAX_PIXELS,
     PNG,
-    PictureError,
+    ImageError,
     jpeg_ends,
     need_bounded,
-    open_picture,
+    open_image,
+    read_image,
     read_jpeg_header,
     reason_of,
     stored_size,
 )
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
 
 
 def decode(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Decode a picture as it is displayed: uint8 (H, W, 3) RGB.
+    """Decode an image as it is displayed: uint8 (H, W, 3) RGB.
 
-    EXIF orientation is applied, grey and palette pictures become RGB, transparency is laid on white, 16-bit values
+    EXIF orientation is applied, grey and palette images become RGB, transparency is laid on white, 16-bit values
     are scaled to 8, CMYK is converted. ``reduce`` 2, 4 or 8 gives ceil(H / reduce) x ceil(W / reduce); JPEGs are then
     decoded at that size, which is faster than decoding and shrinking.
 
     Raises:
-        DataError: the file is missing, unreadable, truncated, no picture, or has more than ``max_pixels``; it is named.
+        DataError: the file is missing, unreadable, truncated, no image, or has more than ``max_pixels``; it is named.
 
     """
     try:
-        data = read_bytes(path, limit=MAX_BYTES)
+        data = read_image(path)
     except OSError as error:
-        raise PictureError(path, f"{error.strerror or error}; expected a picture") from error
+        raise ImageError(path, f"{error.strerror or error}; expected an image") from error
     return decode_bytes(data, path, reduce=reduce, max_pixels=max_pixels)
 
 
 def decode_bytes(data: bytes, name: Path | str, *, reduce: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Decode the content of a picture file like ``decode``; ``name`` is used in messages only.
+    """Decode the content of an image file like ``decode``; ``name`` is used in messages only.
 
     Raises:
         DataError: as ``decode``.
@@ -62,23 +61,23 @@ def decode_bytes(data: bytes, name: Path | str, *, reduce: int = 1, max_pixels: 
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        reason = f"not a readable picture ({reason_of(error)}); replace the file or remove it from the data set"
-        raise PictureError(name, reason) from error
+        reason = f"not a readable image ({reason_of(error)}); replace the file or remove it from the data set"
+        raise ImageError(name, reason) from error
 
 
 def _decode(data: bytes, reduce: int) -> NDArray[np.uint8]:
     if data[:2] == JPEG:
         return _decode_jpeg(data, reduce)
-    picture = _decode_opencv(data) if data[:8] == PNG or data[:2] == b"BM" else _decode_pillow(data)
-    return _shrunk(picture, reduce)
+    image = _decode_opencv(data) if data[:8] == PNG or data[:2] == b"BM" else _decode_pillow(data)
+    return _shrunk(image, reduce)
 
 
-def _shrunk(picture: NDArray[np.uint8], reduce: int) -> NDArray[np.uint8]:
+def _shrunk(image: NDArray[np.uint8], reduce: int) -> NDArray[np.uint8]:
     if reduce == 1:
-        return picture
-    height, width = picture.shape[:2]
+        return image
+    height, width = image.shape[:2]
     size = (-(-width // reduce), -(-height // reduce))
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
 def _decode_jpeg(data: bytes, reduce: int) -> NDArray[np.uint8]:
@@ -87,13 +86,13 @@ def _decode_jpeg(data: bytes, reduce: int) -> NDArray[np.uint8]:
         return _shrunk(_decode_pillow(data), reduce)
     min_size = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
     try:
-        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", **min_size)
+        image = simplejpeg.decode_jpeg(data, colorspace="RGB", **min_size)
     except ValueError as error:
         # Stray bytes between segments are common and harmless; a file that ends early is neither.
         if "premature" in str(error).lower() or not jpeg_ends(data):
             raise
-        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **min_size)
-    return _oriented(picture, read_jpeg_header(data)[2])
+        image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **min_size)
+    return _oriented(image, read_jpeg_header(data)[2])
 
 
 def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
@@ -102,32 +101,32 @@ def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
             raise ValueError("PNG ends early")
         if b"eXIf" in data:
             return _decode_pillow(data)
-    picture = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
-    if picture is None:
+    image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
+    if image is None:
         return _decode_pillow(data)
-    if picture.dtype == np.uint16:
-        picture = picture // 257
-    picture = picture.astype(np.uint8, copy=False)
-    if picture.ndim == 2:
-        return np.asarray(cv2.cvtColor(picture, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
-    if picture.shape[2] == 4:
-        return _on_white(np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGRA2RGBA), dtype=np.uint8))
-    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+    if image.dtype == np.uint16:
+        image = image // 257
+    image = image.astype(np.uint8, copy=False)
+    if image.ndim == 2:
+        return np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
+    if image.shape[2] == 4:
+        return _on_white(np.asarray(cv2.cvtColor(image, cv2.COLOR_BGRA2RGBA), dtype=np.uint8))
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
 def _decode_pillow(data: bytes) -> NDArray[np.uint8]:
-    with open_picture(data) as file:
-        picture: Image.Image = file
-        picture.load()
-        picture = ImageOps.exif_transpose(picture)
-        if picture.mode.startswith("I;16"):
-            grey = (np.asarray(picture).astype(np.uint16) // 257).astype(np.uint8)
+    with open_image(data) as file:
+        image: Image.Image = file
+        image.load()
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):
+            grey = (np.asarray(image).astype(np.uint16) // 257).astype(np.uint8)
             return np.repeat(grey[:, :, None], 3, axis=2)
-        if picture.mode in ("I", "F"):
-            raise ValueError(f"32-bit pixels (mode {picture.mode}), expected 8 or 16 bits")
-        if picture.has_transparency_data:
-            return _on_white(np.asarray(picture.convert("RGBA")))
-        return np.array(picture.convert("RGB"))
+        if image.mode in ("I", "F"):
+            raise ValueError(f"32-bit pixels (mode {image.mode}), expected 8 or 16 bits")
+        if image.has_transparency_data:
+            return _on_white(np.asarray(image.convert("RGBA")))
+        return np.array(image.convert("RGB"))
 
 
 def _on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -136,12 +135,12 @@ def _on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return blended.astype(np.uint8)
 
 
-def _oriented(picture: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _oriented(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Undo EXIF orientation 1 to 8 (EXIF 2.32, tag 0x0112)."""
     if orientation in (5, 6, 7, 8):
-        picture = picture.transpose(1, 0, 2)
+        image = image.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
-        picture = picture[::-1]
+        image = image[::-1]
     if orientation in (2, 3, 6, 7):
-        picture = picture[:, ::-1]
-    return np.ascontiguousarray(picture)
+        image = image[:, ::-1]
+    return np.ascontiguousarray(image)

@@ -13,7 +13,7 @@ from mtrain.data.images.handwritten import handwritten_digits
 
 _TRIES = 40
 _VAL_SHARE = 5
-"""Every fifth digit picture is used for val only, so that no stroke occurs in both splits."""
+"""Every fifth digit image is used for val only, so that no stroke occurs in both splits."""
 
 
 _INK = 0.4
@@ -26,9 +26,9 @@ UNCERTAIN = 255
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Canvas:
-    """A picture of digits with its labels. N is 1 to 6."""
+    """An image of digits with its labels. N is 1 to 6."""
 
-    picture: NDArray[np.uint8]
+    image: NDArray[np.uint8]
     """(size, size, 3) RGB."""
     boxes: NDArray[np.int64]
     """(N, 4) xyxy in whole pixels around the ink."""
@@ -41,7 +41,7 @@ class Canvas:
 def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) -> Canvas:
     """Draw a canvas, a function of its arguments alone."""
     rng = np.random.Generator(np.random.PCG64([seed, ("train", "val").index(split), index]))
-    picture = _background(rng, size)
+    image = _background(rng, size)
     strokes, classes = _strokes(split)
     boxes: list[tuple[int, int, int, int]] = []
     labels: list[int] = []
@@ -53,7 +53,7 @@ def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) 
         if place is None:
             continue
         left, top = place
-        _paint(picture[top : top + ink.shape[0], left : left + ink.shape[1]], ink, rng)
+        _paint(image[top : top + ink.shape[0], left : left + ink.shape[1]], ink, rng)
         part = mask[top : top + ink.shape[0], left : left + ink.shape[1]]
         part[ink > _EDGE] = UNCERTAIN
         part[ink >= _CORE] = 1 + classes[stroke_index]
@@ -61,9 +61,9 @@ def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) 
         rows, columns = np.flatnonzero(is_ink.any(axis=1)), np.flatnonzero(is_ink.any(axis=0))
         boxes.append((left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1))
         labels.append(int(classes[stroke_index]))
-    pixels = np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+    pixels = np.clip(np.rint(image), 0, 255).astype(np.uint8)
     return Canvas(
-        picture=pixels,
+        image=pixels,
         boxes=np.array(boxes, dtype=np.int64).reshape(-1, 4),
         labels=np.array(labels, dtype=np.int64),
         mask=mask,
@@ -72,7 +72,7 @@ def canvas(split: Literal["train", "val"], index: int, *, size: int, seed: int) 
 
 @cache
 def _strokes(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the digit pictures (N, 8, 8) from 0 to 1 of one split, and their classes (N,)."""
+    """Return the digit images (N, 8, 8) from 0 to 1 of one split, and their classes (N,)."""
     images, classes = handwritten_digits()
     is_val = np.arange(len(classes)) % _VAL_SHARE == 0
     is_in_split = is_val if split == "val" else ~is_val
@@ -86,11 +86,11 @@ def _background(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
     angle = rng.uniform(0, 2 * np.pi)
     axis = np.linspace(-0.5, 0.5, size, dtype=np.float32)
     slope = axis[None, :] * np.cos(angle) + axis[:, None] * np.sin(angle) + 0.5
-    picture = first + slope[:, :, None] * (second - first)
+    image = first + slope[:, :, None] * (second - first)
     for cells, strength in ((4, 14.0), (16, 7.0)):
         coarse = rng.normal(0, strength, size=(cells, cells)).astype(np.float32)
-        picture = picture + cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)[:, :, None]
-    return np.asarray(picture + rng.normal(0, 4.0, size=(size, size, 1)), dtype=np.float32)
+        image = image + cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)[:, :, None]
+    return np.asarray(image + rng.normal(0, 4.0, size=(size, size, 1)), dtype=np.float32)
 
 
 def _ink(stroke: NDArray[np.float32], rng: np.random.Generator, *, height_px: float) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Decode pictures quickly for training, where a difference in the last grey level does not matter."""
+"""Decode images quickly for training, where a difference in the last grey level does not matter."""
 
 import struct
 from pathlib import Path
@@ -7,8 +7,7 @@ import simplejpeg
 from numpy import uint8
 from numpy.typing import NDArray
 
-from mtrain.data.images.header import JPEG, MAX_BYTES, MAX_PIXELS
-from mtrain.files import read_bytes
+from mtrain.data.images.header import JPEG, MAX_PIXELS, read_image
 
 _EXIF = b"Exif\x00\x00"
 _END = b"\xff\xd9"
@@ -24,7 +23,7 @@ def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS)
     sees.
     """
     try:
-        data = read_bytes(path, limit=MAX_BYTES)
+        data = read_image(path)
         if data[:2] == JPEG and _EXIF not in data:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             if colours in ("YCbCr", "Gray") and height * width <= max_pixels:
@@ -35,14 +34,14 @@ def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS)
 
 
 def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1) -> NDArray[uint8] | None:
-    """Decode the first ``rows`` rows (of the reduced picture) with the pixels of ``decode_quickly``.
+    """Decode the first ``rows`` rows (of the reduced image) with the pixels of ``decode_quickly``.
 
     A JPEG is stored from top to bottom, so the rest need not be read. It is not looked at for damage either: call this
     for files only that ``decode_quickly`` has read before.
 
     Args:
         path: The file.
-        size: Width and height of the whole picture.
+        size: Width and height of the whole image.
         rows: Number of rows, at least one.
         reduce: As for ``decode``.
 
@@ -51,7 +50,7 @@ def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1)
         or in several passes.
     """
     try:
-        data = shortened(read_bytes(path, limit=MAX_BYTES), size, rows * reduce)
+        data = shortened(read_image(path), size, rows * reduce)
         return None if data is None else _decoded(data, (size[0], min(rows * reduce, size[1])), reduce, strict=False)
     except (OSError, ValueError, IndexError, struct.error):
         return None
@@ -82,7 +81,7 @@ def shortened(data: bytes, size: tuple[int, int], rows: int) -> bytes | None:
 def _decoded(data: bytes, size: tuple[int, int], reduce: int, *, strict: bool) -> NDArray[uint8]:
     width, height = size
     min_size = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
-    picture: NDArray[uint8] = simplejpeg.decode_jpeg(
+    image: NDArray[uint8] = simplejpeg.decode_jpeg(
         data, colorspace="RGB", fastdct=True, fastupsample=True, strict=strict, **min_size
     )
-    return picture
+    return image

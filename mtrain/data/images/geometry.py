@@ -1,8 +1,8 @@
 """Move pixels and boxes: letterboxing, the random affine map, and the filter of boxes that survive it.
 
-Letters of shapes: N boxes, H W picture height and width. Boxes are xyxy in pixels unless a name says otherwise.
+Letters of shapes: N boxes, H W image height and width. Boxes are xyxy in pixels unless a name says otherwise.
 Public sources: the YOLOv5 papers and documentation (letterbox with colour 114; rotation, scale, shear and translation
-composed around the picture's centre).
+composed around the image's centre).
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mtrain.data.images.section import VariationSpec
 
 FILL = 114
-"""Grey level of every pixel that no picture covers."""
+"""Grey level of every pixel that no image covers."""
 EDGE_PX = 1e-3
 """Distance in pixels by which boxes end inside the right and lower border, so that a normalised corner is
 below 1."""
@@ -26,13 +26,13 @@ perspective's horizon."""
 
 @dataclass(frozen=True, slots=True)
 class Letterboxed:
-    """A letterboxed picture with its scale and padding, so that boxes can be mapped to it and back."""
+    """A letterboxed image with its scale and padding, so that boxes can be mapped to it and back."""
 
-    picture: NDArray[np.uint8]
+    image: NDArray[np.uint8]
     ratio_wh: tuple[float, float]
     """New pixels per old pixel, for width and height."""
     pad_wh: tuple[float, float]
-    """Padding at the left and at the top, not rounded: the picture itself begins at ``margin(pad)``."""
+    """Padding at the left and at the top, not rounded: the image itself begins at ``margin(pad)``."""
 
 
 def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
@@ -42,13 +42,13 @@ def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def margin(pad: float) -> int:
-    """Return the whole pixels of padding before the picture, where ``pad`` is half of the total; an odd pixel goes
+    """Return the whole pixels of padding before the image, where ``pad`` is half of the total; an odd pixel goes
     after it."""
     return round(pad - 0.1)
 
 
 def letterbox(
-    picture: NDArray[np.uint8],
+    image: NDArray[np.uint8],
     shape_hw: tuple[int, int],
     *,
     auto: bool = False,
@@ -56,12 +56,12 @@ def letterbox(
     scale_up: bool = True,
     stride: int = 32,
 ) -> Letterboxed:
-    """Fit ``picture`` (H, W, 3) into ``shape_hw`` keeping its aspect ratio, centred on grey.
+    """Fit ``image`` (H, W, 3) into ``shape_hw`` keeping its aspect ratio, centred on grey.
 
     ``auto`` pads only up to the next multiple of ``stride``; ``scale_fill`` stretches instead of
-    adding a margin; without ``scale_up`` a small picture keeps its size.
+    adding a margin; without ``scale_up`` a small image keeps its size.
     """
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     ratio = min(shape_hw[0] / height, shape_hw[1] / width)
     if not scale_up:
         ratio = min(ratio, 1.0)
@@ -75,10 +75,10 @@ def letterbox(
         padding = [total % stride for total in padding]
     pad_w, pad_h = padding[0] / 2, padding[1] / 2
     if (width, height) != new_wh:
-        picture = np.asarray(cv2.resize(picture, new_wh, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+        image = np.asarray(cv2.resize(image, new_wh, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
     boxed = np.full((new_wh[1] + padding[1], new_wh[0] + padding[0], 3), FILL, dtype=np.uint8)
     top, left = margin(pad_h), margin(pad_w)
-    boxed[top : top + new_wh[1], left : left + new_wh[0]] = picture
+    boxed[top : top + new_wh[1], left : left + new_wh[0]] = image
     return Letterboxed(boxed, ratio_wh, (pad_w, pad_h))
 
 
@@ -146,7 +146,7 @@ def survives(
 
 
 def targets(boxes_N4: NDArray[np.float64], labels_N: NDArray[np.int64], side: int) -> NDArray[np.float32]:
-    """Return (N, 5) rows ``[class, xc, yc, w, h]``: boxes clipped to the picture and normalised by its side."""
+    """Return (N, 5) rows ``[class, xc, yc, w, h]``: boxes clipped to the image and normalised by its side."""
     boxes = np.clip(boxes_N4, 0.0, side - EDGE_PX)
     rows = np.empty((len(boxes), 5), dtype=np.float32)
     rows[:, 0] = labels_N

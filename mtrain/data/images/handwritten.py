@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILE = ("datasets", "data", "digits.csv.gz")
-"""Where the pictures are in the package: 64 values from 0 to 16 and the class on each line."""
+"""Where the images are in the package: 64 values from 0 to 16 and the class on each line."""
 
 
 def handwritten_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return pictures (N, 8, 8), ink from 0 to 16, and classes (N,): what ``sklearn.datasets.load_digits`` returns."""
+    """Return images (N, 8, 8), ink from 0 to 16, and classes (N,): what ``sklearn.datasets.load_digits`` returns."""
     package = find_spec("sklearn")
     folders = [] if package is None else package.submodule_search_locations or []
     file = next((file for folder in folders if (file := Path(folder, *FILE)).is_file()), None)

@@ -1,32 +1,40 @@
-"""Read a picture file's header cheaply: its size as displayed and whether the file is whole. Nothing is decompressed.
+"""Read an image file's header cheaply: its size as displayed and whether the file is whole. Nothing is decompressed.
 
 The first bytes of a file decide its format; the suffix is ignored.
 """
 
+import errno
 import io
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
+from mtrain.spec.files import open_file, read_bytes
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".jpe", ".mpo", ".png", ".tif", ".tiff", ".webp"})
-"""Lower-case suffixes of the files that count as pictures when a folder is searched."""
+"""Lower-case suffixes of the files that count as images when a folder is searched."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 """The only Pillow decoders in use. Others start programs (EPS: Ghostscript) or were written for trusted
 files."""
 MAX_BYTES = 2 << 30
-"""Largest picture file that is read, in bytes."""
+"""Largest image file that is read, in bytes."""
+SMALL_BYTES = 64 << 20
+"""Size up to which an image file is read whatever its header says, in bytes."""
+MAX_PIXEL_BYTES = 16
+"""Most bytes of a pixel in a file: four numbers of 32 bits."""
 MAX_PIXELS = 120_000_000
-"""Default of `data.max_pixels`, the largest picture that is decoded: 360 MB as RGB."""
+"""Default of `data.max_pixels`, the largest image that is decoded: 360 MB as RGB."""
 
 JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
+MAX_SEGMENTS = 10_000
+"""Parts of a JPEG header that are read. A segment has up to 65,535 bytes, so that files of cameras and programs have
+hundreds at most; megabytes of empty ones would take seconds."""
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _END = b"\xff\xd9"
 _ORIENTATION = 0x0112
@@ -40,7 +48,9 @@ def read_jpeg_header(data: bytes) -> tuple[int, int, int, int]:
 
     """
     position, orientation, size = 2, 1, (0, 0)
-    while position + 4 <= len(data):
+    for _ in range(MAX_SEGMENTS):
+        if position + 4 > len(data):
+            raise ValueError("JPEG ends within its header")
         if data[position] != 0xFF:
             raise ValueError("damaged JPEG header")
         marker = data[position + 1]
@@ -58,7 +68,7 @@ def read_jpeg_header(data: bytes) -> tuple[int, int, int, int]:
                 raise ValueError("JPEG without a size")
             return (*size, orientation, position)
         position += 2 + length
-    raise ValueError("JPEG ends within its header")
+    raise ValueError(f"JPEG with more than {MAX_SEGMENTS} parts before the image")
 
 
 def _exif_orientation(tiff: bytes) -> int:
@@ -84,8 +94,8 @@ def jpeg_ends(data: bytes) -> bool:
     return data.rfind(_END) > read_jpeg_header(data)[3]
 
 
-class PictureError(DataError):
-    """A picture cannot be used. ``reason`` is the message without the name of the file."""
+class ImageError(DataError):
+    """An image cannot be used. ``reason`` is the message without the name of the file."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -96,22 +106,59 @@ class PictureError(DataError):
         return DataError, (str(self),)
 
 
+def read_image(path: Path | str) -> bytes:
+    """Return the content of an image file.
+
+    A file of more than ``SMALL_BYTES`` is as long as its header lets expect: a sparse file takes no place on the disk, and
+    any amount of memory.
+
+    Raises:
+        OSError: It is missing, unreadable, not a regular file, or too long; ``strerror`` says which.
+    """
+    path = Path(path)
+    try:
+        return read_bytes(path, limit=SMALL_BYTES)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        with open_file(path) as file:
+            limit = expected_bytes(file)
+        if limit is None:
+            raise OSError(
+                errno.EFBIG, f"{error.strerror}; its header is not that of a larger image", str(path)
+            ) from None
+    return read_bytes(path, limit=limit)
+
+
+def expected_bytes(file: IO[bytes]) -> int | None:
+    """Return the most bytes that an image with the header of an open file has; None if it has no such header."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+    except Exception:  # a damaged file can raise any exception inside the decoding library
+        return None
+    return min(MAX_BYTES, SMALL_BYTES + width * height * MAX_PIXEL_BYTES)
+
+
 def probe(path: Path) -> tuple[int, int]:
     """Return width and height as displayed, in pixels, and check that the file is whole; nothing is decompressed.
 
     Raises:
-        DataError: the file is missing, truncated or no picture; it is named.
+        DataError: the file is missing, truncated or no image; it is named.
 
     """
     try:
-        data = read_bytes(path, limit=MAX_BYTES)
+        data = read_image(path)
     except OSError as error:
-        raise PictureError(path, reason_of(error)) from error
+        raise ImageError(path, reason_of(error)) from error
     return probe_bytes(data, path)
 
 
 def probe_bytes(data: bytes, name: Path | str) -> tuple[int, int]:
-    """Return what ``probe`` does for the content of a picture file; ``name`` is used in messages only.
+    """Return what ``probe`` does for the content of an image file; ``name`` is used in messages only.
 
     Raises:
         DataError: as ``probe``.
@@ -122,29 +169,29 @@ def probe_bytes(data: bytes, name: Path | str) -> tuple[int, int]:
             raise ValueError("empty file")
         return _probe(data)
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise PictureError(name, reason_of(error)) from error
+        raise ImageError(name, reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason why a picture cannot be read, in one line of bounded length."""
+    """Return the reason why an image cannot be read, in one line of bounded length."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
     if "cannot identify image file" in reason:
-        return "not a picture in JPEG, PNG, BMP, WebP, TIFF or GIF form"
+        return "not an image in JPEG, PNG, BMP, WebP, TIFF or GIF form"
     return reason[:300] or type(error).__name__
 
 
 def need_bounded(path: Path | str, size: tuple[int, int], *, max_pixels: int) -> None:
-    """Refuse a picture of more than ``max_pixels`` by its (width, height), before anything is decoded.
+    """Refuse an image of more than ``max_pixels`` by its (width, height), before anything is decoded.
 
     Raises:
         DataError: it is larger.
     """
     width, height = size
     if width * height > max_pixels:
-        raise PictureError(
+        raise ImageError(
             path,
             f"{width} x {height} pixels are {width * height / 1e6:.0f} million, more than the "
-            f"{max_pixels / 1e6:g} million that are decoded; make the picture smaller, or raise data.max_pixels",
+            f"{max_pixels / 1e6:g} million that are decoded; make the image smaller, or raise data.max_pixels",
         )
 
 
@@ -159,12 +206,12 @@ def stored_size(data: bytes) -> tuple[int, int]:
     if data[:8] == PNG:
         width, height = struct.unpack_from(">II", data, 16)
         return width, height
-    with open_picture(data) as file:
+    with open_image(data) as file:
         return file.size
 
 
-def open_picture(data: bytes) -> "ImageFile":
-    """Open a picture file in one of ``FORMATS`` with Pillow, which reads only its header."""
+def open_image(data: bytes) -> "ImageFile":
+    """Open an image file in one of ``FORMATS`` with Pillow, which reads only its header."""
     from PIL import Image  # imported here so that printing a plan needs no image library
 
     # Pillow's own limit cannot be raised for one file. ``need_bounded`` is called before every decoding instead.
@@ -184,7 +231,7 @@ def _probe(data: bytes) -> tuple[int, int]:
         if b"eXIf" not in data:
             width, height = struct.unpack_from(">II", data, 16)
             return width, height
-    with open_picture(data) as file:
+    with open_image(data) as file:
         is_rotated = file.getexif().get(_ORIENTATION, 1) >= 5
         width, height = file.size
         if file.format == "TIFF":  # newer Pillow versions report the size as displayed, older ones as stored

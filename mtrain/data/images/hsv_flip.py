@@ -1,4 +1,4 @@
-"""Finish a training picture: HSV gains, flips, and boxes as rows of a batch."""
+"""Finish a training image: HSV gains, flips, and boxes as rows of a batch."""
 
 import cv2
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures whose pixels are class indices: read them, and write them with the palette of Pascal VOC."""
+"""Images whose pixels are class indices: read them, and write them with the palette of Pascal VOC."""
 
 import io
 from functools import cache
@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.header import (
-    MAX_BYTES,
     MAX_PIXELS,
-    PictureError,
+    ImageError,
     need_bounded,
-    open_picture,
+    open_image,
+    read_image,
     reason_of,
     stored_size,
 )
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
+from mtrain.spec import outputs
 
 IGNORED = 255
 """Index of pixels that belong to no class and count nowhere."""
@@ -26,29 +26,29 @@ _MODES = ("P", "L", "1")
 
 
 def read_indices(path: Path, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Read the index of each pixel, uint8 (H, W), of a picture with a palette or with grey values.
+    """Read the index of each pixel, uint8 (H, W), of an image with a palette or with grey values.
 
     Raises:
         DataError: the file is missing, damaged, in colour, or has more than ``max_pixels``; it is named.
     """
     try:
-        data = read_bytes(path, limit=MAX_BYTES)
+        data = read_image(path)
         if not data:
             raise ValueError("empty file")
         need_bounded(path, stored_size(data), max_pixels=max_pixels)
-        with open_picture(data) as picture:
-            if picture.mode not in _MODES:
-                raise PictureError(
+        with open_image(data) as image:
+            if image.mode not in _MODES:
+                raise ImageError(
                     path,
-                    f"a picture of the kind {picture.mode}, expected class indices: a palette or 8-bit grey values; convert "
+                    f"an image of the kind {image.mode}, expected class indices: a palette or 8-bit grey values; convert "
                     "its colours to indices",
                 )
-            picture.load()
-            return np.array(picture, dtype=np.uint8)
+            image.load()
+            return np.array(image, dtype=np.uint8)
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise PictureError(path, f"not a readable mask ({reason_of(error)}); replace the file") from error
+        raise ImageError(path, f"not a readable mask ({reason_of(error)}); replace the file") from error
 
 
 def write_indices(indices: NDArray[np.uint8], path: Path) -> None:
@@ -59,7 +59,7 @@ def write_indices(indices: NDArray[np.uint8], path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png_of_indices(indices))
+        outputs.write_bytes(path, png_of_indices(indices))
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({reason_of(error)})") from error
 
@@ -68,10 +68,10 @@ def png_of_indices(indices: NDArray[np.uint8]) -> bytes:
     """Return indices, uint8 (H, W), as a PNG with the palette of Pascal VOC."""
     from PIL import Image  # imported here so that printing a plan needs no image library
 
-    picture = Image.fromarray(np.ascontiguousarray(indices))
-    picture.putpalette(colours().tobytes())
+    image = Image.fromarray(np.ascontiguousarray(indices))
+    image.putpalette(colours().tobytes())
     content = io.BytesIO()
-    picture.save(content, format="PNG")
+    image.save(content, format="PNG")
     return content.getvalue()
 
 

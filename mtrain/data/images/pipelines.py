@@ -1,4 +1,4 @@
-"""Apply a user's albumentations pipeline to pictures, with random numbers that (seed, epoch, index) determine.
+"""Apply a user's albumentations pipeline to images, with random numbers that (seed, epoch, index) determine.
 
 albumentations is imported when a pipeline is read. Its transforms have generators of their own, which no global seed
 reaches, and ``Compose.set_random_seed`` gives every one of them the same seed: two flips of a pipeline would then always
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mtrain.data.images.section import PIPELINE_FILES
 from mtrain.data.objects import first_unrepeatable
 from mtrain.errors import DataError, PluginError
-from mtrain.files import parse_json, read_text
 from mtrain.spec import references, yaml_reader
+from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.remedies import install
 
 KEY = "data.augment.albumentations"
@@ -57,37 +57,37 @@ class Pipeline:
             self._composed = _with_boxes(composed, library) if boxes else composed
         self._transforms = list(_all_transforms(self._composed))
 
-    def apply(self, picture: NDArray[np.uint8], key: Sequence[int], *, origin: str) -> NDArray[np.uint8]:
-        """Return the transformed picture (H, W, 3) of any size.
+    def apply(self, image: NDArray[np.uint8], key: Sequence[int], *, origin: str) -> NDArray[np.uint8]:
+        """Return the transformed image (H, W, 3) of any size.
 
         Args:
-            picture: uint8 (H, W, 3) RGB; it is not changed.
+            image: uint8 (H, W, 3) RGB; it is not changed.
             key: seed, epoch and index of the sample.
-            origin: description of the picture, for messages.
+            origin: description of the image, for messages.
 
         Raises:
-            DataError: the pipeline fails, or its result is no uint8 picture.
+            DataError: the pipeline fails, or its result is no uint8 image.
         """
-        return self._checked(self._run(key, origin, image=picture.copy())["image"], origin)
+        return self._checked(self._run(key, origin, image=image.copy())["image"], origin)
 
     def apply_with_boxes(
         self,
-        picture: NDArray[np.uint8],
+        image: NDArray[np.uint8],
         boxes_N4: NDArray[np.float64],
         labels_N: NDArray[np.int64],
         key: Sequence[int],
         *,
         origin: str,
     ) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.int64]]:
-        """Return the transformed picture with boxes, xyxy in pixels, and labels of those that are left.
+        """Return the transformed image with boxes, xyxy in pixels, and labels of those that are left.
 
         Raises:
             DataError: as ``apply``.
         """
-        height, width = picture.shape[:2]
+        height, width = image.shape[:2]
         limits = np.array([width, height] * 2, dtype=np.float64)
         clipped = np.clip(boxes_N4, 0.0, limits)
-        result = self._run(key, origin, image=picture.copy(), bboxes=clipped, labels=labels_N)
+        result = self._run(key, origin, image=image.copy(), bboxes=clipped, labels=labels_N)
         boxes = np.asarray(result["bboxes"], dtype=np.float64).reshape(-1, 4)
         labels = np.asarray(result["labels"]).reshape(-1).astype(np.int64)
         return self._checked(result["image"], origin), boxes, labels
@@ -105,17 +105,12 @@ class Pipeline:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise DataError(f"{KEY}: {self.reference} fails on {origin} ({reason}); correct the pipeline") from error
 
-    def _checked(self, picture: Any, origin: str) -> NDArray[np.uint8]:
-        if (
-            isinstance(picture, np.ndarray)
-            and picture.dtype == np.uint8
-            and picture.ndim == 3
-            and picture.shape[2] == 3
-        ):
-            return picture
-        kind = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+    def _checked(self, image: Any, origin: str) -> NDArray[np.uint8]:
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+            return image
+        kind = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise DataError(
-            f"{KEY}: {self.reference} makes {kind} of {origin}; expected a uint8 picture (H, W, 3): leave out Normalize and "
+            f"{KEY}: {self.reference} makes {kind} of {origin}; expected a uint8 image (H, W, 3): leave out Normalize and "
             "ToTensorV2, because models normalise pixels themselves"
         )
 

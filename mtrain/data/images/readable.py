@@ -1,4 +1,4 @@
-"""Check which of many pictures can be decoded, before a job relies on them."""
+"""Check which of many images can be decoded, before a job relies on them."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from mtrain.data.images.decode import decode_bytes
-from mtrain.data.images.header import MAX_BYTES, MAX_PIXELS, PictureError, probe_bytes, reason_of
-from mtrain.files import read_bytes
+from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_image, reason_of
 
 _REDUCE = 8
 """Scale at which JPEGs are decoded (an eighth): all data is read, most of the transform is skipped."""
 _MAX_THREADS = 4
-"""Decoding threads. Each holds one decoded picture; decoders release the interpreter lock."""
+"""Decoding threads. Each holds one decoded image; decoders release the interpreter lock."""
 K = TypeVar("K")
 
 
 def unreadable(files: Sequence[Path], *, max_pixels: int = MAX_PIXELS) -> dict[Path, str]:
     """Map each file that cannot be decoded to its reason, in the order of ``files``; readable files are left out."""
-    return undecodable(files, lambda file: read_bytes(file, limit=MAX_BYTES), max_pixels=max_pixels)
+    return undecodable(files, read_image, max_pixels=max_pixels)
 
 
 def undecodable(keys: Iterable[K], read: Callable[[K], bytes], *, max_pixels: int = MAX_PIXELS) -> dict[K, str]:
-    """Map each key whose picture cannot be decoded to the reason; ``read`` returns the picture's encoded content.
+    """Map each key whose image cannot be decoded to the reason; ``read`` returns the image's encoded content.
 
     ``read`` is called in several threads at once.
     """
@@ -41,7 +40,7 @@ def _reason(read: Callable[[K], bytes], key: K, *, max_pixels: int) -> str | Non
         rows, columns = decode_bytes(data, "", reduce=_REDUCE, max_pixels=max_pixels).shape[:2]
     except OSError as error:
         return reason_of(error)
-    except PictureError as error:
+    except ImageError as error:
         return error.reason
     if (rows, columns) != (-(-height // _REDUCE), -(-width // _REDUCE)):
         return f"its header says {width} x {height} pixels, its data do not have that size"

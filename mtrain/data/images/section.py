@@ -1,4 +1,4 @@
-"""Parts of a spec that tasks on pictures have in common. Imports no picture library."""
+"""Parts of a spec that tasks on images have in common. Imports no image library."""
 
 from typing import Annotated, Literal, Self
 
@@ -19,24 +19,24 @@ def ascending(span: list[float]) -> list[float]:
 
 
 Side = Annotated[int, Field(gt=0, le=16384)]
-"""Side of a square picture, in pixels."""
+"""Side of a square image, in pixels."""
 Span = Annotated[list[float], AfterValidator(ascending)]
 """Range [smallest, largest] of a random value."""
 Factors = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(ascending)]
 """Range [smallest, largest] of a random factor, not negative."""
 
 
-class PictureDataSpec(DataSpec):
-    """A data set of pictures, and the square input that the network is given."""
+class ImageDataSpec(DataSpec):
+    """A data set of images, and the square input that the network is given."""
 
     image_size: Side = Field(default=640, description="side of the square network input, in pixels")
     resize: Literal["letterbox", "stretch"] = Field(
         default="letterbox",
-        description="letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size",
+        description="letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size",
     )
     max_pixels: Positive = Field(
         default=120_000_000,
-        description="pixels of the largest picture that is decoded: a small file can hold an enormous picture",
+        description="pixels of the largest image that is decoded: a small file can hold an enormous image",
     )
 
     @property
@@ -45,28 +45,28 @@ class PictureDataSpec(DataSpec):
         return self.image_size
 
 
-class DividedDataSpec(PictureDataSpec):
-    """A data set of pictures that may come as one set, from which the evaluation split is taken."""
+class DividedDataSpec(ImageDataSpec):
+    """A data set of images that may come as one set, from which the evaluation split is taken."""
 
     split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         default=None,
-        description="share of the pictures of `train` (null: of all there are) that becomes the evaluation split; it "
+        description="share of the images of `train` (null: of all there are) that becomes the evaluation split; it "
         "depends on names and split_seed alone",
     )
-    split_seed: Count = Field(default=0, description="another one chooses other pictures for `split`")
+    split_seed: Count = Field(default=0, description="another one chooses other images for `split`")
 
     @model_validator(mode="after")
     def _evaluation_split_is_given_once(self) -> Self:
         if self.split is not None and self.val is not None:
             raise ValueError(
-                f"split ({self.split}) takes the evaluation split from the training pictures, but val "
+                f"split ({self.split}) takes the evaluation split from the training images, but val "
                 f"({self.val}) is given too; set one of them to null"
             )
         return self
 
 
 class VariationSpec(Section):
-    """Random changes of training pictures under YOLOv5's names: position, shape, colours and flips."""
+    """Random changes of training images under YOLOv5's names: position, shape, colours and flips."""
 
     degrees: float = Field(default=0.0, ge=0, le=180, description="rotation, +- degrees")
     translate: Annotated[float, Off(0.0)] = Field(

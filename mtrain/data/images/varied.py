@@ -1,4 +1,4 @@
-"""Varied copies of the pictures of a micro batch, for test-time augmentation."""
+"""Varied copies of the images of a micro batch, for test-time augmentation."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ import numpy as np
 from mtrain.core.interfaces import Array, Variation
 
 PADDING = 114
-"""Grey value of pixels outside a picture, as letterboxing has it."""
+"""Grey value of pixels outside an image, as letterboxing has it."""
 
 
 def varied(images_BHW3: Array, kinds: Sequence[tuple[bool, float]], *, step: int) -> list[tuple[Array, Variation]]:
-    """Return a copy of the pictures for each of ``kinds``: (mirrored left to right, scale).
+    """Return a copy of the images for each of ``kinds``: (mirrored left to right, scale).
 
     A smaller copy is padded on the right and below until its sides are multiples of ``step`` again.
 
     Args:
-        images_BHW3: Pictures, uint8 (B, H, W, 3).
-        kinds: What to make; (False, 1.0) is the pictures themselves.
+        images_BHW3: Images, uint8 (B, H, W, 3).
+        kinds: What to make; (False, 1.0) is the images themselves.
         step: Number of which the sides must be multiples.
     """
     return [_varied(images_BHW3, mirrored, scale, step) for mirrored, scale in kinds]

@@ -4,7 +4,7 @@ The loader is built in two steps. A :class:`WorkerPool` forks its workers at onc
 thread and no framework. Later, when rank and batch are known, :meth:`WorkerPool.loader` gives loaders over its sources.
 
 Every sample is a task of its own and the workers share one queue in job order: all of them work on the batch that is
-needed next, so it is ready as early as possible and a slow picture delays only itself. Batches come in job order
+needed next, so it is ready as early as possible and a slow image delays only itself. Batches come in job order
 whatever the timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone, and
 what the samples of an update share, such as their size, on (seed, epoch, update).
 """

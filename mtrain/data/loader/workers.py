@@ -25,8 +25,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-import cv2
-
 from mtrain.core.interfaces import Array
 from mtrain.errors import MtrainError, TrainingError
 
@@ -248,7 +246,7 @@ def pipe_bytes(workers: int) -> int:
 
 def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Array, *, pipe_bytes: int) -> None:
     gc.freeze()  # exempt inherited objects from garbage collection, so that their pages stay shared
-    cv2.setNumThreads(0)
+    _leave_threads_to_the_pool()
     _keep_memory()
     _widen(results_in, pipe_bytes)
     results = Connection(results_in, readable=False)
@@ -256,8 +254,16 @@ def _serve(handle: Callable[[Task], Any], tasks: int, results_in: int, stop: Arr
         results.send(tuple(attempt(handle, Task(*_RECORD.unpack(record)))))
 
 
+def _leave_threads_to_the_pool() -> None:
+    """Have OpenCV compute in this thread alone: the workers are as many as there are cores to use."""
+    with contextlib.suppress(ImportError):  # The data of a user's own may need no OpenCV.
+        import cv2
+
+        cv2.setNumThreads(0)
+
+
 def _keep_memory() -> None:
-    """Keep freed memory in the process. Otherwise glibc returns each picture's pages to the system and requests them
+    """Keep freed memory in the process. Otherwise glibc returns each image's pages to the system and requests them
     again."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)

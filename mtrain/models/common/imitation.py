@@ -21,7 +21,7 @@ _SHARPNESS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detections:
-    """Predictions for each cell of a picture; cells are ordered from the finest level to the coarsest, by rows."""
+    """Predictions for each cell of an image; cells are ordered from the finest level to the coarsest, by rows."""
 
     scores_BAMC: Tensor
     """Probability of each class, in 0..1."""
@@ -57,7 +57,7 @@ class Imitator(nn.Module):
     imitation: Imitation | None = None
 
     def signals(self, batch: Batch) -> Signals:
-        """Show what can be imitated for the pictures of a micro batch. A subclass computes it."""
+        """Show what can be imitated for the images of a micro batch. A subclass computes it."""
         raise NotImplementedError
 
     def taught(

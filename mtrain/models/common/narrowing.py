@@ -1,6 +1,6 @@
 """Choose the rows of predictions that can become detections, on the device. Import it only where a framework is bound.
 
-Shape letters: B batch, N rows of a picture, K rows that are left.
+Shape letters: B batch, N rows of an image, K rows that are left.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ _STEP = 64
 def narrowed(output: Mapping[str, Tensor], score_BN: Tensor, *, above: float) -> dict[str, Tensor]:
     """Return the rows of each array of ``output``, (B, N, ...), whose best score is above a threshold, in their order.
 
-    All pictures keep as many rows as the one with most; so rows with lower scores may stay, too, which the host drops. The
-    number is the one figure that is read from the device.
+    All images keep as many rows as the one with most; so rows with lower scores may stay, too, which the host drops. The
+    number is the one metric that is read from the device.
     """
     rows = ops.shape(score_BN)[1]
     high_BN = score_BN > above * _MARGIN

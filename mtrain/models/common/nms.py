@@ -130,7 +130,7 @@ class Selection:
     iou_threshold: float
     """Largest overlap of two detections that could suppress each other."""
     max_detections: int
-    """Largest number of detections per picture."""
+    """Largest number of detections per image."""
     multi_label: bool
     """Whether a box is a candidate for each class above ``confidence``, instead of its best class only."""
     class_agnostic: bool
@@ -140,7 +140,7 @@ class Selection:
 
 
 def detections(decoded_NC: Array, selection: Selection) -> Array:
-    """Turn one picture's predictions into float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+    """Turn one image's predictions into float32 rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
     Args:
         decoded_NC: Rows ``[xc, yc, w, h, objectness, class scores...]``, scores in 0..1.
@@ -183,7 +183,7 @@ def detections_by_class(
     max_candidates: int,
     max_detections: int,
 ) -> Array:
-    """Turn one picture's boxes, scored for each class, into rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+    """Turn one image's boxes, scored for each class, into rows (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
     Args:
         boxes_N4: ``[x1, y1, x2, y2]``.

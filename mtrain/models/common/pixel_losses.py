@@ -1,7 +1,7 @@
 """The losses of segmentation models. Needs a bound framework.
 
-Every loss is a mean over pixels or over pictures, so it does not depend on how pictures are distributed among ranks.
-Shape letters: B batch, S side of the input in pixels, C classes, P pixels of a picture, N pixels of all pictures.
+Every loss is a mean over pixels or over images, so it does not depend on how images are distributed among ranks.
+Shape letters: B batch, S side of the input in pixels, C classes, P pixels of an image, N pixels of all images.
 """
 
 from collections.abc import Sequence
@@ -69,44 +69,63 @@ def pixel_loss(
 ) -> Tensor:
     """Compute the cross entropy over pixels with a class; every rank must call equally often.
 
-    The sum is divided by the number of such pixels of a rank's micro batch, or their weight, averaged over ranks and at least
-    1. So the mean over ranks is the mean over the pixels of all of them, however they are distributed.
+    The sum is divided by the number of such pixels of a rank's micro batch, or their weight, averaged over ranks; it is 0
+    where no rank has such a pixel. So the mean over ranks is the mean over the pixels of all of them, however they are
+    distributed. With weights it is that of torch's ``cross_entropy``, also with label smoothing: a share that is spread
+    over the classes has the weight of the class that it goes to.
 
     Args:
         logits_BCSS: Class logits of each pixel.
         batch: ``pixels`` uint8 (B, S, S, 4), RGB and class.
         label_smoothing: Share of the target that is spread over all classes.
         collective: The communication among ranks.
-        class_weights: Weight of a pixel of each class; empty: 1 for all.
+        class_weights: Weight of a pixel of each class, of which only the ratios matter; empty: 1 for all.
         hard: Which pixels count, by their difficulty; None: all.
     """
     classes_N, labelled_N = _classes(batch)
     logits_NC = _by_pixel(logits_BCSS)
-    losses_N = ops.cross_entropy(logits_NC, classes_N, label_smoothing=label_smoothing)
     counted_N = ops.astype(labelled_N, ops.dtype(logits_BCSS))
     if hard is not None:
-        counted_N = counted_N * _hard(logits_NC, classes_N, labelled_N, hard, pictures=ops.shape(logits_BCSS)[0])
+        counted_N = counted_N * _hard(logits_NC, classes_N, labelled_N, hard, images=ops.shape(logits_BCSS)[0])
     if class_weights:
-        weights_C = ops.asarray(list(class_weights), like=logits_NC, dtype=ops.dtype(logits_NC))
+        weights_C = _ratios(class_weights, like=logits_NC)
+        losses_N = _weighted(logits_NC, classes_N, weights_C, label_smoothing) * counted_N
         counted_N = counted_N * ops.take(weights_C, classes_N)
-    if hard is not None or class_weights:
-        losses_N = losses_N * counted_N
-    count = ops.clip(collective.all_reduce(ops.sum(counted_N), "mean"), 1.0)
-    return ops.sum(ops.where(labelled_N, losses_N, 0.0)) / count
+    else:
+        losses_N = ops.cross_entropy(logits_NC, classes_N, label_smoothing=label_smoothing)
+        losses_N = losses_N if hard is None else losses_N * counted_N
+    weight = collective.all_reduce(ops.sum(counted_N), "mean")
+    # Where nothing counts the sum of losses is 0 as well.
+    return ops.sum(ops.where(labelled_N, losses_N, 0.0)) / ops.where(weight > 0, weight, 1.0)
+
+
+def _ratios(class_weights: Sequence[float], *, like: Tensor) -> Tensor:
+    """Return the weights divided by the largest one, (C,), so that no size of theirs leaves the range of the type."""
+    largest = max(class_weights)
+    return ops.constant(tuple(weight / largest for weight in class_weights), like=like, dtype=ops.dtype(like))
+
+
+def _weighted(logits_NC: Tensor, classes_N: Tensor, weights_C: Tensor, label_smoothing: float) -> Tensor:
+    """Return the cross entropy of each pixel with weights of classes, (N)."""
+    own_N = ops.cross_entropy(logits_NC, classes_N) * ops.take(weights_C, classes_N)
+    if not label_smoothing:
+        return own_N
+    spread_N = -ops.sum(ops.log_softmax(logits_NC, 1) * weights_C, axis=1) / ops.shape(logits_NC)[1]
+    return (1 - label_smoothing) * own_N + label_smoothing * spread_N
 
 
 def dice_loss(logits_BCSS: Tensor, batch: Batch) -> Tensor:
-    """Compute the dice loss of each picture and class over pixels with a class, and return the mean.
+    """Compute the dice loss of each image and class over pixels with a class, and return the mean.
 
     It is ``1 - (2 * sum(p * t) + 1) / (sum(p) + sum(t) + 1)`` for probabilities p and targets t: Milletari et al. 2016
-    (arXiv 1606.04797), without squares and with the constant 1, so that a class that a picture does not have counts too.
+    (arXiv 1606.04797), without squares and with the constant 1, so that a class that an image does not have counts too.
     """
-    pictures, count = ops.shape(logits_BCSS)[:2]
+    images, count = ops.shape(logits_BCSS)[:2]
     classes_N, labelled_N = _classes(batch)
     dtype = ops.dtype(logits_BCSS)
-    known_BP1 = ops.reshape(ops.astype(labelled_N, dtype), (pictures, -1, 1))
-    chances_BPC = ops.reshape(ops.softmax(_by_pixel(logits_BCSS), 1), (pictures, -1, count)) * known_BP1
-    targets_BPC = ops.reshape(ops.one_hot(classes_N, count, dtype=dtype), (pictures, -1, count)) * known_BP1
+    known_BP1 = ops.reshape(ops.astype(labelled_N, dtype), (images, -1, 1))
+    chances_BPC = ops.reshape(ops.softmax(_by_pixel(logits_BCSS), 1), (images, -1, count)) * known_BP1
+    targets_BPC = ops.reshape(ops.one_hot(classes_N, count, dtype=dtype), (images, -1, count)) * known_BP1
     common_BC = ops.sum(chances_BPC * targets_BPC, axis=1)
     both_BC = ops.sum(chances_BPC, axis=1) + ops.sum(targets_BPC, axis=1)
     return ops.mean(1 - (2 * common_BC + 1) / (both_BC + 1))
@@ -124,15 +143,15 @@ def _by_pixel(logits_BCSS: Tensor) -> Tensor:
     return ops.reshape(ops.permute_dims(logits_BCSS, (0, 2, 3, 1)), (-1, ops.shape(logits_BCSS)[1]))
 
 
-def _hard(logits_NC: Tensor, classes_N: Tensor, labelled_N: Tensor, rule: HardPixels, *, pictures: int) -> Tensor:
+def _hard(logits_NC: Tensor, classes_N: Tensor, labelled_N: Tensor, rule: HardPixels, *, images: int) -> Tensor:
     """Return 1 for each pixel that counts as hard and 0 for the others, (N).
 
-    Shrivastava et al. 2016 (arXiv 1604.03540). A picture's own pixels are compared, not those of a batch, since a rank
+    Shrivastava et al. 2016 (arXiv 1604.03540). An image's own pixels are compared, not those of a batch, since a rank
     sees only its part of that.
     """
     chance_N = ops.exp(-ops.cross_entropy(ops.detach(logits_NC), classes_N))
     # Pixels without a class are the easiest of all, so that they take no place among the hardest.
-    chance_BP = ops.reshape(ops.where(labelled_N, chance_N, 2.0), (pictures, -1))
+    chance_BP = ops.reshape(ops.where(labelled_N, chance_N, 2.0), (images, -1))
     kept = max(int(rule.min_share * ops.shape(chance_BP)[1]), 1)
     limit_B1 = -ops.topk(-chance_BP, kept)[0][:, -1:]
     return ops.reshape(ops.astype(chance_BP <= ops.clip(limit_B1, rule.threshold), ops.dtype(logits_NC)), (-1,))

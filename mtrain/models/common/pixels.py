@@ -10,7 +10,7 @@ from mtrain.core.interfaces import Batch, Tensor
 
 
 def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
-    """Return the pictures of ``batch["pixels"]``, uint8 (B, S, S, 4), as (B, 3, S, S) of a type.
+    """Return the images of ``batch["pixels"]``, uint8 (B, S, S, 4), as (B, 3, S, S) of a type.
 
     Args:
         batch: A micro batch.

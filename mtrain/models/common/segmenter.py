@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.interfaces import Array, HostBatch, Model, Published, Task
 from mtrain.errors import SpecError
 
-_PositiveFloat = Annotated[float, Field(gt=0)]
+_PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HardPixels(BaseModel):
@@ -22,7 +22,7 @@ class HardPixels(BaseModel):
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """A pixel is hard if its own class has at most this probability."""
     min_share: Annotated[float, Field(gt=0, le=1)] = 0.0625
-    """Share of a picture's pixels that count at least, the hardest ones."""
+    """Share of an image's pixels that count at least, the hardest ones."""
 
 
 class LossOptions(BaseModel):
@@ -104,7 +104,7 @@ class Segmenter(Model):
         return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[dict[str, Array]]:
-        """Return for each picture ``classes`` and ``certainty``, both uint8 (S, S); see ``pixels.predicted``."""
+        """Return for each image ``classes`` and ``certainty``, both uint8 (S, S); see ``pixels.predicted``."""
         maps = {name: np.asarray(output[name], np.uint8) for name in ("classes", "certainty")}
         return [{name: values[i] for name, values in maps.items()} for i in range(len(maps["classes"]))]
 

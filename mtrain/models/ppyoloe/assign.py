@@ -1,8 +1,8 @@
 """Assign the points of a dense detector to the objects for which they are responsible.
 
-Import it only where a framework is bound. Both assigners process all pictures and objects of a micro batch at once, in
+Import it only where a framework is bound. Both assigners process all images and objects of a micro batch at once, in
 shapes that do not depend on values. They give the same result on every framework: of equal values, the earlier point or
-object wins. Shape letters: B batch, N objects of a picture (padded), T objects of the micro batch, L points of all
+object wins. Shape letters: B batch, N objects of an image (padded), T objects of the micro batch, L points of all
 levels, C classes. Boxes are ``[x1, y1, x2, y2]``.
 """
 
@@ -45,7 +45,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Truth:
-    """The objects of a micro batch, padded to N >= 1 rows per picture with boxes of zeros, which contain no point."""
+    """The objects of a micro batch, padded to N >= 1 rows per image with boxes of zeros, which contain no point."""
 
     labels_BN: Tensor
     """int64."""
@@ -60,9 +60,9 @@ class Assignment:
     positive_BL: Tensor
     """bool: whether the point is responsible for an object."""
     labels_BL: Tensor
-    """int64: label of the object; where not positive, that of the picture's first row."""
+    """int64: label of the object; where not positive, that of the image's first row."""
     boxes_BL4: Tensor
-    """Box of the object in pixels; where not positive, that of the picture's first row."""
+    """Box of the object in pixels; where not positive, that of the image's first row."""
     quality_BL: Tensor
     """Target score of the label in 0..1; 0 where not positive."""
 
@@ -184,7 +184,7 @@ def _inside(points: Points, truth: Truth) -> Tensor:
 def _owners(chosen_BNL: Tensor, overlap_BNL: Tensor) -> tuple[Tensor, Tensor]:
     """Return the row of the object to which each point is assigned (B, L), and whether it is assigned to any (B, L).
 
-    A point that several objects chose is assigned to the object of the picture that it overlaps most, even if that
+    A point that several objects chose is assigned to the object of the image that it overlaps most, even if that
     object did not choose it.
     """
     votes_BNL = ops.astype(chosen_BNL, "int64")
@@ -195,7 +195,7 @@ def _owners(chosen_BNL: Tensor, overlap_BNL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_owner(truth: Truth, owner_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Return label (B, L) and box (B, L, 4) of the object in row ``owner_BL`` of each point's picture."""
+    """Return label (B, L) and box (B, L, 4) of the object in row ``owner_BL`` of each point's image."""
     labels_BL = ops.take_along_axis(truth.labels_BN, owner_BL, 1)
     batch, count = ops.shape(owner_BL)
     rows_BL4 = ops.broadcast_to(owner_BL[:, :, None], (batch, count, 4))

@@ -44,9 +44,9 @@ class PPYOLOEOptions(BaseModel):
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """A prediction that overlaps a better one of its class by more than this is dropped."""
     max_candidates: Annotated[int, Field(ge=1)] = 1000
-    """Largest number of predictions per picture and class that enter suppression."""
+    """Largest number of predictions per image and class that enter suppression."""
     max_detections: Annotated[int, Field(ge=1)] = 300
-    """Largest number of detections per picture."""
+    """Largest number of detections per image."""
     deploy: bool = False
     """Build the network for inference, where each pair of parallel convolutions is fused into one.
 
@@ -136,7 +136,7 @@ class PPYOLOE(Model):
         return {name: self._initial_value(name, shape, seed) for name, shape in shapes.items()}
 
     def arranged(self, batch: HostBatch) -> HostBatch:
-        """Return the micro batch with its objects by picture, ``labels`` and ``boxes``, in place of ``targets``.
+        """Return the micro batch with its objects by image, ``labels`` and ``boxes``, in place of ``targets``.
 
         ``epoch`` becomes an entry ``static`` that is there or not, since a value would have to be read from the device.
         """
@@ -154,7 +154,7 @@ class PPYOLOE(Model):
         return narrowed(output, ops.max(output["scores"], axis=2), above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+        """Return the detections of each image: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
         Boxes are in pixels of the network's input.
         """

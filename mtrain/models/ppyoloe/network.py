@@ -25,7 +25,7 @@ BINS = 17
 """Number of bins of a distance: 0 to 16 strides."""
 _MEAN = (0.485, 0.456, 0.406)
 _DEVIATION = (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's pictures, RGB in 0..1."""
+"""Mean and standard deviation of ImageNet's images, RGB in 0..1."""
 
 
 class Stem(nn.Module):
@@ -162,7 +162,7 @@ class Network(Imitator):
 
         Args:
             batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
-                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture, and ``epoch`` int64 (1,); or what
+                ``[image, class, xc, yc, w, h]``, boxes as shares of the image, and ``epoch`` int64 (1,); or what
                 ``PPYOLOE.arranged`` makes of these.
 
         Returns: In training see ``loss``. In evaluation ``boxes`` ``[x1, y1, x2, y2]`` in pixels of the input, and
@@ -198,7 +198,7 @@ class Network(Imitator):
         return {"logits": outputs.logits_BLC, "distances": outputs.distances_BLSK}
 
     def prepared(self, images_BHW3: Tensor) -> Tensor:
-        """Convert pictures, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
+        """Convert images, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         x_BHW3 = ops.astype(images_BHW3, "float32")
         scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
         shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
@@ -206,11 +206,11 @@ class Network(Imitator):
         return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
 
     def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:
-        """Return the head's outputs for normalised pictures, and the points to which they belong."""
+        """Return the head's outputs for normalised images, and the points to which they belong."""
         return self.read(self.maps(images_B3HW))
 
     def maps(self, images_B3HW: Tensor) -> list[Tensor]:
-        """Return the neck's maps for normalised pictures, coarse to fine."""
+        """Return the neck's maps for normalised images, coarse to fine."""
         maps: list[Tensor] = self.neck(self.backbone(images_B3HW))
         return maps
 

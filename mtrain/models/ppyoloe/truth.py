@@ -1,6 +1,6 @@
-"""Group the objects of a micro batch by picture, on the host. Needs no framework.
+"""Group the objects of a micro batch by image, on the host. Needs no framework.
 
-Shape letters: B batch, N objects of a picture (padded), T objects of the micro batch.
+Shape letters: B batch, N objects of an image (padded), T objects of the micro batch.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ _STEPS = 8
 
 
 def rows_for(count: int) -> int:
-    """Return the number of rows to which ``count`` objects of a picture are padded: at least 1, at most an eighth more.
+    """Return the number of rows to which ``count`` objects of an image are padded: at least 1, at most an eighth more.
 
     The assigners' memory grows with it. Powers of two have eight steps in between, so that shapes repeat and kernels, plans
     and blocks of memory can be used again.
@@ -25,11 +25,11 @@ def rows_for(count: int) -> int:
 
 
 def grouped(targets_T6: Array, *, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Group target rows by picture, and convert their boxes to corners in pixels.
+    """Group target rows by image, and convert their boxes to corners in pixels.
 
     Args:
-        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
-        shape: (B, height, width) of the pictures.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the image.
+        shape: (B, height, width) of the images.
 
     Returns:
         Labels int64 (B, N) and boxes float32 (B, N, 4) in pixels; rows without an object are zeros.

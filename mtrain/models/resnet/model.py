@@ -99,7 +99,7 @@ class ResNet(Model):
         return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the probability of each class for each picture: float32 (C,)."""
+        """Return the probability of each class for each image: float32 (C,)."""
         return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
 
 

@@ -2,7 +2,7 @@
 
 Architecture: He et al. 2015 (arXiv 1512.03385), table 1, with projection shortcuts where the shape changes (option B).
 In a bottleneck the 3x3 convolution has the stride, as in torchvision. Parameters have torchvision's names. Shape letters:
-B batch, S side of the picture in pixels, C channels or classes, H and W height and width of the feature map.
+B batch, S side of the image in pixels, C channels or classes, H and W height and width of the feature map.
 """
 
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ class Network(Imitator):
         return {"logits": self.logits(self.pixels(batch["images"]))}
 
     def pixels(self, images_BSS3: Tensor) -> Tensor:
-        """Normalise pictures, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
+        """Normalise images, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
         dtype = ops.dtype(self.conv1.weight)
         x_BSS3 = ops.astype(images_BSS3, "float64" if dtype == "float64" else "float32") / 255
         mean_3 = ops.constant(tuple(self.mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))

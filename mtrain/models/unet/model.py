@@ -24,7 +24,7 @@ class UNet(Segmenter):
 
     @property
     def size_step(self) -> int:  # type: ignore[override]
-        """Return ``stride``: nothing in the network depends on the size of pictures."""
+        """Return ``stride``: nothing in the network depends on the size of images."""
         return self.stride
 
     def build(self, task: Task, collective: Collective) -> Module:

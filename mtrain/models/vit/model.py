@@ -27,7 +27,7 @@ class ViTOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     patch: Annotated[int, Field(ge=1)] = 4
-    """Side in pixels of the square patches that a picture is cut into."""
+    """Side in pixels of the square patches that an image is cut into."""
     width: Annotated[int, Field(ge=1)] = 64
     """Size of a patch's vector; a multiple of ``heads``."""
     depth: Annotated[int, Field(ge=1)] = 4
@@ -137,7 +137,7 @@ class ViT(Model):
         return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the probability of each class for each picture: float32 (C,)."""
+        """Return the probability of each class for each image: float32 (C,)."""
         return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
 
 

@@ -1,7 +1,7 @@
 """The vision transformer's network on the bound framework. Import it only where a framework is bound.
 
 Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929), equations 1 to 4: patches embedded by one linear map, learned
-positions, blocks that normalise first, GELU. Shape letters: B batch, S side of the picture in pixels, P side of a patch
+positions, blocks that normalise first, GELU. Shape letters: B batch, S side of the image in pixels, P side of a patch
 in pixels, G patches along a side, N patches (and the token), E numbers of a patch, D width, M heads, K width of a head,
 C classes.
 """
@@ -23,7 +23,7 @@ class Shape:
     patch: int
     """Side of a patch in pixels."""
     patches: int
-    """Number of patches of a picture."""
+    """Number of patches of an image."""
     width: int
     depth: int
     """Number of blocks."""
@@ -161,7 +161,7 @@ class Network(Imitator):
         return {"logits": self.logits(self.patches(batch["images"]))}
 
     def patches(self, images_BSS3: Tensor) -> Tensor:
-        """Cut pictures, uint8 (B, S, S, 3), into patches (B, N, 3 * P * P) in -1..1, in the dtype of the weights.
+        """Cut images, uint8 (B, S, S, 3), into patches (B, N, 3 * P * P) in -1..1, in the dtype of the weights.
 
         Patches are ordered row by row, and so are the pixels within a patch.
         """

@@ -64,10 +64,10 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
     """Find the cells and anchors that are responsible for each target.
 
     An anchor matches if both its sides are within a factor ``threshold`` of the target's. It is responsible in the cell
-    that contains the target's centre, and in the nearer neighbour cells in x and in y if they are inside the picture.
+    that contains the target's centre, and in the nearer neighbour cells in x and in y if they are inside the image.
 
     Args:
-        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the image.
         anchors_LA2: Anchors in grid units.
         sizes: (height, width) of each level in cells.
         threshold: Largest factor between the sides of anchor and target.
@@ -118,7 +118,7 @@ def loss(
 
     Args:
         heads: Raw predictions of each level, (B, A * C, H, W), float32 or float64.
-        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+        targets_T6: Rows ``[image, class, xc, yc, w, h]``, boxes as shares of the image.
         anchors_LA2: Anchors in grid units.
         balance_L: Weight of each level's objectness loss.
         settings: Gains and other settings.

@@ -64,7 +64,7 @@ class YOLOv5Options(BaseModel):
     iou_threshold: Annotated[float, Field(gt=0, le=1)] = 0.6
     """A prediction that overlaps a better one by more than this is dropped."""
     max_detections: Annotated[int, Field(ge=1)] = 300
-    """Largest number of detections per picture."""
+    """Largest number of detections per image."""
     multi_label: bool = True
     """A box may be reported for several classes."""
     class_agnostic: bool = False
@@ -147,7 +147,7 @@ class YOLOv5(Model):
     def loss_settings(self, task: Task) -> LossSettings:
         """Return the settings of the loss, with gains scaled to the task.
 
-        ``gain`` is the global batch, because YOLOv5 sums its loss over the pictures of an update, while mtrain's
+        ``gain`` is the global batch, because YOLOv5 sums its loss over the images of an update, while mtrain's
         optimizers average gradients.
         """
         o, classes = self.options, len(task.class_names)
@@ -171,7 +171,7 @@ class YOLOv5(Model):
         """Make the start values of the arrays with these names and shapes.
 
         Convolutions are uniform in +-1/sqrt(fan in); BatchNorms are the identity. The biases of the heads start at
-        expected rates (Lin et al. 2017, section 4.1): eight objects in a picture of 640 px, each class at 0.6 /
+        expected rates (Lin et al. 2017, section 4.1): eight objects in an image of 640 px, each class at 0.6 /
         classes.
         """
         values = {name: self._initial_value(name, shape, shapes, task, seed) for name, shape in shapes.items()}
@@ -193,7 +193,7 @@ class YOLOv5(Model):
         return narrowed(output, score_BN, above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the detections of each picture: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
+        """Return the detections of each image: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
         Boxes are in pixels of the network's input.
         """

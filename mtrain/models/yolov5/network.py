@@ -88,7 +88,7 @@ class Network(Imitator):
 
         Args:
             batch: ``images`` uint8 (B, H, W, 3) RGB, sides multiples of 32; in training also ``targets`` float32 (T, 6)
-                ``[image, class, xc, yc, w, h]``, boxes as shares of the picture.
+                ``[image, class, xc, yc, w, h]``, boxes as shares of the image.
         """
         maps = self.maps(batch)
         heads = list(self.model[-1](maps))
@@ -117,7 +117,7 @@ class Network(Imitator):
         )
 
     def maps(self, batch: Batch) -> list[Tensor]:
-        """Return the feature maps that the heads read for a batch's pictures: strides 8, 16, 32."""
+        """Return the feature maps that the heads read for a batch's images: strides 8, 16, 32."""
         images_BHW3 = ops.astype(ops.astype(batch["images"], "float32") / 255, ops.dtype(self.model[0].conv.weight))
         outputs = self.features(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
         return [outputs[i] for i in _HEADS]

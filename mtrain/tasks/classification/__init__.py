@@ -1,1 +1,1 @@
-"""Classification: predict one class for each picture."""
+"""Classification: predict one class for each image."""

@@ -1,6 +1,6 @@
-"""Draw labelled pictures for people: a grid of pictures, each with its class above it.
+"""Draw labelled images for people: a grid of images, each with its class above it.
 
-Pictures are uint8 (H, W, 3) RGB.
+Images are uint8 (H, W, 3) RGB.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Source
-from mtrain.data.images.drawing import Picture, grid
-from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.data.images.drawing import Pixels, grid
+from mtrain.tasks.classification.labels import LabelledImages
 
 _CELL_PX = 120
 _COLUMNS = 8
@@ -21,12 +21,12 @@ _RIGHT, _WRONG = (60, 160, 60), (220, 40, 40)
 
 
 def caption_of(best: tuple[str, float] | None, *, confidence: float) -> str:
-    """Return the caption of a picture: its most probable class and the probability, if it reaches ``confidence``."""
+    """Return the caption of an image: its most probable class and the probability, if it reaches ``confidence``."""
     return f"no class with a score >= {confidence:g}" if best is None else f"{best[0]} {best[1]:.0%}"
 
 
-def comparison(split: LabelledPictures, predictions: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Picture:
-    """Draw up to ``limit`` pictures with their true and predicted class, up to half of them mistakes, which come first.
+def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Pixels:
+    """Draw up to ``limit`` images with their true and predicted class, up to half of them mistakes, which come first.
 
     ``predictions``: probabilities (C,) by sample index. The frame is green where both are the same, red elsewhere.
     """
@@ -35,31 +35,31 @@ def comparison(split: LabelledPictures, predictions: Mapping[int, NDArray[Any]],
     right = [index for index, label in predicted.items() if label == split.labels[index]]
     shown = _spread(wrong, limit // 2)
     shown += _spread(right, limit - len(shown))
-    pictures, captions = [], []
+    images, captions = [], []
     for index in shown:
         true_label, predicted_label = int(split.labels[index]), predicted[index]
-        pictures.append(_framed(split.pictures[index], _RIGHT if true_label == predicted_label else _WRONG))
+        images.append(_framed(split.images[index], _RIGHT if true_label == predicted_label else _WRONG))
         captions.append(
             f"{split.class_names[true_label]} as {split.class_names[predicted_label]}  "
             f"{predictions[index][predicted_label]:.0%}"
         )
-    return grid(pictures, columns=min(_COLUMNS, len(pictures)), cell_px=_CELL_PX, captions=captions)
+    return grid(images, columns=min(_COLUMNS, len(images)), cell_px=_CELL_PX, captions=captions)
 
 
-def labelled_grid(split: LabelledPictures, *, limit: int) -> Picture:
-    """Draw up to ``limit`` pictures, spread evenly over the split, each with its class."""
+def labelled_grid(split: LabelledImages, *, limit: int) -> Pixels:
+    """Draw up to ``limit`` images, spread evenly over the split, each with its class."""
     indices = _spread(list(range(len(split))), limit)
     captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in indices]
-    pictures = [_enlarged(split.pictures[i], _CELL_PX) for i in indices]
-    return grid(pictures, columns=min(_COLUMNS, len(indices)), cell_px=_CELL_PX, captions=captions)
+    images = [_enlarged(split.images[i], _CELL_PX) for i in indices]
+    return grid(images, columns=min(_COLUMNS, len(indices)), cell_px=_CELL_PX, captions=captions)
 
 
-def inputs_grid(source: Source, split: LabelledPictures, *, limit: int) -> Picture:
+def inputs_grid(source: Source, split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
     items = [source.sample(0, index) for index in _spread(list(range(len(source))), limit)]
     captions = [f"{split.class_names[item.label]}  {split.origins[item.index][-12:]}" for item in items]
-    pictures = [_enlarged(item.image, _CELL_PX) for item in items]
-    return grid(pictures, columns=min(_COLUMNS, len(items)), cell_px=_CELL_PX, captions=captions)
+    images = [_enlarged(item.image, _CELL_PX) for item in items]
+    return grid(images, columns=min(_COLUMNS, len(items)), cell_px=_CELL_PX, captions=captions)
 
 
 def _spread(indices: list[int], limit: int) -> list[int]:
@@ -68,15 +68,15 @@ def _spread(indices: list[int], limit: int) -> list[int]:
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, limit)]
 
 
-def _enlarged(picture: Picture, side: int) -> Picture:
-    """Scale the longer side to ``side``; small pictures keep visible pixels."""
-    factor = side / max(picture.shape[:2])
+def _enlarged(image: Pixels, side: int) -> Pixels:
+    """Scale the longer side to ``side``; small images keep visible pixels."""
+    factor = side / max(image.shape[:2])
     method = cv2.INTER_NEAREST if factor > 1 else cv2.INTER_AREA
-    size = (max(round(picture.shape[1] * factor), 1), max(round(picture.shape[0] * factor), 1))
-    return np.asarray(cv2.resize(picture, size, interpolation=method), dtype=np.uint8)
+    size = (max(round(image.shape[1] * factor), 1), max(round(image.shape[0] * factor), 1))
+    return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 
 
-def _framed(picture: Picture, colour: tuple[int, int, int]) -> Picture:
-    inner = _enlarged(picture, _CELL_PX - 2 * _BORDER_PX)
+def _framed(image: Pixels, colour: tuple[int, int, int]) -> Pixels:
+    inner = _enlarged(image, _CELL_PX - 2 * _BORDER_PX)
     edges = (_BORDER_PX,) * 4
     return np.asarray(cv2.copyMakeBorder(inner, *edges, cv2.BORDER_CONSTANT, value=colour), dtype=np.uint8)

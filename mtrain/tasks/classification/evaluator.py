@@ -1,4 +1,4 @@
-"""Compute accuracy over all ranks, counting every picture once: overall, by class, and the most frequent confusions."""
+"""Compute accuracy over all ranks, counting every image once: overall, by class, and the most frequent confusions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.core.details import Detail, confusion
 from mtrain.core.interfaces import HostBatch
-from mtrain.tasks.classification.labels import LabelledPictures
+from mtrain.core.interfaces.details import Detail
+from mtrain.tasks.classification.labels import LabelledImages
+from mtrain.tasks.confusion import confusion
 
 _NAMED = 5
 """Number of confusions that the remarks list."""
@@ -17,21 +18,21 @@ _NAMED = 5
 class ClassEvaluator:
     """Implements ``core.interfaces.Evaluator`` for classification.
 
-    ``accuracy``: share of the pictures whose most probable class is the true one (top-1). ``balanced_accuracy``: mean
-    over classes of ``accuracy/<class>``, the share among the pictures of one class (its recall)."""
+    ``accuracy``: share of the images whose most probable class is the true one (top-1). ``balanced_accuracy``: mean
+    over classes of ``accuracy/<class>``, the share among the images of one class (its recall)."""
 
-    figures: ClassVar[Sequence[str]] = ("accuracy", "balanced_accuracy", "score")
+    metrics: ClassVar[Sequence[str]] = ("accuracy", "balanced_accuracy", "score")
     headline: ClassVar[Sequence[str]] = ("accuracy", "balanced_accuracy")
 
-    def __init__(self, split: LabelledPictures) -> None:
+    def __init__(self, split: LabelledImages) -> None:
         self._split = split
         self._predictions: dict[int, NDArray[np.float32]] = {}
         self.confusion = np.zeros((len(split.class_names),) * 2, dtype=np.int64)
-        """(C, C) number of pictures of the last result by true (row) and predicted class (column)."""
+        """(C, C) number of images of the last result by true (row) and predicted class (column)."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities. A
-        picture that was already added is skipped."""
+        image that was already added is skipped."""
         for index, probabilities_C in zip(batch["index"], predictions, strict=True):
             self._predictions.setdefault(int(index), np.asarray(probabilities_C, np.float32))
 
@@ -56,8 +57,8 @@ class ClassEvaluator:
         }
         accuracy = float(correct_counts.sum() / max(true_counts.sum(), 1))
         balanced = float(np.mean(list(by_class.values()))) if by_class else 0.0
-        figures = {"score": accuracy, "accuracy": accuracy, "balanced_accuracy": balanced}
-        return figures | {f"accuracy/{name}": share for name, share in by_class.items()}
+        metrics = {"score": accuracy, "accuracy": accuracy, "balanced_accuracy": balanced}
+        return metrics | {f"accuracy/{name}": share for name, share in by_class.items()}
 
     def remarks(self) -> list[str]:
         """Report the most frequent confusions between classes."""
@@ -80,4 +81,4 @@ class ClassEvaluator:
 
     def details(self) -> list[Detail]:
         """Return the confusion matrix of the last result."""
-        return [confusion("Confusion", self._split.class_names, self.confusion, unit="pictures")]
+        return [confusion("Confusion", self._split.class_names, self.confusion, unit="images")]

@@ -1,4 +1,4 @@
-"""Classification of pictures in memory."""
+"""Classification of images in memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.core.live import Found
+from mtrain.core.interfaces.live import Found
 from mtrain.data.images.drawing import grid
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.section import data_of
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class LiveClassification:
-    """Implements ``core.live.LivePictures`` for classification."""
+    """Implements ``core.interfaces.live.LiveImages`` for classification."""
 
     def __init__(self, spec: "Spec", class_names: Sequence[str]) -> None:
         self._data = data_of(spec)
         self._class_names = class_names
 
-    def sample(self, picture: Array) -> dict[str, Array]:
-        """See ``LivePictures.sample``: ``images``."""
+    def sample(self, image: Array) -> dict[str, Array]:
+        """See ``LiveImages.sample``: ``images``."""
         data = self._data
-        image = fitted(picture, side=data.image_size, resize=data.resize, crop_share=data.crop_share)
-        return {"images": np.ascontiguousarray(image)}
+        small = fitted(image, side=data.image_size, resize=data.resize, crop_share=data.crop_share)
+        return {"images": np.ascontiguousarray(small)}
 
     def found(
         self, prediction: Any, sample: Mapping[str, Array], *, size_wh: tuple[int, int], confidence: float
     ) -> Found:
-        """See ``LivePictures.found``: a row for each class whose probability reaches ``confidence``."""
+        """See ``LiveImages.found``: a row for each class whose probability reaches ``confidence``."""
         probabilities_C = np.asarray(prediction, np.float64)
         order = np.argsort(-probabilities_C, kind="stable")
         order = order[probabilities_C[order] >= confidence]
@@ -43,8 +43,8 @@ class LiveClassification:
             ]
         )
 
-    def drawn(self, picture: Array, found: Found, *, confidence: float) -> Array:
-        """See ``LivePictures.drawn``: the most probable class stands above the picture."""
+    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
+        """See ``LiveImages.drawn``: the most probable class stands above the image."""
         best = next(iter(found.rows), None)
         caption = caption_of(None if best is None else (best["class"], best["score"]), confidence=confidence)
-        return grid([picture], columns=1, captions=[caption])
+        return grid([image], columns=1, captions=[caption])

@@ -1,4 +1,4 @@
-"""Classify pictures without labels, and write the predictions to files."""
+"""Classify images without labels, and write the predictions to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Task
-from mtrain.data.images.drawing import grid, save_picture
+from mtrain.core.record_files import write_json
+from mtrain.data.images.drawing import grid, save_image
 from mtrain.data.images.readable import unreadable
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
-from mtrain.report.reporter import write_json
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
+from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import data_of
 from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.description import describe_task
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
     from mtrain.tasks.classification.section import ClassificationDataSpec
 
 
-class ClassPictures:
-    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for classification."""
+class ClassImages:
+    """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for classification."""
 
-    def __init__(self, spec: "Spec", pictures: LabelledPictures) -> None:
+    def __init__(self, spec: "Spec", images: LabelledImages) -> None:
         self._spec = spec
-        self._pictures = pictures
+        self._images = images
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
-        return describe_task("classification", self._spec, self._pictures.class_names)
+        return describe_task("classification", self._spec, self._images.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """Return the pictures as the source ``val``."""
+        """Return the images as the source ``val``."""
         data = data_of(self._spec)
         fit: Any = {"side": data.image_size, "resize": data.resize, "crop_share": data.crop_share}
-        return {"val": ClassificationSource(self._pictures, **fit)}
+        return {"val": ClassificationSource(self._images, **fit)}
 
     def length(self, split: str) -> int:
-        """Return the number of pictures."""
-        return len(self._pictures)
+        """Return the number of images."""
+        return len(self._images)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the pictures have no labels."""
+        """Return no statistics: the images have no labels."""
         return {}
 
     def evaluator(self) -> ClassEvaluator:
         """Create an evaluator that only collects predictions; there is no ground truth."""
-        return ClassEvaluator(self._pictures)
+        return ClassEvaluator(self._images)
 
     def write(
         self,
@@ -66,10 +66,10 @@ class ClassPictures:
         names: Mapping[Path, str] | None = None,
     ) -> None:
         """Write ``predictions.json``: ``file_name``, ``class``, ``label`` (its number, from 0) and ``score`` (its
-        probability) of each picture whose most probable class reaches ``confidence``; with ``draw`` also the
-        pictures with their class above."""
+        probability) of each image whose most probable class reaches ``confidence``; with ``draw`` also the
+        images with their class above."""
         out.mkdir(parents=True, exist_ok=True)
-        files, classes = self._pictures.origins, self._pictures.class_names
+        files, classes = self._images.origins, self._images.class_names
         display_names = names or {}
         stems = unique_stems([Path(file) for file in files])
         rows = []
@@ -83,9 +83,9 @@ class ClassPictures:
             if draw:
                 best = (classes[label], score) if is_confident else None
                 caption = caption_of(best, confidence=confidence)
-                save_picture(
+                save_image(
                     grid(
-                        [self._pictures.pictures[index]],
+                        [self._images.images[index]],
                         columns=1,
                         captions=[caption],
                     ),
@@ -94,10 +94,8 @@ class ClassPictures:
         write_json(out / "predictions.json", rows)
 
 
-def unlabelled(
-    files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]
-) -> LabelledPictures:
-    """Pictures in the order of their names, which are decoded when they are needed; their labels mean nothing.
+def unlabelled(files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]) -> LabelledImages:
+    """Images in the order of their names, which are decoded when they are needed; their labels mean nothing.
 
     Raises:
         DataError: some cannot be read; all of them are named.
@@ -105,10 +103,10 @@ def unlabelled(
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=data.max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     origins = [str(file) for file in files]
-    return LabelledPictures(
-        pictures=EncodedPictures(PictureFiles(files), origins, max_pixels=data.max_pixels),
+    return LabelledImages(
+        images=EncodedImages(ImageFiles(files), origins, max_pixels=data.max_pixels),
         labels=np.zeros(len(files), dtype=np.int64),
         class_names=tuple(class_names),
         origins=origins,

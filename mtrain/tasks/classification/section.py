@@ -1,4 +1,4 @@
-"""The section of a spec that classification adds to the core's. Imports no framework and no picture library."""
+"""The section of a spec that classification adds to the core's. Imports no framework and no image library."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +13,10 @@ _PositiveRatio = Annotated[float, Field(gt=0, le=100)]
 
 
 class RandomCropSpec(Section):
-    """Random window of a training picture that becomes the input (torchvision's RandomResizedCrop)."""
+    """Random window of a training image that becomes the input (torchvision's RandomResizedCrop)."""
 
     scale: Annotated[list[Annotated[float, Field(gt=0, le=1)]], AfterValidator(ascending)] = Field(
-        default=[0.08, 1.0], description="share of the picture's area"
+        default=[0.08, 1.0], description="share of the image's area"
     )
     aspect_ratio: Annotated[list[_PositiveRatio], AfterValidator(ascending)] = Field(
         default=[3 / 4, 4 / 3], description="width / height of the window"
@@ -24,7 +24,7 @@ class RandomCropSpec(Section):
 
 
 class ClassificationAugmentSpec(VariationSpec):
-    """Augmentation of training pictures: a random window, then changes of position, shape and colours, and flips."""
+    """Augmentation of training images: a random window, then changes of position, shape and colours, and flips."""
 
     random_crop: RandomCropSpec | None = Field(
         default=RandomCropSpec(),
@@ -43,13 +43,13 @@ class ClassificationAugmentSpec(VariationSpec):
 
 
 class ClassificationDataSpec(DividedDataSpec):
-    """Pictures with one class each."""
+    """Images with one class each."""
 
     # Wider than what it replaces: only detection, which has no use for a centre crop, relies on the two other values.
     resize: Literal["crop", "letterbox", "stretch"] = Field(  # type: ignore[assignment]
         default="crop",
         description="crop: the shorter side to image_size / crop_share, then the central square, or in training a random "
-        "window; letterbox: keep the picture's shape, fill up with grey; stretch: both sides to image_size",
+        "window; letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size",
     )
     crop_share: float = Field(
         default=0.875,

@@ -15,12 +15,12 @@ from mtrain.data.images.hsv_flip import finish
 from mtrain.data.images.pipelines import Pipeline, need_repeatable
 from mtrain.data.images.section import VariationSpec
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.tasks.classification.labels import LabelledPictures, Pictures
+from mtrain.tasks.classification.labels import Images, LabelledImages
 from mtrain.tasks.classification.section import ClassificationAugmentSpec
 
 _HALF = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
 """Shift by half a pixel: OpenCV's coordinates are whole at pixel centres, those of ``random_map`` at pixel corners. In
-pictures of 8 x 8 pixels the difference is visible."""
+images of 8 x 8 pixels the difference is visible."""
 _NO_BOXES = (np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
 
 
@@ -40,12 +40,12 @@ Resize = Literal["crop", "letterbox", "stretch"]
 class ClassificationSource:
     """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.source_ring.PooledSource``.
 
-    An array of pictures is brought to the input's size once; pictures that are decoded when they are needed, each time.
+    An array of images is brought to the input's size once; images that are decoded when they are needed, each time.
     """
 
     def __init__(
         self,
-        split: LabelledPictures,
+        split: LabelledImages,
         *,
         side: int,
         resize: Resize = "letterbox",
@@ -60,24 +60,24 @@ class ClassificationSource:
         reference = augment.albumentations if isinstance(augment, ClassificationAugmentSpec) else None
         self._pipeline = Pipeline(reference) if reference is not None else None
         self._seed = seed
-        self._pictures: Pictures = split.pictures
-        self._are_fitted = isinstance(split.pictures, np.ndarray) and not self._crops and not self._pipeline
+        self._images: Images = split.images
+        self._are_fitted = isinstance(split.images, np.ndarray) and not self._crops and not self._pipeline
         if self._are_fitted:
-            self._pictures = np.stack([self._fitted(picture) for picture in split.pictures])  # type: ignore[attr-defined]
+            self._images = np.stack([self._fitted(image) for image in split.images])  # type: ignore[attr-defined]
         self.array = ArraySpec("images", (side, side, 3))
         if self._pipeline is not None:
             need_repeatable(lambda index: self.sample(0, index).image, len(self), self._pipeline.reference)
 
     @property
     def _crops(self) -> bool:
-        """Whether a random window of each picture becomes the input."""
+        """Whether a random window of each image becomes the input."""
         return self._resize == "crop" and self._random_crop is not None
 
     def __len__(self) -> int:
         return len(self._split)
 
     def describe(self, index: int) -> str:
-        """Return the origin of the sample's picture, for error messages."""
+        """Return the origin of the sample's image, for error messages."""
         return self._split.origins[index]
 
     def shape(self, epoch: int, update: int) -> tuple[int, ...]:
@@ -85,38 +85,38 @@ class ClassificationSource:
         return self.array.shape
 
     def sample(self, epoch: int, index: int, *, update: int = 0) -> ClassItem:
-        """Return one sample with its picture; augmentation depends on (seed, epoch, index)."""
+        """Return one sample with its image; augmentation depends on (seed, epoch, index)."""
         image = np.empty(self.array.shape, dtype=np.uint8)
         item = self.fill(epoch, index, image, update=update)
         return ClassItem(item.index, item.label, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> ClassItem:
-        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8.
+        """Prepare a sample like ``sample``, with the image written to ``out`` (S, S, 3) uint8.
 
         Raises:
-            DataError: the picture cannot be read.
+            DataError: the image cannot be read.
         """
-        picture = self._pictures[index]
+        image = self._images[index]
         if self._augment is None:
-            out[...] = picture if self._are_fitted else self._fitted(picture)
+            out[...] = image if self._are_fitted else self._fitted(image)
             return ClassItem(index, int(self._split.labels[index]))
         if self._pipeline is not None:
-            result = self._pipeline.apply(picture, (self._seed, epoch, index), origin=self.describe(index))
+            result = self._pipeline.apply(image, (self._seed, epoch, index), origin=self.describe(index))
             out[...] = result if result.shape == self.array.shape else self._fitted(result)
             return ClassItem(index, int(self._split.labels[index]))
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         if self._crops and self._random_crop is not None:
             spec = self._random_crop
-            size_wh = (picture.shape[1], picture.shape[0])
+            size_wh = (image.shape[1], image.shape[0])
             window = random_window(rng, size_wh, scale=spec.scale, aspect_ratio=spec.aspect_ratio)
-            out[...] = window_of(picture, window, side=self._side)
+            out[...] = window_of(image, window, side=self._side)
         else:
-            out[...] = picture if self._are_fitted else self._fitted(picture)
+            out[...] = image if self._are_fitted else self._fitted(image)
         _vary(out, self._augment, rng)
         return ClassItem(index, int(self._split.labels[index]))
 
-    def _fitted(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return fitted(picture, side=self._side, resize=self._resize, crop_share=self._crop_share)
+    def _fitted(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return fitted(image, side=self._side, resize=self._resize, crop_share=self._crop_share)
 
     def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:
         """Combine samples to a micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels``
@@ -129,19 +129,19 @@ class ClassificationSource:
         return {"images": np.stack(images), **batch} if images else batch
 
 
-def fitted(picture: NDArray[np.uint8], *, side: int, resize: Resize, crop_share: float = 1.0) -> NDArray[np.uint8]:
-    """Bring a picture (H, W, 3) to (side, side, 3): its centre cut out, letterboxed on grey, or stretched.
+def fitted(image: NDArray[np.uint8], *, side: int, resize: Resize, crop_share: float = 1.0) -> NDArray[np.uint8]:
+    """Bring an image (H, W, 3) to (side, side, 3): its centre cut out, letterboxed on grey, or stretched.
 
-    Letterboxing and stretching leave a picture of that size as it is.
+    Letterboxing and stretching leave an image of that size as it is.
     """
     if resize == "crop":
-        return centre_cropped(picture, side=side, share=crop_share)
-    if picture.shape[:2] == (side, side):
-        return picture
+        return centre_cropped(image, side=side, share=crop_share)
+    if image.shape[:2] == (side, side):
+        return image
     if resize == "letterbox":
-        return letterbox(picture, (side, side)).picture
-    method = cv2.INTER_AREA if side < max(picture.shape[:2]) else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(picture, (side, side), interpolation=method), dtype=np.uint8)
+        return letterbox(image, (side, side)).image
+    method = cv2.INTER_AREA if side < max(image.shape[:2]) else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(image, (side, side), interpolation=method), dtype=np.uint8)
 
 
 def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:

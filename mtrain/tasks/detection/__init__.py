@@ -1,1 +1,1 @@
-"""Object detection: find boxes and classes of the objects in each picture."""
+"""Object detection: find boxes and classes of the objects in each image."""

@@ -1,7 +1,7 @@
-"""The result of every annotation reader: pictures with boxes, cleaned for training and unchanged for evaluation.
+"""The result of every annotation reader: images with boxes, cleaned for training and unchanged for evaluation.
 
-A reader fills one :class:`Picture` per picture with the content of its files; :func:`assemble` turns them into
-:class:`Annotations`. Letters of shapes: N boxes of one picture.
+A reader fills one :class:`AnnotatedImage` per image with the content of its files; :func:`assemble` turns them into
+:class:`Annotations`. Letters of shapes: N boxes of one image.
 """
 
 from collections import Counter
@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLACK_PX = 1.0
-"""Distance in pixels by which a box may leave its picture and be clipped without being counted: it is due to
+"""Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
 rounding."""
 
 PROBLEMS = {
     "zero_area": "boxes without area, dropped for training",
-    "outside": "boxes outside their picture, dropped for training",
+    "outside": "boxes outside their image, dropped for training",
     "duplicate": "boxes repeated with the same class, dropped for training",
-    "clipped": "boxes partly outside their picture, clipped for training",
+    "clipped": "boxes partly outside their image, clipped for training",
 }
 """Kinds of bad boxes with their meaning, as :attr:`Annotations.problems` counts them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One picture and its boxes, before any augmentation. All boxes have an area and lie inside the picture."""
+    """One image and its boxes, before any augmentation. All boxes have an area and lie inside the image."""
 
     path: Path
-    """Picture file."""
+    """Image file."""
     image_id: int | str
     """The annotation file's id, which evaluation uses."""
     width: int
@@ -55,8 +55,8 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
-    """The unchanged content of an annotation file about one picture."""
+class AnnotatedImage:
+    """The unchanged content of an annotation file about one image."""
 
     path: Path
     file_name: str
@@ -84,8 +84,8 @@ class Annotations:
     ground_truth: Mapping[str, Any]
     """COCO form (images, annotations, categories) with original ids and unchanged boxes, for evaluation."""
     notes: Sequence[str] = field(default=())
-    """Sentences about other anomalies, e.g. label files without a picture."""
-    pictures: Sequence[Picture] = field(default=())
+    """Sentences about other anomalies, e.g. label files without an image."""
+    images: Sequence[AnnotatedImage] = field(default=())
     """The unchanged content of the annotation files, in the order of ``samples``."""
 
     def __len__(self) -> int:
@@ -99,13 +99,15 @@ class Annotations:
 class GroundTruth(Mapping[str, Any]):
     """A mapping in COCO form whose lists are built on access, so that a training split does not pay for them."""
 
-    def __init__(self, pictures: Sequence[Picture], *, class_names: Sequence[str], category_ids: Sequence[int]) -> None:
-        self._pictures = pictures
+    def __init__(
+        self, images: Sequence[AnnotatedImage], *, class_names: Sequence[str], category_ids: Sequence[int]
+    ) -> None:
+        self._images = images
         self._names = tuple(class_names)
         self._ids = tuple(category_ids)
 
     def __getitem__(self, key: str) -> list[dict[str, Any]]:
-        makers = {"images": self._images, "annotations": self._annotations, "categories": self._categories}
+        makers = {"images": self._image_rows, "annotations": self._annotations, "categories": self._categories}
         return makers[key]()
 
     def __iter__(self) -> Iterator[str]:
@@ -114,15 +116,15 @@ class GroundTruth(Mapping[str, Any]):
     def __len__(self) -> int:
         return 3
 
-    def _images(self) -> list[dict[str, Any]]:
+    def _image_rows(self) -> list[dict[str, Any]]:
         return [
-            {"id": p.image_id, "file_name": p.file_name, "width": p.width, "height": p.height} for p in self._pictures
+            {"id": p.image_id, "file_name": p.file_name, "width": p.width, "height": p.height} for p in self._images
         ]
 
     def _annotations(self) -> list[dict[str, Any]]:
         rows = (
             (p.image_id, self._ids[label], box, area, crowd)
-            for p in self._pictures
+            for p in self._images
             for box, label, crowd, area in zip(
                 p.boxes_xywh.tolist(), p.labels.tolist(), p.crowd.tolist(), p.area.tolist(), strict=True
             )
@@ -136,28 +138,28 @@ class GroundTruth(Mapping[str, Any]):
         return [{"id": i, "name": name} for i, name in zip(self._ids, self._names, strict=True)]
 
 
-def clean(picture: Picture, problems: Counter[str]) -> Sample:
-    """Make a picture's boxes fit for training; count in ``problems`` what is dropped or clipped."""
-    corners = np.concatenate([picture.boxes_xywh[:, :2], picture.boxes_xywh[:, :2] + picture.boxes_xywh[:, 2:]], axis=1)
-    limit = np.array([picture.width, picture.height] * 2, dtype=np.float64)
+def clean(image: AnnotatedImage, problems: Counter[str]) -> Sample:
+    """Make an image's boxes fit for training; count in ``problems`` what is dropped or clipped."""
+    corners = np.concatenate([image.boxes_xywh[:, :2], image.boxes_xywh[:, :2] + image.boxes_xywh[:, 2:]], axis=1)
+    limit = np.array([image.width, image.height] * 2, dtype=np.float64)
     boxes = np.clip(corners, 0.0, limit).astype(np.float32)
-    flat = (picture.boxes_xywh[:, 2:] <= 0).any(axis=1)
+    flat = (image.boxes_xywh[:, 2:] <= 0).any(axis=1)
     outside = ~flat & ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
     keep = ~(flat | outside)
-    repeated = keep & _repeats(boxes, picture.labels, keep)
+    repeated = keep & _repeats(boxes, image.labels, keep)
     keep &= ~repeated
     clipped = keep & (np.abs(boxes - corners) > SLACK_PX).any(axis=1)
     counts = {"zero_area": flat, "outside": outside, "duplicate": repeated, "clipped": clipped}
     problems.update({kind: int(mask.sum()) for kind, mask in counts.items() if mask.any()})
     return Sample(
-        path=picture.path,
-        image_id=picture.image_id,
-        width=picture.width,
-        height=picture.height,
+        path=image.path,
+        image_id=image.image_id,
+        width=image.width,
+        height=image.height,
         boxes=np.ascontiguousarray(boxes[keep]),
-        labels=picture.labels[keep],
-        crowd=picture.crowd[keep],
-        area=picture.area[keep],
+        labels=image.labels[keep],
+        crowd=image.crowd[keep],
+        area=image.area[keep],
     )
 
 
@@ -173,16 +175,16 @@ def _repeats(boxes: NDArray[np.float32], labels: NDArray[np.int64], valid: NDArr
 
 
 def assemble(
-    pictures: Sequence[Picture],
+    images: Sequence[AnnotatedImage],
     *,
     class_names: Sequence[str],
     category_ids: Sequence[int],
     notes: Sequence[str] = (),
 ) -> Annotations:
-    """Sort, clean and count pictures. Their ids must be unique, and their labels indices into ``class_names``."""
-    ordered = sorted(pictures, key=lambda p: (p.file_name, str(p.image_id)))
+    """Sort, clean and count images. Their ids must be unique, and their labels indices into ``class_names``."""
+    ordered = sorted(images, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
-    samples = [clean(picture, problems) for picture in ordered]
+    samples = [clean(image, problems) for image in ordered]
     return Annotations(
         samples=samples,
         class_names=tuple(class_names),
@@ -190,5 +192,5 @@ def assemble(
         problems={kind: problems[kind] for kind in PROBLEMS if problems[kind]},
         ground_truth=GroundTruth(ordered, class_names=class_names, category_ids=category_ids),
         notes=tuple(notes),
-        pictures=ordered,
+        images=ordered,
     )

@@ -1,4 +1,4 @@
-"""Choose the size at which decoded pictures of a split are cached: as small as their use allows.
+"""Choose the size at which decoded images of a split are cached: as small as their use allows.
 
 Sizes are (width, height) in pixels."""
 
@@ -13,7 +13,7 @@ Size = tuple[int, int]
 
 
 class Sizing(Protocol):
-    """Maps the size of a file's picture to the size at which it is cached."""
+    """Maps the size of a file's image to the size at which it is cached."""
 
     @property
     def exact(self) -> bool:
@@ -22,7 +22,7 @@ class Sizing(Protocol):
 
     @property
     def key(self) -> str:
-        """Return a text that separates pictures of this sizing from others in a cache folder."""
+        """Return a text that separates images of this sizing from others in a cache folder."""
         ...
 
     def reduction(self, size: Size) -> int:
@@ -30,7 +30,7 @@ class Sizing(Protocol):
         ...
 
     def kept(self, size: Size) -> Size:
-        """Return the size to which the picture is resized after decoding."""
+        """Return the size to which the image is resized after decoding."""
         ...
 
     def method(self, size: Size) -> int:
@@ -40,7 +40,7 @@ class Sizing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Sizing for layouts in training: a picture whose longest side exceeds ``side`` is shrunk to it. Smaller pictures
+    """Sizing for layouts in training: an image whose longest side exceeds ``side`` is shrunk to it. Smaller images
     are enlarged later, by the map of the augmentation."""
 
     side: int
@@ -67,7 +67,7 @@ class AtMost:
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """Sizing for evaluation with a letterbox: the longest side becomes ``side``. As in the YOLOv5 documentation,
-    pictures are shrunk by area averaging and enlarged bilinearly."""
+    images are shrunk by area averaging and enlarged bilinearly."""
 
     side: int
     exact: bool = True
@@ -92,7 +92,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Stretched:
-    """Sizing for evaluation of stretched pictures: both sides become ``side``, bicubic."""
+    """Sizing for evaluation of stretched images: both sides become ``side``, bicubic."""
 
     side: int
     exact: bool = True
@@ -117,7 +117,7 @@ class Stretched:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Sizing for stretched crops in training: only the decoder reduces pictures, while their shorter side keeps
+    """Sizing for stretched crops in training: only the decoder reduces images, while their shorter side keeps
     ``side`` pixels, so that the smallest crop loses no detail."""
 
     side: int

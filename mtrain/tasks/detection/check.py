@@ -1,4 +1,4 @@
-"""Check every picture of a data set before training starts."""
+"""Check every image of a data set before training starts."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations, Sample
 
 
-def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
-    """Check that every picture file exists, is whole, and has the annotated size; return the number of pictures.
+def verify_images(*splits: Annotations, workers: int = 8) -> int:
+    """Check that every image file exists, is whole, and has the annotated size; return the number of images.
 
     Only headers are parsed and end markers sought; nothing is decompressed.
 
@@ -26,8 +26,7 @@ def verify_pictures(*splits: Annotations, workers: int = 8) -> int:
         missing = any(not os.path.exists(sample.path) for sample in samples)
         remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
         raise DataError(
-            f"{len(faults)} of {len(samples)} pictures cannot be used; replace or remove "
-            f"them{remedy}:\n{listed(faults)}"
+            f"{len(faults)} of {len(samples)} images cannot be used; replace or remove them{remedy}:\n{listed(faults)}"
         )
     return len(samples)
 

@@ -1,7 +1,7 @@
 """Convert a detection data set to another format: COCO JSON, Pascal VOC XML or YOLO text files.
 
-The unchanged content of the annotation files (:class:`mtrain.tasks.detection.annotations.Picture`) is written, not the
-boxes cleaned for training: boxes that leave their picture, have no area or are repeated are kept. COCO holds
+The unchanged content of the annotation files (:class:`mtrain.tasks.detection.annotations.AnnotatedImage`) is written, not the
+boxes cleaned for training: boxes that leave their image, have no area or are repeated are kept. COCO holds
 everything; VOC has no areas and marks crowds ``difficult``; YOLO has neither."""
 
 import json
@@ -18,21 +18,21 @@ from lxml import etree
 from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.spec.yaml_reader import dumped
-from mtrain.tasks.detection.annotations import Annotations, Picture
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations
 
 Format: TypeAlias = Literal["coco", "voc", "yolo"]
 Placing: TypeAlias = Literal["link", "copy"]
-PICTURES: Mapping[Format, str] = {"coco": "images", "voc": "JPEGImages", "yolo": "images/{split}"}
-"""Folder of the pictures in each format."""
+IMAGES: Mapping[Format, str] = {"coco": "images", "voc": "JPEGImages", "yolo": "images/{split}"}
+"""Folder of the images in each format."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A picture and its name in the new data set."""
+    """An image and its name in the new data set."""
 
-    picture: Picture
+    image: AnnotatedImage
     name: PurePosixPath
-    """Path relative to the folder of the pictures; unique even without its suffix."""
+    """Path relative to the folder of the images; unique even without its suffix."""
 
 
 def check_kind(kind: str, name: str) -> None:
@@ -45,18 +45,18 @@ def check_kind(kind: str, name: str) -> None:
         raise DataError(f"data.format: {name} is for {kind}; only detection data is converted")
 
 
-def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pictures: Placing) -> list[str]:
+def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, images: Placing) -> list[str]:
     """Write ``splits`` to the new or empty ``folder``; return sentences about what the format cannot hold.
 
-    Pictures are hard-linked where that is possible (``link``), else copied.
+    Images are hard-linked where that is possible (``link``), else copied.
 
     Raises:
-        DataError: the folder is not empty or cannot be written, or a picture is missing.
+        DataError: the folder is not empty or cannot be written, or an image is missing.
     """
-    missing = [str(p.path) for split in splits.values() for p in split.pictures if not p.path.is_file()]
+    missing = [str(p.path) for split in splits.values() for p in split.images if not p.path.is_file()]
     if missing:
         raise DataError(
-            f"{len(missing)} pictures are missing; correct data.images, or leave them out with "
+            f"{len(missing)} images are missing; correct data.images, or leave them out with "
             f"-o data.skip_missing=true:\n{listed(missing)}"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -68,18 +68,18 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, pi
         for name, annotations in splits.items():
             if form == "yolo":
                 used_names = set()
-            placed = [_Placed(picture, _free_name(picture, used_names)) for picture in annotations.pictures]
+            placed = [_Placed(image, _free_name(image, used_names)) for image in annotations.images]
             for item in placed:
-                _place(item, folder / PICTURES[form].format(split=name), pictures)
+                _place(item, folder / IMAGES[form].format(split=name), images)
             write(folder, name, annotations, placed)
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from error
     return _losses(splits, form)
 
 
-def _free_name(picture: Picture, used_names: set[PurePosixPath]) -> PurePosixPath:
-    """Return the picture's own file name, with a number if another picture's differs only in folder or suffix."""
-    own = PurePosixPath(picture.path.name)
+def _free_name(image: AnnotatedImage, used_names: set[PurePosixPath]) -> PurePosixPath:
+    """Return the image's own file name, with a number if another image's differs only in folder or suffix."""
+    own = PurePosixPath(image.path.name)
     name, number = own, 1
     while name.with_suffix("") in used_names:
         number += 1
@@ -93,17 +93,17 @@ def _place(item: _Placed, folder: Path, how: Placing) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if how == "link":
         try:
-            os.link(item.picture.path.resolve(), target)
+            os.link(item.image.path.resolve(), target)
         except OSError:  # the folder is on another file system, or on one without links
             pass
         else:
             return
-    shutil.copyfile(item.picture.path, target)
+    shutil.copyfile(item.image.path, target)
 
 
 def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
-    numbers = {item.picture.image_id: number for number, item in enumerate(placed, start=1)}
-    keeps_ids = all(isinstance(item.picture.image_id, int) for item in placed)
+    numbers = {item.image.image_id: number for number, item in enumerate(placed, start=1)}
+    keeps_ids = all(isinstance(item.image.image_id, int) for item in placed)
     content = dict(annotations.ground_truth)
     for image, item in zip(content["images"], placed, strict=True):
         image["file_name"] = str(item.name)
@@ -118,12 +118,12 @@ def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequ
 def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
     for item in placed:
         root = etree.Element("annotation")
-        _add(root, "folder", PICTURES["voc"])
+        _add(root, "folder", IMAGES["voc"])
         _add(root, "filename", str(item.name))
         size = etree.SubElement(root, "size")
-        for tag, pixels in (("width", item.picture.width), ("height", item.picture.height), ("depth", 3)):
+        for tag, pixels in (("width", item.image.width), ("height", item.image.height), ("depth", 3)):
             _add(size, tag, pixels)
-        for label, box, crowd in _rows(item.picture):
+        for label, box, crowd in _rows(item.image):
             element = etree.SubElement(root, "object")
             _add(element, "name", annotations.class_names[label])
             _add(element, "difficult", int(crowd))
@@ -143,9 +143,9 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
     labels = folder / "labels" / split
     labels.mkdir(parents=True, exist_ok=True)
     for item in placed:
-        side = (item.picture.width, item.picture.height) * 2
+        side = (item.image.width, item.image.height) * 2
         lines = []
-        for label, (x, y, width, height), _ in _rows(item.picture):
+        for label, (x, y, width, height), _ in _rows(item.image):
             values = [v / s for v, s in zip((x + width / 2, y + height / 2, width, height), side, strict=True)]
             lines.append(" ".join([str(label), *map(_number, values)]))
         (labels / f"{item.name.stem}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -159,8 +159,8 @@ _Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]
 _WRITERS: Mapping[Format, _Writer] = {"coco": _write_coco, "voc": _write_voc, "yolo": _write_yolo}
 
 
-def _rows(picture: Picture) -> list[tuple[int, list[float], bool]]:
-    return list(zip(picture.labels.tolist(), picture.boxes_xywh.tolist(), picture.crowd.tolist(), strict=True))
+def _rows(image: AnnotatedImage) -> list[tuple[int, list[float], bool]]:
+    return list(zip(image.labels.tolist(), image.boxes_xywh.tolist(), image.crowd.tolist(), strict=True))
 
 
 def _add(parent: etree._Element, tag: str, value: object) -> None:
@@ -173,9 +173,9 @@ def _number(value: float) -> str:
 
 
 def _losses(splits: Mapping[str, Annotations], form: Format) -> list[str]:
-    pictures = [picture for annotations in splits.values() for picture in annotations.pictures]
-    crowds = sum(int(picture.crowd.sum()) for picture in pictures)
-    areas = sum(int((picture.area != picture.boxes_xywh[:, 2:].prod(axis=1)).sum()) for picture in pictures)
+    images = [image for annotations in splits.values() for image in annotations.images]
+    crowds = sum(int(image.crowd.sum()) for image in images)
+    areas = sum(int((image.area != image.boxes_xywh[:, 2:].prod(axis=1)).sum()) for image in images)
     lines = []
     if crowds and form == "voc":
         lines.append(f"{crowds} crowd boxes are marked difficult; read them with data.options.use_difficult=false")

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.core.details import Chart, Detail, Series, confusion
+from mtrain.core.interfaces.details import Chart, Detail, Series
+from mtrain.tasks.confusion import confusion
 from mtrain.tasks.detection.evaluator import Scored
 
 MAX_CURVES = 8

@@ -1,6 +1,6 @@
-"""Draw boxes for people: labelled boxes, grids of pictures, and ground truth beside predictions.
+"""Draw boxes for people: labelled boxes, grids of images, and ground truth beside predictions.
 
-Pictures are uint8 (H, W, 3) RGB; boxes are xyxy in their pixels.
+Images are uint8 (H, W, 3) RGB; boxes are xyxy in their pixels.
 """
 
 import colorsys
@@ -12,12 +12,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.drawing import Picture, grid
+from mtrain.data.images.drawing import Pixels, grid, put_text, text_size
 from mtrain.tasks.detection.annotations import Annotations
-from mtrain.tasks.detection.picture_cache import decode_annotated
+from mtrain.tasks.detection.image_cache import decode_annotated
 from mtrain.tasks.detection.source import DetectionSource
-
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def class_colour(label: int) -> tuple[int, int, int]:
@@ -28,16 +26,16 @@ def class_colour(label: int) -> tuple[int, int, int]:
 
 
 def draw_boxes(
-    picture: Picture,
+    image: Pixels,
     boxes: NDArray[Any],
     labels: Sequence[int] | NDArray[Any],
     class_names: Sequence[str],
     *,
     scores: Sequence[float] | NDArray[Any] | None = None,
-) -> Picture:
-    """Return a copy of ``picture`` with boxes (N, 4), each labelled with its class and, with ``scores``, a
+) -> Pixels:
+    """Return a copy of ``image`` with boxes (N, 4), each labelled with its class and, with ``scores``, a
     percentage."""
-    canvas = picture.copy()
+    canvas = image.copy()
     side = max(canvas.shape[:2])
     thickness = max(1, round(side / 400))
     scale = max(0.35, side / 1400)
@@ -50,48 +48,48 @@ def draw_boxes(
     return canvas
 
 
-def _label(canvas: Picture, text: str, corner: tuple[int, int], *, colour: tuple[int, int, int], scale: float) -> None:
-    (width, height), baseline = cv2.getTextSize(text, _FONT, scale, 1)
+def _label(canvas: Pixels, text: str, corner: tuple[int, int], *, colour: tuple[int, int, int], scale: float) -> None:
+    width, height, baseline = text_size(text, scale=scale)
     x = min(max(corner[0], 0), max(canvas.shape[1] - width - 2, 0))
     y = corner[1] if corner[1] - height - baseline >= 0 else corner[1] + height + baseline
     cv2.rectangle(canvas, (x, y - height - baseline), (x + width + 2, y), colour, cv2.FILLED)
     is_dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
     text_colour = (255, 255, 255) if is_dark else (0, 0, 0)
-    cv2.putText(canvas, text, (x + 1, y - baseline // 2 - 1), _FONT, scale, text_colour, 1, cv2.LINE_AA)
+    put_text(canvas, text, (x + 1, y - baseline // 2 - 1), scale=scale, colour=text_colour)
 
 
-def annotated(annotations: Annotations, index: int) -> Picture:
-    """Draw one picture of a split with its training boxes."""
+def annotated(annotations: Annotations, index: int) -> Pixels:
+    """Draw one image of a split with its training boxes."""
     sample = annotations.samples[index]
     boxes, labels = sample.targets
     return draw_boxes(decode_annotated(sample), boxes, labels, annotations.class_names)
 
 
-def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Picture:
-    """Draw up to ``limit`` pictures, spread evenly over the split, with their boxes."""
+def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Pixels:
+    """Draw up to ``limit`` images, spread evenly over the split, with their boxes."""
     count = min(limit, len(annotations.samples))
     indices = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
     captions = [_caption(annotations, i) for i in indices]
-    pictures = [annotated(annotations, i) for i in indices]
-    return grid(pictures, columns=min(columns, count), cell_px=cell_px, captions=captions)
+    images = [annotated(annotations, i) for i in indices]
+    return grid(images, columns=min(columns, count), cell_px=cell_px, captions=captions)
 
 
-def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Picture:
+def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Pixels:
     """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row.
 
     Each is drawn as a sample of another update, so that all sides and interpolations can be seen.
     """
     count = min(limit, len(source))
-    pictures, captions = [], []
+    images, captions = [], []
     for update, index in enumerate(np.linspace(0, len(source) - 1, count).astype(int).tolist()):
         item = source.sample(0, index, update=update)
         assert item.image is not None
         side = len(item.image)
         centres, sizes = item.targets[:, 1:3] * side, item.targets[:, 3:] * side
         boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
-        pictures.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
+        images.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
         captions.append(f"{Path(source.describe(index)).name[-24:]}  {side} px  {len(boxes)} boxes")
-    return grid(pictures, columns=min(4, count), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(4, count), cell_px=cell_px, captions=captions)
 
 
 def _caption(annotations: Annotations, index: int) -> str:
@@ -106,23 +104,23 @@ def comparison(
     threshold: float = 0.25,
     limit: int = 8,
     cell_px: int = 400,
-) -> Picture:
-    """Draw ground truth (left) beside predictions (right) for up to ``limit`` pictures, two pairs a row.
+) -> Pixels:
+    """Draw ground truth (left) beside predictions (right) for up to ``limit`` images, two pairs a row.
 
-    ``predictions``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the picture, score, class index, as
+    ``predictions``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the image, score, class index, as
     :func:`mtrain.tasks.detection.evaluator.merge` returns them; those below ``threshold`` are not drawn.
     """
     indices = sorted(predictions)
     drawn_indices = [indices[int(i)] for i in np.linspace(0, len(indices) - 1, min(limit, len(indices)))]
-    pictures: list[Picture] = []
+    images: list[Pixels] = []
     captions: list[str] = []
     for index in drawn_indices:
         rows = predictions[index]
         rows = rows[rows[:, 4] >= threshold]
-        picture = decode_annotated(annotations.samples[index])
+        image = decode_annotated(annotations.samples[index])
         order = np.argsort(rows[:, 4])  # draw the highest score last, on top
         rows = rows[order]
-        drawn = draw_boxes(picture, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
-        pictures += [annotated(annotations, index), drawn]
+        drawn = draw_boxes(image, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
+        images += [annotated(annotations, index), drawn]
         captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {threshold:g}"]
-    return grid(pictures, columns=min(4, max(2, len(pictures))), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(4, max(2, len(images))), cell_px=cell_px, captions=captions)

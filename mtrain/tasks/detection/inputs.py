@@ -1,4 +1,4 @@
-"""Turn the pictures of a split into network inputs: augmented or for evaluation, letterboxed or stretched."""
+"""Turn the images of a split into network inputs: augmented or for evaluation, letterboxed or stretched."""
 
 import math
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.augment.letterboxed import Augmenter
 from mtrain.tasks.detection.augment.stretched import Stretcher, shared_by_update, sides_of
 from mtrain.tasks.detection.cache_size import AtLeast, AtMost, Fitted, Stretched
-from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 
 ScalePad = tuple[float, float, float, float]
 """ratio_w, ratio_h, pad_w, pad_h: original position x ratio + pad = position in the network's input."""
 NO_WAY_BACK: ScalePad = (1.0, 1.0, 0.0, 0.0)
-"""Scale and pad of training pictures, whose positions are not mapped back."""
+"""Scale and pad of training images, whose positions are not mapped back."""
 Drawn = tuple[NDArray[np.float32], ScalePad]
 """(N, 5) rows ``[class, xc, yc, w, h]``, normalised, and the map of positions as :data:`ScalePad`."""
 Key = tuple[int, int, int]
 """Epoch, update of the epoch, index of the sample: the values on which a sample may depend besides the seed.
 
-The index of a repetition is higher by a multiple of the number of pictures: see ``core.sampler.Drawn``.
+The index of a repetition is higher by a multiple of the number of images: see ``core.sampler.Drawn``.
 """
 
 
 class View(Protocol):
-    """A way to make network inputs from the pictures of a split."""
+    """A way to make network inputs from the images of a split."""
 
-    pictures: Pictures
+    images: Images
     largest: int
     """Largest side of an input, in pixels."""
 
@@ -45,14 +45,14 @@ class View(Protocol):
         """Fill ``out`` (S, S, 3) RGB with a sample.
 
         Raises:
-            DataError: the picture, or another one of its mosaic, is unreadable.
+            DataError: the image, or another one of its mosaic, is unreadable.
 
         """
         ...
 
 
 class LetterboxTraining:
-    """Augmented mosaics and letterboxed pictures. The side depends on (seed, epoch, update), all else on (seed, epoch,
+    """Augmented mosaics and letterboxed images. The side depends on (seed, epoch, update), all else on (seed, epoch,
     index)."""
 
     def __init__(
@@ -60,12 +60,12 @@ class LetterboxTraining:
     ) -> None:
         """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
         self.largest = max(sides_of(spec, image_size=side))
-        self.pictures = Pictures(samples, AtMost(self.largest))
+        self.images = Images(samples, AtMost(self.largest))
         self._spec = spec
         self._image_size = side
         self._seed = seed
         self._last_mosaic = np.inf if epochs is None else epochs - spec.close_mosaic_epochs
-        self._augmenter = Augmenter(self.pictures, spec)
+        self._augmenter = Augmenter(self.images, spec)
 
     def side(self, epoch: int, update: int) -> int:
         """Return the side drawn for the update; always the same without multi-scale training."""
@@ -75,21 +75,21 @@ class LetterboxTraining:
         """See ``View.draw``."""
         epoch, _, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        picture = index % len(self.pictures)
-        return self._augmenter.draw(rng, picture, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
+        image = index % len(self.images)
+        return self._augmenter.draw(rng, image, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
 
 
 class StretchTraining:
-    """Augmented stretched pictures. Side and interpolation depend on (seed, epoch, update), all else on (seed, epoch,
+    """Augmented stretched images. Side and interpolation depend on (seed, epoch, update), all else on (seed, epoch,
     index)."""
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
         self.largest = max(sides_of(spec, image_size=side))
-        self.pictures = Pictures(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
+        self.images = Images(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
         self._spec = spec
         self._image_size = side
         self._seed = seed
-        self._stretcher = Stretcher(self.pictures, spec)
+        self._stretcher = Stretcher(self.images, spec)
 
     def side(self, epoch: int, update: int) -> int:
         """Return the side drawn for the update."""
@@ -99,15 +99,15 @@ class StretchTraining:
         """See ``View.draw``."""
         epoch, update, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        picture = index % len(self.pictures)
-        return self._stretcher.draw(rng, picture, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
+        image = index % len(self.images)
+        return self._stretcher.draw(rng, image, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
 
     def _shared(self, epoch: int, update: int) -> tuple[int, int]:
         return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
 
 
 def _narrowest(spec: AugmentSpec) -> float:
-    """Return the shorter side of the smallest crop, as a share of the picture's."""
+    """Return the shorter side of the smallest crop, as a share of the image's."""
     if spec.crop is None:
         return 1.0
     smallest_aspect, largest_aspect = spec.crop.aspect_ratio
@@ -115,11 +115,11 @@ def _narrowest(spec: AugmentSpec) -> float:
 
 
 class LetterboxEvaluation:
-    """Unaugmented pictures, their longest side scaled to the input's, centred on grey."""
+    """Unaugmented images, their longest side scaled to the input's, centred on grey."""
 
     def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
         """``exact``: see ``Sizing.exact``."""
-        self.pictures = Pictures(samples, Fitted(side, exact))
+        self.images = Images(samples, Fitted(side, exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
@@ -128,32 +128,32 @@ class LetterboxEvaluation:
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
-        picture = self.pictures.load(key[2])
-        height, width = picture.shape[:2]
-        pad_w, pad_h = centred(picture, out)
-        fractions, labels = self.pictures.boxes(key[2])
+        image = self.images.load(key[2])
+        height, width = image.shape[:2]
+        pad_w, pad_h = centred(image, out)
+        fractions, labels = self.images.boxes(key[2])
         boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
-        original = self.pictures.original_size(key[2])
+        original = self.images.original_size(key[2])
         return targets(boxes, labels, self.largest), (width / original[0], height / original[1], pad_w, pad_h)
 
 
-def centred(picture: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
-    """Draw a picture (H, W, 3) in the middle of ``out`` (S, S, 3), on grey; return the padding at the left and at the
+def centred(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
+    """Draw an image (H, W, 3) in the middle of ``out`` (S, S, 3), on grey; return the padding at the left and at the
     top, not rounded."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     pad_w, pad_h = (out.shape[1] - width) / 2, (out.shape[0] - height) / 2
     top, left = margin(pad_h), margin(pad_w)
     out.fill(FILL)
-    out[top : top + height, left : left + width] = picture
+    out[top : top + height, left : left + width] = image
     return pad_w, pad_h
 
 
 class StretchEvaluation:
-    """Unaugmented pictures, both sides scaled to the input's."""
+    """Unaugmented images, both sides scaled to the input's."""
 
     def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
         """``exact``: see ``Sizing.exact``."""
-        self.pictures = Pictures(samples, Stretched(side, exact))
+        self.images = Images(samples, Stretched(side, exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
@@ -162,9 +162,9 @@ class StretchEvaluation:
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
-        out[...] = self.pictures.load(key[2])
-        fractions, labels = self.pictures.boxes(key[2])
-        width, height = self.pictures.original_size(key[2])
+        out[...] = self.images.load(key[2])
+        fractions, labels = self.images.boxes(key[2])
+        width, height = self.images.original_size(key[2])
         scale_pad = (self.largest / width, self.largest / height, 0.0, 0.0)
         return targets(fractions * self.largest, labels, self.largest), scale_pad
 
@@ -174,10 +174,10 @@ class Transformed:
 
     def __init__(self, view: View, reference: str, *, seed: int) -> None:
         """Raises: ``DataError`` if the reference gives no pipeline, or one whose results do not repeat."""
-        self.pictures, self.largest = view.pictures, view.largest
+        self.images, self.largest = view.images, view.largest
         self._view, self._seed = view, seed
         self._pipeline = Pipeline(reference, boxes=True)
-        need_repeatable(self._drawn, len(self.pictures), reference)
+        need_repeatable(self._drawn, len(self.images), reference)
 
     def side(self, epoch: int, update: int) -> int:
         """See ``View.side``."""
@@ -190,18 +190,18 @@ class Transformed:
             DataError: also if the pipeline fails, or changes the size of the input.
         """
         rows, scale_pad = self._view.draw(key, out)
-        side, origin = len(out), str(self.pictures.path(key[2] % len(self.pictures)))
+        side, origin = len(out), str(self.images.path(key[2] % len(self.images)))
         centres, halves = rows[:, 1:3].astype(np.float64) * side, rows[:, 3:5].astype(np.float64) * (side / 2)
         boxes = np.concatenate([centres - halves, centres + halves], axis=1)
         seeds = (self._seed, key[0], key[2])
         labels = rows[:, 0].astype(np.int64)
-        picture, boxes, labels = self._pipeline.apply_with_boxes(out, boxes, labels, seeds, origin=origin)
-        if picture.shape != out.shape:
+        image, boxes, labels = self._pipeline.apply_with_boxes(out, boxes, labels, seeds, origin=origin)
+        if image.shape != out.shape:
             raise DataError(
-                f"data.augment.albumentations: {self._pipeline.reference} makes {picture.shape[1]} x {picture.shape[0]} pixels "
+                f"data.augment.albumentations: {self._pipeline.reference} makes {image.shape[1]} x {image.shape[0]} pixels "
                 f"of an input of {side} x {side}; leave out transforms that change the size, because it is applied last"
             )
-        out[...] = picture
+        out[...] = image
         return targets(boxes, labels, side), scale_pad
 
     def _drawn(self, index: int) -> NDArray[np.uint8]:

@@ -16,8 +16,8 @@ def statistics(annotations: Annotations, *, image_size: int, stretch: bool = Fal
     """Return the statistics for ``Model.prepare_task``.
 
     ``boxes_wh_px`` float64 (N, 2): sizes of all training boxes in pixels of the network input, the longer side (with
-    ``stretch`` each side) of each picture scaled to ``image_size``. ``class_count``: number of classes. ``pictures``:
-    number of pictures.
+    ``stretch`` each side) of each image scaled to ``image_size``. ``class_count``: number of classes. ``images``:
+    number of images.
     """
     sizes = [
         (targets[:, 2:] - targets[:, :2]).astype(np.float64) * (image_size / (size if stretch else size.max()))
@@ -27,7 +27,7 @@ def statistics(annotations: Annotations, *, image_size: int, stretch: bool = Fal
     return {
         "boxes_wh_px": np.concatenate(sizes) if sizes else np.zeros((0, 2)),
         "class_count": len(annotations.class_names),
-        "pictures": len(annotations.samples),
+        "images": len(annotations.samples),
     }
 
 
@@ -47,8 +47,8 @@ def size_histogram(annotations: Annotations) -> dict[str, int]:
     return {"small": small, "medium": len(area) - small - large, "large": large}
 
 
-def picture_sizes(annotations: Annotations) -> dict[tuple[int, int], int]:
-    """Count the pictures of each (width, height), most frequent first."""
+def image_sizes(annotations: Annotations) -> dict[tuple[int, int], int]:
+    """Count the images of each (width, height), most frequent first."""
     counts: dict[tuple[int, int], int] = {}
     for sample in annotations.samples:
         counts[sample.width, sample.height] = counts.get((sample.width, sample.height), 0) + 1

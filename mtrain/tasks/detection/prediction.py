@@ -1,4 +1,4 @@
-"""Predict boxes on pictures without annotations, and write them to files."""
+"""Predict boxes on images without annotations, and write them to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mtrain.core.interfaces import Task
-from mtrain.data.images.drawing import save_picture
+from mtrain.core.record_files import write_json
+from mtrain.data.images.drawing import save_image
 from mtrain.data.images.header import probe
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
-from mtrain.report.reporter import write_json
 from mtrain.tasks.description import describe_task
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.drawing import draw_boxes
 from mtrain.tasks.detection.evaluator import CocoEvaluator, Detections, results_json
-from mtrain.tasks.detection.picture_cache import decode_annotated
+from mtrain.tasks.detection.image_cache import decode_annotated
 from mtrain.tasks.detection.section import data_of
 from mtrain.tasks.detection.source import open_sources
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
 
-class DetectionPictures:
-    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for detection."""
+class DetectionImages:
+    """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for detection."""
 
-    def __init__(self, spec: "Spec", pictures: Annotations) -> None:
+    def __init__(self, spec: "Spec", images: Annotations) -> None:
         self._spec = spec
-        self._pictures = pictures
+        self._images = images
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
-        return describe_task("detection", self._spec, self._pictures.class_names)
+        return describe_task("detection", self._spec, self._images.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """Return the pictures as the source ``val``."""
-        opened = open_sources(data_of(self._spec), None, self._pictures, seed=0)
+        """Return the images as the source ``val``."""
+        opened = open_sources(data_of(self._spec), None, self._images, seed=0)
         return {str(name): source for name, source in opened.items()}
 
     def length(self, split: str) -> int:
-        """Return the number of pictures."""
-        return len(self._pictures)
+        """Return the number of images."""
+        return len(self._images)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the pictures have no boxes."""
+        """Return no statistics: the images have no boxes."""
         return {}
 
     def evaluator(self) -> CocoEvaluator:
         """Create an evaluator that only collects predictions; there is no ground truth."""
-        return CocoEvaluator(self._pictures)
+        return CocoEvaluator(self._images)
 
     def write(
         self,
@@ -63,44 +63,44 @@ class DetectionPictures:
         names: Mapping[Path, str] | None = None,
     ) -> None:
         """Write ``predictions.json`` in the COCO results form, each row with its ``file_name`` and ``class``; with
-        ``draw`` also the pictures with their boxes."""
+        ``draw`` also the images with their boxes."""
         confident = {index: rows[rows[:, 4] >= confidence] for index, rows in sorted(partial.items())}
         out.mkdir(parents=True, exist_ok=True)
         display_names = names or {}
-        files = {sample.image_id: display_names.get(sample.path, str(sample.path)) for sample in self._pictures.samples}
-        classes = dict(zip(self._pictures.category_ids, self._pictures.class_names, strict=True))
+        files = {sample.image_id: display_names.get(sample.path, str(sample.path)) for sample in self._images.samples}
+        classes = dict(zip(self._images.category_ids, self._images.class_names, strict=True))
         rows = [
             {"file_name": files[row["image_id"]], "class": classes[row["category_id"]], **row}
-            for row in results_json(self._pictures, confident)
+            for row in results_json(self._images, confident)
         ]
         write_json(out / "predictions.json", rows)
         if draw:
             self._draw(confident, out)
 
     def _draw(self, predictions: Mapping[int, Detections], out: Path) -> None:
-        samples, class_names = self._pictures.samples, self._pictures.class_names
+        samples, class_names = self._images.samples, self._images.class_names
         stems = unique_stems([sample.path for sample in samples])
         for index, boxes in predictions.items():
             labels = boxes[:, 5].astype(int)
             drawn = draw_boxes(decode_annotated(samples[index]), boxes[:, :4], labels, class_names, scores=boxes[:, 4])
-            save_picture(drawn, out / f"{stems[index]}.jpg")
+            save_image(drawn, out / f"{stems[index]}.jpg")
 
 
 def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_ids: Sequence[int]) -> Annotations:
-    """Return pictures without boxes, in the order of their names; ``image_id`` is their position in it, from 1.
+    """Return images without boxes, in the order of their names; ``image_id`` is their position in it, from 1.
 
     Raises:
         DataError: some cannot be read; they are listed.
     """
-    pictures, problems = [], []
+    images, problems = [], []
     for number, file in enumerate(sorted(files), start=1):
         try:
             width, height = probe(file)
         except DataError as error:
             problems.append(str(error))
             continue
-        pictures.append(
-            Picture(
+        images.append(
+            AnnotatedImage(
                 path=file,
                 file_name=str(file),
                 image_id=number,
@@ -113,5 +113,5 @@ def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_i
             )
         )
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
-    return assemble(pictures, class_names=class_names, category_ids=category_ids)
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+    return assemble(images, class_names=class_names, category_ids=category_ids)

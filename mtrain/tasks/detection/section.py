@@ -1,4 +1,4 @@
-"""The sections of a spec that detection adds to the core's. Imports no framework and no picture library."""
+"""The sections of a spec that detection adds to the core's. Imports no framework and no image library."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +14,7 @@ from mtrain.data.images.section import (
     ascending,
 )
 from mtrain.spec.model import EvaluateSpec, Spec
+from mtrain.spec.pathnames import PathText
 from mtrain.spec.references import May
 from mtrain.spec.section import Fraction, Off, Positive, Section, narrowed
 
@@ -29,10 +30,10 @@ STRIDE = 32
 
 
 class ExpandSpec(Section):
-    """Random placement of the picture on a larger canvas."""
+    """Random placement of the image on a larger canvas."""
 
     probability: Fraction = Field(default=0.5, description="of an expansion")
-    ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the picture's sides")
+    ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the image's sides")
     fill: list[Annotated[float, Field(ge=0, le=255)]] = Field(
         default=[123.675, 116.28, 103.53], min_length=3, max_length=3, description="colour around it: red, green, blue"
     )
@@ -47,20 +48,20 @@ class CropSpec(Section):
     )
     allow_no_crop: bool = Field(default=True, description="one more choice beside the thresholds: no crop")
     scaling: Annotated[list[Fraction], AfterValidator(ascending)] = Field(
-        default=[0.3, 1.0], description="square root of the window's share of the picture's area"
+        default=[0.3, 1.0], description="square root of the window's share of the image's area"
     )
     aspect_ratio: Factors = Field(
-        default=[0.5, 2.0], description="width / height of the window over those of the picture"
+        default=[0.5, 2.0], description="width / height of the window over those of the image"
     )
     num_attempts: Positive = Field(default=50, description="windows tried for a threshold before the next one is drawn")
 
 
 class AugmentSpec(VariationSpec):
-    """Augmentation of training pictures: YOLOv5's keys under its names, and the keys for `resize: stretch`."""
+    """Augmentation of training images: YOLOv5's keys under its names, and the keys for `resize: stretch`."""
 
     mosaic: Annotated[Fraction, Off(0.0)] = Field(default=1.0, description="probability of a mosaic")
     mosaic9: Fraction = Field(
-        default=0.0, description="of the mosaics, the share that uses nine pictures instead of four"
+        default=0.0, description="of the mosaics, the share that uses nine images instead of four"
     )
     mixup: Fraction = Field(default=0.0, description="probability of mixing a mosaic with another one")
     close_mosaic_epochs: int = Field(default=0, ge=0, description="no mosaic and no mixup in this many last epochs")
@@ -99,22 +100,24 @@ _STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop")) | {
 
 
 class DetectionDataSpec(DividedDataSpec):
-    """Pictures with boxes around objects."""
+    """Images with boxes around objects."""
 
     skip_missing: bool = Field(
-        default=False, description="leave out pictures that are annotated but not there, and say how many"
+        default=False, description="leave out images that are annotated but not there, and say how many"
     )
-    cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded pictures are kept")
-    cache_dir: str | None = Field(default=None, description="folder of the disk cache; null: the user's cache folder")
+    cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded images are kept")
+    cache_dir: PathText | None = Field(
+        default=None, description="folder of the disk cache; null: the user's cache folder"
+    )
     decode: Literal["exact", "fast"] = Field(
         default="exact",
-        description="of pictures for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice "
+        description="of images for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice "
         "the needed size are decoded at 1/2, 1/4 or 1/8, as those for training always are",
     )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
     image_weights: bool = Field(
         default=False,
-        description="each epoch draws its pictures with replacement, those more often whose classes are rare or had a low AP "
+        description="each epoch draws its images with replacement, those more often whose classes are rare or had a low AP "
         "in the last evaluation before the epoch; YOLOv5's --image-weights",
     )
 
@@ -137,7 +140,7 @@ class DetectionEvaluateSpec(EvaluateSpec):
     max_detections: int = Field(
         default=100,
         ge=100,
-        description="the best predictions of one picture that are scored; raise it where pictures hold more objects",
+        description="the best predictions of one image that are scored; raise it where images hold more objects",
     )
 
 

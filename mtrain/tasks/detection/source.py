@@ -34,7 +34,7 @@ class DetectionItem:
     targets: NDArray[np.float32]
     """(N, 5) rows ``[class, xc, yc, w, h]``, normalised."""
     scale_pad: ScalePad
-    """Map from the original picture to the input; (1, 1, 0, 0) for training pictures, which are not mapped back."""
+    """Map from the original image to the input; (1, 1, 0, 0) for training images, which are not mapped back."""
     image: NDArray[np.uint8] | None = None
     """(S, S, 3) RGB; None if it lies in shared memory."""
 
@@ -42,7 +42,7 @@ class DetectionItem:
 class DetectionSource:
     """One split as samples, augmented if ``augment`` is set, else for evaluation.
 
-    Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the picture to shared memory.
+    Implements ``core.interfaces.Source``; the loader uses ``fill``, which writes the image to shared memory.
     """
 
     def __init__(  # noqa: PLR0913 - the keywords are those of the spec's section
@@ -59,10 +59,10 @@ class DetectionSource:
         """Open a split.
 
         Args:
-            annotations: Pictures with boxes.
+            annotations: Images with boxes.
             image_size: Side of the input in pixels.
-            resize: How pictures are fitted into it.
-            augment: Changes of training pictures; None: for evaluation.
+            resize: How images are fitted into it.
+            augment: Changes of training images; None: for evaluation.
             seed: Of all random changes.
             epochs: Length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end.
             decode: How JPEGs are decoded for evaluation; those for training always are decoded fast.
@@ -78,33 +78,33 @@ class DetectionSource:
             self._view = StretchTraining(samples, augment, side=image_size, seed=seed)
         if augment is not None and augment.albumentations is not None:
             self._view = Transformed(self._view, augment.albumentations, seed=seed)
-        self.pictures = self._view.pictures
+        self.images = self._view.images
         self.array = ArraySpec("images", (self._view.largest, self._view.largest, 3))
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def describe(self, index: int) -> str:
-        """Return the sample's picture file, for error messages."""
-        return str(self.pictures.path(index % len(self)))
+        """Return the sample's image file, for error messages."""
+        return str(self.images.path(index % len(self)))
 
     def shape(self, epoch: int, update: int) -> tuple[int, int, int]:
-        """Return the shape (S, S, 3) of the pictures of one update."""
+        """Return the shape (S, S, 3) of the images of one update."""
         side = self._view.side(epoch, update)
         return side, side, 3
 
     def sample(self, epoch: int, index: int, *, update: int = 0) -> DetectionItem:
-        """Return one sample with its picture. Its augmentation, including the pictures combined with it, depends on
+        """Return one sample with its image. Its augmentation, including the images combined with it, depends on
         (seed, epoch, index); side and interpolation on (seed, epoch, update)."""
         image = np.empty(self.shape(epoch, update), dtype=np.uint8)
         item = self.fill(epoch, index, image, update=update)
         return DetectionItem(item.index, item.targets, item.scale_pad, image)
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> DetectionItem:
-        """Prepare a sample like ``sample``, with the picture written to ``out`` (S, S, 3) uint8 instead of the result.
+        """Prepare a sample like ``sample``, with the image written to ``out`` (S, S, 3) uint8 instead of the result.
 
         Raises:
-            DataError: the picture, or another one of its mosaic, is unreadable.
+            DataError: the image, or another one of its mosaic, is unreadable.
 
         """
         rows, scale_pad = self._view.draw((epoch, update, index), out)
@@ -147,5 +147,5 @@ def open_sources(
     if val is not None:
         sources["val"] = DetectionSource(val, image_size=data.image_size, resize=data.resize, decode=data.decode)
     for source in sources.values():
-        source.pictures.keep(data.cache, Path(data.cache_dir).expanduser() if data.cache_dir else None)
+        source.images.keep(data.cache, Path(data.cache_dir).expanduser() if data.cache_dir else None)
     return sources

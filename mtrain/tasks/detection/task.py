@@ -1,18 +1,17 @@
-"""Detection as a kind of task: connect a job to data sets of pictures with boxes. The work is done in other modules."""
+"""Detection as a kind of task: connect a job to data sets of images with boxes. The work is done in other modules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mtrain.core.interfaces import Array, HostBatch, Remark, Table, Task, Variation
-from mtrain.core.program import ProgramInput
+from mtrain.core.interfaces import Array, HostBatch, Remark, Table, Variation
+from mtrain.core.overriding import override
 from mtrain.spec.section import Section
-from mtrain.tasks.base import TaskBase
-from mtrain.tasks.description import describe_task
 from mtrain.tasks.detection.section import DetectionDataSpec, DetectionEvaluateSpec, data_of, evaluation_of
+from mtrain.tasks.image_task import ImageTask
 
 if TYPE_CHECKING:
-    from mtrain.core.details import Detail
+    from mtrain.core.interfaces.details import Detail
     from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
@@ -20,27 +19,24 @@ if TYPE_CHECKING:
     from mtrain.tasks.detection.evaluator import CocoEvaluator
     from mtrain.tasks.detection.image_weights import ImageWeights
     from mtrain.tasks.detection.live import LiveDetection
-    from mtrain.tasks.detection.prediction import DetectionPictures
+    from mtrain.tasks.detection.prediction import DetectionImages
 
 
-class DetectionTask(TaskBase):
+class DetectionTask(ImageTask):
     """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
+    kind = "detection"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": DetectionDataSpec, "evaluate": DetectionEvaluateSpec}
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
-        self._spec = spec
-        self._section = data_of(spec)
+        super().__init__(spec, data, training=training)
         self._limit = evaluation_of(spec).max_detections
-        self._data = data
-        self._training = training
-        self._scored = spec.evaluate.enabled or not training
         self._image_weights: ImageWeights | None = None
 
     @classmethod
     def divided(cls, data: Any, read_all: Callable[[], "Annotations"]) -> "tuple[Annotations, Annotations] | None":
-        """Divide all pictures where ``data.split`` says so."""
+        """Divide all images where ``data.split`` says so."""
         from mtrain.tasks.detection.selection import divided
 
         section: DetectionDataSpec = data
@@ -48,32 +44,19 @@ class DetectionTask(TaskBase):
 
     @classmethod
     def prepared(cls, data: Any, content: "Annotations") -> "Annotations":
-        """Leave out missing pictures if ``data.skip_missing`` is set, and check that all have a usable size."""
-        from mtrain.tasks.detection.selection import need_bounded_pictures, need_sizes, without_missing
+        """Leave out missing images if ``data.skip_missing`` is set, and check that all have a usable size."""
+        from mtrain.tasks.detection.selection import need_bounded_images, need_sizes, without_missing
 
         section: DetectionDataSpec = data
         if section.skip_missing:
             content = without_missing(content)
         need_sizes(content)
-        need_bounded_pictures(content, max_pixels=section.max_pixels)
+        need_bounded_images(content, max_pixels=section.max_pixels)
         return content
 
     @classmethod
-    def unreadable(cls, spec: "Spec", files: Sequence[Path]) -> dict[Path, str]:
-        """Return the pictures that cannot be decoded, or have more pixels than ``data.max_pixels``."""
-        from mtrain.data.images.readable import unreadable
-
-        return unreadable(files, max_pixels=data_of(spec).max_pixels)
-
-    @classmethod
-    def inputs(cls, spec: "Spec") -> Sequence[ProgramInput]:
-        """Return the pictures: uint8 RGB, square."""
-        side = data_of(spec).image_size
-        return [ProgramInput(key="images", shape=(side, side, 3))]
-
-    @classmethod
     def varied(cls, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
-        """See ``TaskKind.varied``: the pictures, and mirrored and smaller copies of them."""
+        """See ``TaskKind.varied``: the images, and mirrored and smaller copies of them."""
         from mtrain.data.images.varied import varied
 
         kinds = ((False, 1.0), (True, 0.83), (False, 0.67)) if step else ((False, 1.0), (True, 1.0))
@@ -82,26 +65,26 @@ class DetectionTask(TaskBase):
 
     @classmethod
     def preprocessing(cls, spec: "Spec") -> dict[str, Any]:
-        """Return how a picture is fitted into the square input, as the keys of section ``data`` are called."""
+        """Return how an image is fitted into the square input, as the keys of section ``data`` are called."""
         return {"resize": data_of(spec).resize, "fill": 114, "interpolation": "linear"}
 
     @classmethod
     def model_options(cls, spec: "Spec", defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Let a model that limits its predictions per picture predict as many as are scored."""
+        """Let a model that limits its predictions per image predict as many as are scored."""
         limit = evaluation_of(spec).max_detections
         return {"max_detections": limit} if defaults.get("max_detections", limit) < limit else {}
 
     @classmethod
-    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionPictures":
-        """See ``TaskKind.pictures``. ``category_ids`` of ``labels`` default to 1, 2, ..."""
-        from mtrain.tasks.detection.prediction import DetectionPictures, unannotated
-        from mtrain.tasks.detection.selection import need_bounded_pictures
+    def images(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionImages":
+        """See ``TaskKind.images``. ``category_ids`` of ``labels`` default to 1, 2, ..."""
+        from mtrain.tasks.detection.prediction import DetectionImages, unannotated
+        from mtrain.tasks.detection.selection import need_bounded_images
 
         names = labels["class_names"]
         ids = labels.get("category_ids") or range(1, len(names) + 1)
-        pictures = unannotated(files, class_names=names, category_ids=list(ids))
-        need_bounded_pictures(pictures, max_pixels=data_of(spec).max_pixels)
-        return DetectionPictures(spec, pictures)
+        images = unannotated(files, class_names=names, category_ids=list(ids))
+        need_bounded_images(images, max_pixels=data_of(spec).max_pixels)
+        return DetectionImages(spec, images)
 
     @classmethod
     def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveDetection":
@@ -110,10 +93,6 @@ class DetectionTask(TaskBase):
 
         names = labels["class_names"]
         return LiveDetection(spec, names, list(labels.get("category_ids") or range(1, len(names) + 1)))
-
-    def task(self) -> Task:
-        """Return the facts that a model needs before it is built."""
-        return describe_task("detection", self._spec, self._data.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the sources: ``train`` (augmented; only for training) and ``val`` (only for evaluation)."""
@@ -126,15 +105,10 @@ class DetectionTask(TaskBase):
         return {str(name): source for name, source in sources.items()}
 
     def verify(self) -> str:
-        """Check every picture file: see ``check.verify_pictures``."""
-        from mtrain.tasks.detection.check import verify_pictures
+        """Check every image file: see ``check.verify_images``."""
+        from mtrain.tasks.detection.check import verify_images
 
-        return f"{verify_pictures(*self._splits().values())} picture files, all whole"
-
-    def length(self, split: str) -> int:
-        """Return the number of samples of ``train`` or ``val``; 0 if a split is not used."""
-        splits = self._splits()
-        return len(splits[split]) if split in splits else 0
+        return f"{verify_images(*self._splits().values())} image files, all whole"
 
     def statistics(self) -> Mapping[str, Any]:
         """Return the statistics of the training split: see ``mtrain.tasks.detection.label_statistics.statistics``."""
@@ -143,15 +117,15 @@ class DetectionTask(TaskBase):
         section = self._section
         return statistics(self._data.train, image_size=section.image_size, stretch=section.resize == "stretch")
 
-    def sample_weights(self, figures: Mapping[str, float]) -> Array | None:
-        """See ``TaskData.sample_weights``: by the classes of each picture's boxes, see ``image_weights``."""
+    def sample_weights(self, metrics: Mapping[str, float]) -> Array | None:
+        """See ``TaskData.sample_weights``: by the classes of each image's boxes, see ``image_weights``."""
         if not self._section.image_weights:
             return None
         if self._image_weights is None:
             from mtrain.tasks.detection.image_weights import ImageWeights
 
             self._image_weights = ImageWeights(self._data.train)
-        return self._image_weights.at(figures)
+        return self._image_weights.at(metrics)
 
     def evaluator(self) -> "CocoEvaluator":
         """Create an evaluator for the evaluation split."""
@@ -160,19 +134,18 @@ class DetectionTask(TaskBase):
         return CocoEvaluator(self._data.val, max_detections=self._limit)
 
     def evaluator_of(self, indices: Sequence[int]) -> "CocoEvaluator":
-        """See ``TaskBase.evaluator_of``: objects of other pictures are not missed."""
+        """See ``TaskBase.evaluator_of``: objects of other images are not missed."""
         from mtrain.tasks.detection.evaluator import CocoEvaluator
 
         return CocoEvaluator(self._data.val, max_detections=self._limit, only=indices)
 
     def labels(self) -> dict[str, Any]:
         """Return the class names, and their ids in the annotation file, for the checkpoint."""
-        return {"class_names": list(self._data.class_names), "category_ids": list(self._data.train.category_ids)}
+        return {**super().labels(), "category_ids": list(self._data.train.category_ids)}
 
     def report(self) -> list[str]:
-        """Return a sentence for each kind of bad box, and for each reason why evaluation figures may mislead."""
-        lines = [f"data.{name}: {line}" for name, split in self._splits().items() for line in split.report()]
-        return lines + ([f"data.val: {line}" for line in self._evaluation_caveats()] if self._scored else [])
+        """Return a sentence for each kind of bad box, and for each reason why evaluation metrics may mislead."""
+        return super().report() + ([f"data.val: {line}" for line in self._evaluation_caveats()] if self._scored else [])
 
     def _evaluation_caveats(self) -> Iterator[str]:
         from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
@@ -187,7 +160,7 @@ class DetectionTask(TaskBase):
         if model_limit < limit:
             yield (
                 f"evaluate.max_detections is {limit}, but model.options.max_detections keeps {model_limit} boxes of a "
-                "picture"
+                "image"
             )
 
     def describe(self) -> list[Table | Remark]:
@@ -197,37 +170,29 @@ class DetectionTask(TaskBase):
         return describe(self._splits(), max_detections=self._limit)
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
-        """Yield drawings of both splits with their boxes, and of augmented training pictures."""
+        """Yield drawings of both splits with their boxes, and of augmented training images."""
         from mtrain.tasks.detection.drawing import annotations_grid, inputs_grid
         from mtrain.tasks.detection.source import open_sources
 
         for split, annotations in self._splits().items():
-            yield split, f"{split} pictures with their boxes", annotations_grid(annotations, limit=limit)
+            yield split, f"{split} images with their boxes", annotations_grid(annotations, limit=limit)
         settings = self._section.model_copy(update={"cache": "none"})
         source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
         grid = inputs_grid(source, self._data.class_names, limit=limit)
-        yield "augmented", "train pictures as the network is given them", grid
+        yield "augmented", "train images as the network is given them", grid
 
-    def draw(self, partial: Mapping[int, Any], path: Path) -> None:
-        """Draw ground truth beside predictions for some pictures of ``partial`` (boxes in pixels by sample index)."""
-        from mtrain.data.images.drawing import save_picture
+    @override
+    def _comparison(self, partial: Mapping[int, Any]) -> Array:
+        """Draw ground truth beside predictions for some images of ``partial`` (boxes in pixels by sample index)."""
         from mtrain.tasks.detection.drawing import comparison
 
-        save_picture(comparison(self._data.val, partial), path)
+        return comparison(self._data.val, partial)
 
     def details(self, evaluator: "CocoEvaluator") -> "Sequence[Detail]":
         """See ``TaskData.details``."""
         from mtrain.tasks.detection.details import details_of
 
         return [] if evaluator.last is None else details_of(evaluator.last, max_detections=self._limit)
-
-    def _splits(self) -> "dict[str, Annotations]":
-        """Read and return the splits that this job uses."""
-        if not self._scored:
-            return {"train": self._data.train}
-        if not self._training:
-            return {"val": self._data.val}
-        return dict(zip(("train", "val"), self._data.both(), strict=True))
 
     def _epochs(self) -> int:
         """Return the length of the job in epochs; the last one may be incomplete."""

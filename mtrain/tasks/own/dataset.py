@@ -1,13 +1,11 @@
 """Make the data sets of a user's own class or function."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from mtrain.core.interfaces import Dataset
+from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.objects import unusable
 from mtrain.errors import DataError, PluginError
 from mtrain.spec.references import Reference
@@ -51,15 +49,7 @@ class OwnData(Dataset):
             cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
         )
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Literal["train", "val", "test", "all"],
-    ) -> OwnSplit:
+    def read(self, request: SplitRequest) -> OwnSplit:
         """Make one split: call the class with the options, and with ``split`` and ``root`` if it takes them.
 
         Raises:
@@ -68,15 +58,17 @@ class OwnData(Dataset):
         """
         if self.reference is None:
             raise PluginError("data.format: 'own' stands for a class of yours; write PATH.py:Name in its place")
-        if split == "val" and not calls.takes(self.reference, "split"):
+        if request.split == "val" and not calls.takes(self.reference, "split"):
             raise DataError(
                 f"data.format: {self.reference.text} has no parameter `split`, so there is no evaluation split; give it one, with "
                 "the values 'train' and 'val', or set evaluate.enabled: false"
             )
-        offered: dict[str, Any] = {"split": split} | ({} if root is None else {"root": str(root)})
+        offered: dict[str, Any] = {"split": request.split} | (
+            {} if request.root is None else {"root": str(request.root)}
+        )
         dataset = calls.made(self.reference, self._options, offered, path="data.options")
         if problem := unusable(dataset):
             raise DataError(f"data.format: {self.reference.text}: {problem}")
         if not len(dataset):
-            raise DataError(f"data.format: {self.reference.text}: its {split} split is empty; expected samples")
+            raise DataError(f"data.format: {self.reference.text}: its {request.split} split is empty; expected samples")
         return OwnSplit(dataset)

@@ -96,10 +96,10 @@ def _mapped_arrays(value: Any, convert: Callable[[Any], Any]) -> Any:
 class OwnEvaluator:
     """Collects predictions and targets. Implements ``core.interfaces.Evaluator``.
 
-    Metrics are computed on rank 0, on all samples in their order, each once; the figures are sent to the other ranks.
+    Metrics are computed on rank 0, on all samples in their order, each once; the metrics are sent to the other ranks.
     """
 
-    figures: ClassVar[Sequence[str]] = ("score",)
+    metrics: ClassVar[Sequence[str]] = ("score",)
 
     def __init__(self, metrics: Sequence[Metric], collective: Collective | None, *, lower_is_better: bool) -> None:
         self._metrics = metrics
@@ -110,7 +110,7 @@ class OwnEvaluator:
 
     @property
     def headline(self) -> Sequence[str]:
-        """Return the names of the figures, the first metric's first."""
+        """Return the names of the metrics, the first metric's first."""
         return self._names[:4]
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
@@ -123,48 +123,39 @@ class OwnEvaluator:
         return self._rows
 
     def result(self, partials: Sequence[Mapping[int, Any]]) -> dict[str, float]:
-        """Return the figures of all metrics, and ``score``. Every rank must call.
+        """Return the metrics of all metrics, and ``score``. Every rank must call.
 
         Raises:
             UsageError: a metric fails, or returns something else than numbers.
         """
-        message, figures = "", dict[str, float]()
+        message, metrics = "", dict[str, float]()
         if self._collective is None or self._collective.rank == 0:
-            message, figures = self._scored(partials)
+            message, metrics = self._scored(partials)
         if self._collective is not None:
-            message, figures = broadcast(self._collective, (message, figures))
+            message, metrics = broadcast(self._collective, (message, metrics))
         if message:
             raise SpecError(message)
-        self._names = [name for name in figures if name != "score"]
-        return figures
+        self._names = [name for name in metrics if name != "score"]
+        return metrics
 
     def _scored(self, partials: Sequence[Mapping[int, Any]]) -> tuple[str, dict[str, float]]:
         union = {index: pair for partial in reversed(partials) for index, pair in partial.items()}
         ordered = [union[index] for index in sorted(union)]
-        predictions, targets = stacked([pair[0] for pair in ordered]), stacked([pair[1] for pair in ordered])
-        figures: dict[str, float] = {}
+        predictions, targets = (
+            outcomes.stacked([pair[0] for pair in ordered]),
+            outcomes.stacked([pair[1] for pair in ordered]),
+        )
+        metrics: dict[str, float] = {}
         for each in self._metrics:
             try:
-                figures |= outcomes.figures_of(each.compute(predictions, targets), name=each.name)
+                metrics |= outcomes.metrics_of(each.compute(predictions, targets), name=each.name)
             except UsageError as error:
                 return f"evaluate.metrics: {error}", {}
             except Exception as error:  # A user's code may raise any exception.
                 return f"evaluate.metrics: {each.name} failed: {references.told(error)}", {}
-        first = next(iter(figures.values()))
-        return "", {**figures, "score": figures.get("score", -first if self._lower_is_better else first)}
+        first = next(iter(metrics.values()))
+        return "", {**metrics, "score": metrics.get("score", -first if self._lower_is_better else first)}
 
     def remarks(self) -> list[str]:
         """Return no remarks."""
         return []
-
-
-def stacked(rows: Sequence[Any]) -> Any:
-    """Join the rows of all samples: arrays of equal shapes are stacked, others stay a list."""
-    first = rows[0]
-    if isinstance(first, Mapping):
-        return {key: stacked([row[key] for row in rows]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(stacked([row[place] for row in rows]) for place in range(len(first)))
-    if isinstance(first, np.ndarray | np.generic) and len({np.shape(row) for row in rows}) == 1:
-        return np.stack(rows)
-    return list(rows)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mtrain.core.losses import problem_of
 from mtrain.errors import DataError
 from mtrain.tasks.own import layout
 
@@ -50,20 +51,10 @@ def losses(result: Any, *, name: str) -> dict[str, Any]:
 
 
 def _loss(value: Any, what: str) -> Any:
-    if not (hasattr(value, "backward") and hasattr(value, "shape")):
-        hint = " (with Hugging Face models, the batch needs `labels`)" if value is None else ""
-        raise DataError(
-            f"{what} returned a {type(value).__name__}{hint}; expected the loss, a tensor with one number, or a dict of such "
-            "with 'total'"
-        )
-    if math.prod(value.shape) != 1:
-        raise DataError(
-            f"{what} has the shape {tuple(value.shape)}; expected a single number: the mean over the micro batch, loss.mean()"
-        )
-    if getattr(value, "stop_gradient", False) or getattr(value, "requires_grad", True) is False:
-        raise DataError(
-            f"{what} carries no gradient; compute it from trained parameters, outside of no_grad and without detach()"
-        )
+    if problem := problem_of(value):
+        hint = "" if hasattr(value, "backward") else ", or a dict of such with 'total'"
+        hint += " (with Hugging Face models, the batch needs `labels`)" if value is None else ""
+        raise DataError(f"{what} {problem}{hint}")
     return value if len(value.shape) == 0 else value.reshape([])
 
 

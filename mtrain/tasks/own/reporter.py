@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from mtrain.core.reporter import ReportedRun
+from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.errors import PluginError
-from mtrain.report.adapted import Adapted, FunctionReporter, refusal
+from mtrain.records.adapted import Adapted, FunctionReporter, refusal
 from mtrain.spec import references
 from mtrain.spec.references import Reference
 from mtrain.tasks.own import calls

@@ -1,6 +1,6 @@
 """The sections of a spec for a model and data of the user's own. Imports no framework.
 
-The defaults of training are those of a plain loop: no clipping, no average, no warm-up, one rate for all parameters.
+The defaults of training are those of a plain loop: no clipping, no average, no warm-up, one learning rate for all parameters.
 """
 
 from typing import Annotated, Any, Literal
@@ -51,7 +51,7 @@ class OwnEvaluateSpec(EvaluateSpec):
     metric_options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="options of metrics, by the metric's name without its path"
     )
-    lower_is_better: bool = Field(default=False, description="whether the best checkpoint has the lowest first figure")
+    lower_is_better: bool = Field(default=False, description="whether the best checkpoint has the lowest first metric")
 
     @model_validator(mode="before")
     @classmethod
@@ -112,7 +112,7 @@ class OwnOptimizerSpec(OptimizerSpec):
 
 
 class OwnScheduleSpec(ScheduleSpec):
-    """A constant rate, unless a curve is given."""
+    """A constant learning rate, unless a curve is given."""
 
     name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"] = Field(
         default="constant", description="shape of the curve"

@@ -94,15 +94,15 @@ class OwnTask(TaskBase):
                 references.look(reference)
 
     @classmethod
-    def pictures(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> Any:
-        """Refuse to predict on pictures: only the user's data set knows how a file becomes a sample.
+    def images(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> Any:
+        """Refuse to predict on images: only the user's data set knows how a file becomes a sample.
 
         Raises:
             DataError: always.
         """
         raise DataError(
-            "predict: pictures cannot be given to a model of your own, because only your data set knows how a file becomes a "
-            "sample; score a split with `mtrain evaluate`, or load the checkpoint's weights (`mtrain weights export`) in your code"
+            "predict: images cannot be given to a model of your own, because only your data set knows how a file becomes a "
+            "sample; score a split with `mtrain evaluate`, or load the weights in your code (`mtrain weights export RUN --to x.pt`)"
         )
 
     def task(self) -> Task:
@@ -193,11 +193,11 @@ class OwnTask(TaskBase):
         ]
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
-        """Yield no pictures: a sample need not be one."""
+        """Yield no images: a sample need not be one."""
         yield from ()
 
     def draw(self, partial: Mapping[int, Any], path: Path) -> None:
-        """Draw nothing: a sample need not be a picture."""
+        """Draw nothing: a sample need not be an image."""
         return
 
     def _splits(self) -> dict[str, Any]:

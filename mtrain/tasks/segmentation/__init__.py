@@ -1,1 +1,1 @@
-"""Segmentation: predict a class for each pixel of a picture."""
+"""Segmentation: predict a class for each pixel of an image."""

@@ -1,6 +1,6 @@
-"""Compute mean IoU over all ranks, counting every picture once, from the exact confusion matrix of pixels.
+"""Compute mean IoU over all ranks, counting every image once, from the exact confusion matrix of pixels.
 
-Predictions are compared with the masks in the pixels of the pictures as they are, not in those of the network's input.
+Predictions are compared with the masks in the pixels of the images as they are, not in those of the network's input.
 """
 
 import zlib
@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.core.details import Detail, confusion
 from mtrain.core.interfaces import Array, HostBatch
+from mtrain.core.interfaces.details import Detail
 from mtrain.data.images.indexed import IGNORED
+from mtrain.tasks.confusion import confusion
 from mtrain.tasks.segmentation.fitting import Resize, back
-from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.masks import MaskedImages
 
 DRAWN = 12
-"""Number of pictures whose predictions are kept to be drawn."""
+"""Number of images whose predictions are kept to be drawn."""
 _NAMED = 5
 """Number of confusions that the remarks list."""
 
@@ -30,10 +31,10 @@ class MaskEvaluator:
     with a class that are predicted right.
     """
 
-    figures: ClassVar[Sequence[str]] = ("miou", "pixel_accuracy", "score")
+    metrics: ClassVar[Sequence[str]] = ("miou", "pixel_accuracy", "score")
     headline: ClassVar[Sequence[str]] = ("miou", "pixel_accuracy")
 
-    def __init__(self, split: MaskedPictures, *, resize: Resize) -> None:
+    def __init__(self, split: MaskedImages, *, resize: Resize) -> None:
         self._split = split
         self._resize: Resize = resize
         self._drawn = {int(index) for index in np.linspace(0, len(split) - 1, min(DRAWN, len(split)))}
@@ -43,7 +44,7 @@ class MaskEvaluator:
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B mappings with ``classes`` uint8
-        (S, S). A picture that was already added is skipped.
+        (S, S). An image that was already added is skipped.
 
         Raises:
             DataError: a mask cannot be read.
@@ -60,7 +61,7 @@ class MaskEvaluator:
 
     def partial(self) -> dict[int, dict[str, Any]]:
         """Return by sample index the pairs of classes that occur, ``codes`` (true * C + predicted), with their number of
-        pixels ``counts``, and for some pictures the predicted classes, ``drawn``."""
+        pixels ``counts``, and for some images the predicted classes, ``drawn``."""
         return self._counts
 
     def result(self, partials: Sequence[Mapping[int, Mapping[str, Any]]]) -> dict[str, float]:
@@ -79,8 +80,8 @@ class MaskEvaluator:
         }
         mean = float(np.mean(list(by_class.values()))) if by_class else 0.0
         accuracy = float(right.sum() / max(self.confusion.sum(), 1))
-        figures = {"score": mean, "miou": mean, "pixel_accuracy": accuracy}
-        return figures | {f"iou/{name}": share for name, share in by_class.items()}
+        metrics = {"score": mean, "miou": mean, "pixel_accuracy": accuracy}
+        return metrics | {f"iou/{name}": share for name, share in by_class.items()}
 
     def remarks(self) -> list[str]:
         """Report the most frequent confusions between classes."""

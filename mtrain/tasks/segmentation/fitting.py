@@ -1,4 +1,4 @@
-"""Bring pictures and masks to the square input of the network, and predictions back to the picture."""
+"""Bring images and masks to the square input of the network, and predictions back to the image."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ Resize = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a picture lies on the input: its size there, and its left upper corner, which may be outside."""
+    """The place of an image on the input: its size there, and its left upper corner, which may be outside."""
 
     width: int
     height: int
@@ -23,24 +23,24 @@ class Place:
 
 
 def fitted(size_wh: tuple[int, int], *, side: int, resize: Resize) -> Place:
-    """Return the place of a whole picture of width and height ``size_wh`` on an input of ``side`` pixels."""
+    """Return the place of a whole image of width and height ``size_wh`` on an input of ``side`` pixels."""
     width, height = fitted_size(size_wh, side=side, resize=resize)
     return Place(width, height, (side - width) // 2, (side - height) // 2)
 
 
 def fitted_size(size_wh: tuple[int, int], *, side: int, resize: Resize, zoom: float = 1.0) -> tuple[int, int]:
-    """Return width and height of a picture on the input, times ``zoom``."""
+    """Return width and height of an image on the input, times ``zoom``."""
     width, height = size_wh
     across, down = (side / max(size_wh),) * 2 if resize == "letterbox" else (side / width, side / height)
     return max(round(width * across * zoom), 1), max(round(height * down * zoom), 1)
 
 
-def lay(picture: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
-    """Draw a picture (H, W, 3) at its place on ``out`` (S, S, 3); the rest becomes grey."""
-    shrinks = place.width < picture.shape[1] or place.height < picture.shape[0]
+def lay(image: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
+    """Draw an image (H, W, 3) at its place on ``out`` (S, S, 3); the rest becomes grey."""
+    shrinks = place.width < image.shape[1] or place.height < image.shape[0]
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     out[...] = FILL
-    _lay(_resized(picture, place, method), place, out)
+    _lay(_resized(image, place, method), place, out)
 
 
 def lay_mask(mask: NDArray[np.uint8], place: Place, out: NDArray[np.uint8], *, fill: int) -> None:
@@ -49,10 +49,10 @@ def lay_mask(mask: NDArray[np.uint8], place: Place, out: NDArray[np.uint8], *, f
     _lay(_resized(mask, place, cv2.INTER_NEAREST_EXACT), place, out)
 
 
-def _resized(picture: NDArray[np.uint8], place: Place, method: int) -> NDArray[np.uint8]:
-    if picture.shape[:2] == (place.height, place.width):
-        return picture
-    return np.asarray(cv2.resize(picture, (place.width, place.height), interpolation=method), dtype=np.uint8)
+def _resized(image: NDArray[np.uint8], place: Place, method: int) -> NDArray[np.uint8]:
+    if image.shape[:2] == (place.height, place.width):
+        return image
+    return np.asarray(cv2.resize(image, (place.width, place.height), interpolation=method), dtype=np.uint8)
 
 
 def _lay(resized: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
@@ -63,7 +63,7 @@ def _lay(resized: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> No
 
 
 def back(values: NDArray[np.uint8], size_wh: tuple[int, int], *, resize: Resize) -> NDArray[np.uint8]:
-    """Return values of the input's pixels (S, S) for each pixel (H, W) of the whole picture, from the nearest one."""
+    """Return values of the input's pixels (S, S) for each pixel (H, W) of the whole image, from the nearest one."""
     place = fitted(size_wh, side=len(values), resize=resize)
     columns = place.left + ((np.arange(size_wh[0]) + 0.5) * place.width / size_wh[0]).astype(np.int64)
     rows = place.top + ((np.arange(size_wh[1]) + 0.5) * place.height / size_wh[1]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Pictures with masks: the result of segmentation data sets and the input of the rest of that task."""
+"""Images with masks: the result of segmentation data sets and the input of the rest of that task."""
 
 import hashlib
 import os
@@ -20,46 +20,46 @@ _MAX_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedPictures:
-    """The pictures of one split with their masks, both read when they are needed."""
+class MaskedImages:
+    """The images of one split with their masks, both read when they are needed."""
 
-    pictures: Sequence[Path]
+    images: Sequence[Path]
     masks: Sequence[Path]
-    """Empty for pictures without labels."""
+    """Empty for images without labels."""
     class_names: tuple[str, ...]
     keys: Sequence[str] = ()
-    """Name of each picture within the data set, the same on every host; ``data.split`` divides by it."""
+    """Name of each image within the data set, the same on every host; ``data.split`` divides by it."""
     max_pixels: int = MAX_PIXELS
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
-    def picture(self, index: int) -> NDArray[np.uint8]:
-        """Decode a picture as it is displayed: (H, W, 3) RGB.
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """Decode an image as it is displayed: (H, W, 3) RGB.
 
         Raises:
             DataError: it cannot be read, or has more than ``max_pixels``.
         """
         from mtrain.data.images.decode import decode  # imported here so that printing a plan needs no image library
 
-        return decode(self.pictures[index], max_pixels=self.max_pixels)
+        return decode(self.images[index], max_pixels=self.max_pixels)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return width and height of a picture as displayed; nothing is decompressed.
+        """Return width and height of an image as displayed; nothing is decompressed.
 
         Raises:
             DataError: it cannot be read, or has more than ``max_pixels``.
         """
-        size_wh = probe(self.pictures[index])
-        need_bounded(self.pictures[index], size_wh, max_pixels=self.max_pixels)
+        size_wh = probe(self.images[index])
+        need_bounded(self.images[index], size_wh, max_pixels=self.max_pixels)
         return size_wh
 
     def mask(self, index: int, size_wh: tuple[int, int]) -> NDArray[np.uint8]:
         """Read the class of each pixel, uint8 (H, W); ``IGNORED`` where there is none.
 
         Args:
-            index: Number of the picture.
-            size_wh: Width and height of the picture.
+            index: Number of the image.
+            size_wh: Width and height of the image.
 
         Raises:
             DataError: the mask cannot be read, has another size, or an index that is no class.
@@ -69,8 +69,8 @@ class MaskedPictures:
         height, width = mask.shape
         if (width, height) != size_wh:
             raise DataError(
-                f"{path}: a mask of {width} x {height} pixels, but {self.pictures[index].name} has {size_wh[0]} x "
-                f"{size_wh[1]}; give masks of the size of their pictures"
+                f"{path}: a mask of {width} x {height} pixels, but {self.images[index].name} has {size_wh[0]} x "
+                f"{size_wh[1]}; give masks of the size of their images"
             )
         found = np.bincount(mask.ravel(), minlength=256)[:IGNORED]
         unknown = np.flatnonzero(found[len(self.class_names) :]) + len(self.class_names)
@@ -81,37 +81,38 @@ class MaskedPictures:
             )
         return mask
 
-    def chosen(self, indices: Sequence[int]) -> "MaskedPictures":
-        """Return the pictures with these numbers, in that order."""
+    def chosen(self, indices: Sequence[int]) -> "MaskedImages":
+        """Return the images with these numbers, in that order."""
         return replace(
             self,
-            pictures=[self.pictures[index] for index in indices],
+            images=[self.images[index] for index in indices],
             masks=[self.masks[index] for index in indices],
             keys=[self.keys[index] for index in indices],
         )
 
 
-def divided(split: MaskedPictures, share: float, *, seed: int) -> tuple[MaskedPictures, MaskedPictures]:
-    """Divide a split into a training part and an evaluation part with ``share`` of the pictures, at least one in each.
+def divided(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImages, MaskedImages]:
+    """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
-    A hash of ``seed`` and its key decides a picture's part, so the parts are the same on every host.
+    A hash of ``seed`` and its key decides an image's part, so the parts are the same on every host.
 
     Raises:
-        DataError: there are fewer than two pictures.
+        DataError: there are fewer than two images.
     """
     if len(split) < 2:
-        raise DataError(f"data.split: {len(split)} pictures cannot be divided; give more, or leave it out")
+        raise DataError(f"data.split: {len(split)} images cannot be divided; give more, or leave it out")
     order = sorted(
-        range(len(split)), key=lambda index: hashlib.sha256(f"{seed}\0{split.keys[index]}".encode()).digest()
+        range(len(split)),
+        key=lambda index: hashlib.sha256(f"{seed}\0{split.keys[index]}".encode(errors="surrogatepass")).digest(),
     )
     count = min(max(round(share * len(split)), 1), len(split) - 1)
     return split.chosen(sorted(order[count:])), split.chosen(sorted(order[:count]))
 
 
-def counted(split: MaskedPictures) -> NDArray[np.int64]:
-    """Check every picture and mask of a split, and return the number of pixels of each class and of ``IGNORED``, (C + 1).
+def counted(split: MaskedImages) -> NDArray[np.int64]:
+    """Check every image and mask of a split, and return the number of pixels of each class and of ``IGNORED``, (C + 1).
 
-    Of pictures headers are parsed and end markers sought; masks are decoded.
+    Of images headers are parsed and end markers sought; masks are decoded.
 
     Raises:
         DataError: some cannot be used; the first 20 are named with the reason, the rest counted.
@@ -121,7 +122,7 @@ def counted(split: MaskedPictures) -> NDArray[np.int64]:
     problems = [result for result in results if isinstance(result, str)]
     if problems:
         raise DataError(
-            f"{len(problems)} of {len(split)} pictures cannot be used; replace or remove them:\n{listed(problems)}"
+            f"{len(problems)} of {len(split)} images cannot be used; replace or remove them:\n{listed(problems)}"
         )
     totals = np.zeros(256, dtype=np.int64)
     for result in results:
@@ -129,8 +130,8 @@ def counted(split: MaskedPictures) -> NDArray[np.int64]:
     return np.append(totals[: len(split.class_names)], totals[IGNORED])
 
 
-def _counts(split: MaskedPictures, index: int) -> NDArray[np.int64] | str:
-    """Return the number of pixels of each index, (256), or what is wrong with the picture."""
+def _counts(split: MaskedImages, index: int) -> NDArray[np.int64] | str:
+    """Return the number of pixels of each index, (256), or what is wrong with the image."""
     try:
         return np.bincount(split.mask(index, split.size(index)).ravel(), minlength=256)
     except DataError as error:

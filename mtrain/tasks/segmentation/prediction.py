@@ -1,4 +1,4 @@
-"""Segment pictures without labels, and write the predictions to files."""
+"""Segment images without labels, and write the predictions to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from mtrain.core.interfaces import HostBatch, Task
-from mtrain.data.images.drawing import save_picture
+from mtrain.core.record_files import write_json
+from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import write_indices
 from mtrain.data.images.readable import unreadable
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
-from mtrain.report.reporter import write_json
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.segmentation.drawing import overlay
 from mtrain.tasks.segmentation.evaluator import compressed, expanded
 from mtrain.tasks.segmentation.fitting import back
-from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.section import data_of
 from mtrain.tasks.segmentation.source import SegmentationSource
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class MaskCollector:
-    """Implements ``core.interfaces.Evaluator`` for pictures without labels: it keeps the predictions."""
+    """Implements ``core.interfaces.Evaluator`` for images without labels: it keeps the predictions."""
 
-    figures: ClassVar[Sequence[str]] = ()
+    metrics: ClassVar[Sequence[str]] = ()
     headline: ClassVar[Sequence[str]] = ()
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class MaskCollector:
         return self._kept
 
     def result(self, partials: Sequence[Any]) -> dict[str, float]:
-        """Return no figures: there is no truth."""
+        """Return no metrics: there is no truth."""
         return {}
 
     def remarks(self) -> list[str]:
@@ -53,29 +53,29 @@ class MaskCollector:
         return []
 
 
-class SegmentationPictures:
-    """Pictures to predict on. Implements ``PictureData`` of ``core.interfaces`` for segmentation."""
+class SegmentationImages:
+    """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for segmentation."""
 
-    def __init__(self, spec: "Spec", pictures: MaskedPictures) -> None:
+    def __init__(self, spec: "Spec", images: MaskedImages) -> None:
         self._spec = spec
         self._section = data_of(spec)
-        self._pictures = pictures
+        self._images = images
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
-        return describe_task("segmentation", self._spec, self._pictures.class_names)
+        return describe_task("segmentation", self._spec, self._images.class_names)
 
     def sources(self) -> "Mapping[str, PooledSource]":
-        """Return the pictures as the source ``val``."""
+        """Return the images as the source ``val``."""
         data = self._section
-        return {"val": SegmentationSource(self._pictures, side=data.image_size, resize=data.resize)}
+        return {"val": SegmentationSource(self._images, side=data.image_size, resize=data.resize)}
 
     def length(self, split: str) -> int:
-        """Return the number of pictures."""
-        return len(self._pictures)
+        """Return the number of images."""
+        return len(self._images)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the pictures have no labels."""
+        """Return no statistics: the images have no labels."""
         return {}
 
     def evaluator(self) -> MaskCollector:
@@ -91,19 +91,19 @@ class SegmentationPictures:
         draw: bool,
         names: Mapping[Path, str] | None = None,
     ) -> None:
-        """Write for each picture a PNG of its class indices, of its size and with the palette of Pascal VOC.
+        """Write for each image a PNG of its class indices, of its size and with the palette of Pascal VOC.
 
-        ``predictions.json`` has an entry for each class of a picture whose pixels have a mean probability of at least
-        ``confidence``: ``file_name``, ``class``, ``label``, ``score`` (that mean), ``share`` (of the picture's pixels) and
-        ``mask`` (the PNG). With ``draw`` each picture is written too, with its classes in colour.
+        ``predictions.json`` has an entry for each class of an image whose pixels have a mean probability of at least
+        ``confidence``: ``file_name``, ``class``, ``label``, ``score`` (that mean), ``share`` (of the image's pixels) and
+        ``mask`` (the PNG). With ``draw`` each image is written too, with its classes in colour.
         """
         out.mkdir(parents=True, exist_ok=True)
-        files = self._pictures.pictures
+        files = self._images.images
         stems = unique_stems(files)
         rows: list[dict[str, Any]] = []
         for index, maps in sorted(partial.items()):
-            picture = self._pictures.picture(index)
-            size_wh, side = (picture.shape[1], picture.shape[0]), self._section.image_size
+            image = self._images.image(index)
+            size_wh, side = (image.shape[1], image.shape[0]), self._section.image_size
             classes, certainty = (
                 back(np.asarray(expanded(maps[name], (side, side))), size_wh, resize=self._section.resize)
                 for name in ("classes", "certainty")
@@ -116,7 +116,7 @@ class SegmentationPictures:
                     rows.append(
                         {
                             "file_name": (names or {}).get(files[index], str(files[index])),
-                            "class": self._pictures.class_names[label],
+                            "class": self._images.class_names[label],
                             "label": label,
                             "score": score,
                             "share": float(of_class.mean()),
@@ -124,12 +124,12 @@ class SegmentationPictures:
                         }
                     )
             if draw:
-                save_picture(overlay(picture, classes), out / f"{stems[index]}.jpg")
+                save_image(overlay(image, classes), out / f"{stems[index]}.jpg")
         write_json(out / "predictions.json", rows)
 
 
-def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels: int) -> MaskedPictures:
-    """Pictures in the order of their names, which are decoded when they are needed.
+def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels: int) -> MaskedImages:
+    """Images in the order of their names, which are decoded when they are needed.
 
     Raises:
         DataError: some cannot be read; all of them are named.
@@ -137,5 +137,5 @@ def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels:
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} pictures cannot be read:\n{listed(problems)}")
-    return MaskedPictures(pictures=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+    return MaskedImages(images=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)

@@ -1,4 +1,4 @@
-"""The section of a spec that segmentation adds to the core's. Imports no framework and no picture library."""
+"""The section of a spec that segmentation adds to the core's. Imports no framework and no image library."""
 
 from typing import Annotated
 
@@ -12,11 +12,11 @@ _Zoom = Annotated[float, Field(gt=0, le=16)]
 
 
 class SegmentationAugmentSpec(Section):
-    """Augmentation of training pictures and their masks: size, window, flips and colours."""
+    """Augmentation of training images and their masks: size, window, flips and colours."""
 
     random_scale: Annotated[list[_Zoom], AfterValidator(ascending)] = Field(
         default=[0.5, 2.0],
-        description="factor of the size at which the picture fits the input; a random window of what is larger, a random "
+        description="factor of the size at which the image fits the input; a random window of what is larger, a random "
         "place of what is smaller",
     )
     flip_lr: Fraction = Field(default=0.5, description="probability of a left-right flip")
@@ -27,7 +27,7 @@ class SegmentationAugmentSpec(Section):
 
 
 class SegmentationDataSpec(DividedDataSpec):
-    """Pictures with a mask that has a class for each pixel."""
+    """Images with a mask that has a class for each pixel."""
 
     augment: SegmentationAugmentSpec = Field(default=SegmentationAugmentSpec(), description="of the training split")
 

@@ -12,7 +12,7 @@ from mtrain.data.images.colour import scale_hsv
 from mtrain.data.images.indexed import IGNORED
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.tasks.segmentation.fitting import Place, Resize, fitted, fitted_size, lay, lay_mask
-from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
 
 
@@ -35,7 +35,7 @@ class SegmentationSource:
 
     def __init__(
         self,
-        split: MaskedPictures,
+        split: MaskedImages,
         *,
         side: int,
         resize: Resize = "letterbox",
@@ -52,8 +52,8 @@ class SegmentationSource:
         return len(self._split)
 
     def describe(self, index: int) -> str:
-        """Return the sample's picture file, for error messages."""
-        return str(self._split.pictures[index])
+        """Return the sample's image file, for error messages."""
+        return str(self._split.images[index])
 
     def shape(self, epoch: int, update: int) -> tuple[int, ...]:
         """Return the shape (S, S, 4), which is always the same."""
@@ -68,18 +68,18 @@ class SegmentationSource:
         """Prepare a sample like ``sample``, with the pixels written to ``out`` (S, S, 4) uint8.
 
         Raises:
-            DataError: the picture or its mask cannot be used.
+            DataError: the image or its mask cannot be used.
         """
-        picture = self._split.picture(index)
-        size_wh = (picture.shape[1], picture.shape[0])
+        image = self._split.image(index)
+        size_wh = (image.shape[1], image.shape[0])
         colours, classes = np.empty((self._side, self._side, 3), np.uint8), np.empty((self._side,) * 2, np.uint8)
         if self._augment is None:
-            lay(picture, fitted(size_wh, side=self._side, resize=self._resize), colours)
+            lay(image, fitted(size_wh, side=self._side, resize=self._resize), colours)
             classes[...] = IGNORED
         else:
             rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
             place = self._random_place(rng, size_wh, self._augment)
-            lay(picture, place, colours)
+            lay(image, place, colours)
             lay_mask(self._split.mask(index, size_wh), place, classes, fill=IGNORED)
             colours, classes = _varied(rng, self._augment, colours, classes)
         out[..., :3], out[..., 3] = colours, classes
@@ -103,7 +103,7 @@ class SegmentationSource:
 def _varied(
     rng: np.random.Generator, spec: SegmentationAugmentSpec, colours: NDArray[np.uint8], classes: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Change the colours, and flip picture and mask."""
+    """Change the colours, and flip image and mask."""
     hue, saturation, value = rng.uniform(-1.0, 1.0, 3) * (spec.hsv_h, spec.hsv_s, spec.hsv_v) + 1.0
     if (hue, saturation, value) != (1.0, 1.0, 1.0):
         scale_hsv(colours, (float(hue), float(saturation), float(value)))

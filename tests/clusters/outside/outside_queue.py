@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Cluster, HostedJob
-from mtrain.core.queue import Queue, QueuedJob, QueueState, Submission
+from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState, Submission
 from mtrain.errors import UsageError
 
 

@@ -26,6 +26,6 @@ class Shell(Cluster):
 
     def gathering(self, job: HostedJob, environ: Mapping[str, str]) -> Any:
         """Return agents that are started by the commands."""
-        from mtrain.cluster.agent_processes import AgentProcesses
+        from mtrain.jobs.hosts.agent_processes import AgentProcesses
 
         return AgentProcesses(job, [self.command(node, job) for node in range(len(job.hosts))], environ=environ)

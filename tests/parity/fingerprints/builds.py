@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.parity import jobs as parity_jobs
-from tests.parity.fingerprints.jobs import Job
+from tests.parity.fingerprints.jobs import SPECS, Job
 
 ROOT = Path(__file__).parents[3]
 IMPORTS = "FINGERPRINT_IMPORTS"
@@ -55,6 +55,8 @@ class Build:
     folder: Path
     site: Path | None = None
     """Folder that holds the installed packages; None: those of this interpreter."""
+    specs: Path = SPECS
+    """Folder of the specs as this mtrain reads them: keys may have other names in another commit."""
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without settings of mtrain; one thread a rank."""
@@ -68,20 +70,20 @@ class Build:
             JobError: it failed, or a rank imported mtrain from elsewhere.
         """
         run = self.folder / "runs" / job.name
-        words = ["train", *job.arguments(self.folder)]
         if job.resumes:
             first = min((self.folder / "runs" / job.resumes / "checkpoints").glob("step-*"), default=None)
             if first is None:
                 raise JobError(f"{job.resumes} left no checkpoint to resume from")
             shutil.copytree(first, run / "checkpoints" / first.name)
-            words += ["--resume", str(run)]
+        words = job.command(self.folder, specs=self.specs, resume=run if job.resumes else None)
         notes = self.folder / "imports" / job.name
         notes.mkdir(parents=True)
         self._run([sys.executable, "-m", "mtrain", *words], {IMPORTS: str(notes)})
         processes = len(list(notes.iterdir()))
-        if self.site is not None and processes < 1 + job.ranks:
+        # Ranks of one host may be copies of one process, which has imported mtrain for all of them.
+        if self.site is not None and processes < 2:
             raise JobError(
-                f"only {processes} processes imported mtrain from {self.site}, expected {1 + job.ranks}: the command line and each rank"
+                f"only {processes} processes imported mtrain from {self.site}, expected at least 2: the command line and the ranks"
             )
         return run
 
@@ -148,7 +150,7 @@ def build(commit: str | None, *, name: str, folder: Path) -> Build:
     if ended.returncode != 0:
         raise JobError(f"{name} cannot be installed: {_last_lines(ended.stderr)}")
     (site / "sitecustomize.py").write_text(GUARD, "utf-8")
-    made = Build(name=name, folder=folder, site=site)
+    made = Build(name=name, folder=folder, site=site, specs=tree / SPECS.relative_to(ROOT))
     made.check()
     return made
 

@@ -13,8 +13,14 @@ from safetensors.numpy import load_file
 from mtrain.core.digest import digest
 from tests.parity import jobs
 
-FIELDS = ("update", "epoch", "position", "losses", "norm", "rates", "momentum", "skipped")
-"""Fields of the record of an update that follow from the spec; the others hold times and memory."""
+FIELDS = {
+    **{name: name for name in ("update", "epoch", "position", "losses", "momentum")},
+    "gradient_norm": "norm",
+    "learning_rates": "rates",
+    "skipped_updates": "skipped",
+}
+"""Fields of the record of an update that follow from the spec -> their names in commits before the field's words; the
+others hold times and memory."""
 STATE_FIELDS = ("progress", "counters")
 """Fields of a checkpoint's ``state.json`` that the next update depends on."""
 SHOWN_ARRAYS = 3
@@ -56,7 +62,9 @@ def fingerprint(run: Path) -> Fingerprint:
     series: dict[str, list[str]] = {}
     for row in rows:
         if row["kind"] == "update":
-            for name, value in _leaves({key: row[key] for key in FIELDS if key in row}):
+            for name, value in _leaves(
+                {key: row[name] for key, former in FIELDS.items() for name in (key, former) if name in row}
+            ):
                 series.setdefault(name, []).append(value)
     state = json.loads((_last_checkpoint(run) / "state.json").read_text("utf-8"))
     return Fingerprint(

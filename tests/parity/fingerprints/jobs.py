@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 SPECS = Path(__file__).parent / "specs"
+SCRIPTS: Mapping[str, str] = {"script": "code/train.py"}
+"""Name of a spec -> the user's script beside it that ``mtrain run`` starts with it; the others are trained by ``mtrain train``."""
+IN_MEMORY = ("vit", "own", "script")
+"""Specs whose data are no images in a folder."""
 STACKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "solo-torch": ("solo", {"framework": "torch"}),
     "solo-paddle": ("solo", {"framework": "paddle"}),
@@ -22,7 +26,7 @@ STACKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run of ``mtrain train``."""
+    """One run of ``mtrain train``, or of ``mtrain run`` with a script."""
 
     model: str
     """Also the name of its spec in ``specs``, which says which options the job uses."""
@@ -40,15 +44,21 @@ class Job:
         """Name in the table and of its run folder."""
         return f"{self.model}-{self.stack}-x{self.ranks}{'-resumed' if self.resumes else ''}"
 
-    def arguments(self, folder: Path) -> list[str]:
-        """Arguments of ``mtrain train`` for a run folder in ``folder/runs``."""
+    def command(self, folder: Path, *, specs: Path = SPECS, resume: Path | None = None) -> list[str]:
+        """Words of the command line after ``mtrain``, for a run folder in ``folder/runs`` and a folder of specs."""
+        script = SCRIPTS.get(self.model)
+        words = ["train" if script is None else "run", *self._flags(folder, specs)]
+        words += [] if resume is None else ["--resume", str(resume)]
+        return words if script is None else [*words, str(specs / script)]
+
+    def _flags(self, folder: Path, specs: Path) -> list[str]:
         backend, options = STACKS[self.stack]
         values: dict[str, Any] = {"report.dir": folder / "runs", **self.overrides}
         values |= {f"backend.options.{key}": value for key, value in options.items()}
-        if self.model != "vit":  # the pictures of 8 x 8 come with scikit-learn and have no folder
+        if self.model not in IN_MEMORY:
             values["data.root"] = folder / f"data-{self.model}"
         pairs = [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
-        head = ["-c", str(SPECS / f"{self.model}.yml"), "--backend", backend, "--nproc-per-node", str(self.ranks)]
+        head = ["-c", str(specs / f"{self.model}.yml"), "--backend", backend, "--nproc-per-node", str(self.ranks)]
         return [*head, "--name", self.name, *pairs]
 
 
@@ -80,6 +90,19 @@ JOBS: Sequence[Job] = (
     Job(model="vit", stack="fleet", same_as="vit-solo-paddle-x1"),
     *two_ranks("vit", "ddp", "deepspeed-1", "deepspeed-3", "fsdp"),
     *two_ranks("vit", "fleet"),
+    # masks instead of boxes
+    Job(model="unet", stack="solo-torch"),
+    Job(model="unet", stack="solo-paddle"),
+    *two_ranks("unet", "ddp", "deepspeed-1"),
+    *two_ranks("unet", "fleet"),
+    # a user's module and data
+    Job(model="own", stack="solo-torch"),
+    *two_ranks("own", "ddp", "horovod", "deepspeed-3"),
+    Job(model="own", stack="ddp", ranks=2, same_as="own-ddp-x2", resumes="own-ddp-x2"),
+    # a user's script
+    Job(model="script", stack="solo-torch"),
+    *two_ranks("script", "ddp", "horovod", "deepspeed-3"),
+    Job(model="script", stack="ddp", ranks=2, same_as="script-ddp-x2", resumes="script-ddp-x2"),
 )
 
 

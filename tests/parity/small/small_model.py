@@ -36,7 +36,7 @@ class Small(Model):
         return {name: start_value(name, shape, seed) for name, shape in shapes.items()}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Per picture float32 (C,): the probability of each class."""
+        """Per image float32 (C,): the probability of each class."""
         return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
 
 

@@ -30,7 +30,7 @@ def main() -> None:
             return
         model, optimizer = session.prepare(
             lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2)),
-            optimizer=mtrain.SGD(rate=0.1, momentum=0.9),
+            optimizer=mtrain.SGD(learning_rate=0.1, momentum=0.9),
             schedule=mtrain.Cosine(),
             clip_norm=0.5,
             accumulate=flags.accumulate,

@@ -44,7 +44,7 @@ def main() -> None:
     with mtrain.session() as session:
         model, optimizer = session.prepare(
             lambda: Net(flags.dropout),
-            optimizer=mtrain.SGD(rate=0.05, momentum=0.9),
+            optimizer=mtrain.SGD(learning_rate=0.05, momentum=0.9),
             schedule=mtrain.Cosine(warmup=2),
             clip_norm=1.0,
             ema=0.9,

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--native", help="an optimizer of paddle.optimizer")
     flags = parser.parse_args()
-    rule = mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
+    rule = mtrain.AdamW(learning_rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
     if flags.native:
         rule = lambda model: getattr(paddle.optimizer, flags.native)(0.01, parameters=model.parameters())  # noqa: E731
     with mtrain.session() as session:

@@ -54,7 +54,7 @@ def main() -> None:
     with mtrain.session() as session:
         model, optimizer = session.prepare(
             lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2)),
-            optimizer=mtrain.AdamW(rate=1e-2),
+            optimizer=mtrain.AdamW(learning_rate=1e-2),
             schedule=mtrain.Cosine(warmup=3),
             precision=flags.precision,
         )

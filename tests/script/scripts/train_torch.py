@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--native", help="an optimizer of torch.optim")
     flags = parser.parse_args()
-    rule = mtrain.AdamW(rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
+    rule = mtrain.AdamW(learning_rate=1e-2, weight_decay=0.05, groups=[mtrain.Group(match="bias", weight_decay=0.0)])
     if flags.native:
         rule = lambda model: getattr(torch.optim, flags.native)(model.parameters(), lr=1e-2)  # noqa: E731
     with mtrain.session() as session:
@@ -78,8 +78,8 @@ def main() -> None:
             total.batches += 1
             total.loss = total.loss + loss.detach().float()
             session.log(double=2 * loss)
-        figures = session.evaluate(model, Plain(101, 1), metric=accuracy, score="accuracy")
-        session.print(f"accuracy {figures['accuracy']:.3f} after {total.batches} batches, loss {float(total.loss):.9f}")
+        metrics = session.evaluate(model, Plain(101, 1), metric=accuracy, score="accuracy")
+        session.print(f"accuracy {metrics['accuracy']:.3f} after {total.batches} batches, loss {float(total.loss):.9f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Regression as an outsider's task: the mean brightness of a picture, from 0 to 1, learnt by one linear layer."""
+"""Regression as an outsider's task: the mean brightness of an image, from 0 to 1, learnt by one linear layer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset, Model, Remark, Table, Task
+from mtrain.core.interfaces import Dataset, Model, Remark, SplitRequest, Table, Task
 from mtrain.data.images.decode import decode
-from mtrain.data.images.drawing import grid, save_picture
+from mtrain.data.images.drawing import grid, save_image
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.spec.model import DataSpec
 from mtrain.spec.section import Section
@@ -21,13 +21,13 @@ from mtrain.tasks.base import NoOptions, TaskBase
 class SquareDataSpec(DataSpec):
     """What the task adds to `data`."""
 
-    darken: float = Field(default=0.0, ge=0, lt=1, description="share by which training pictures become darker")
+    darken: float = Field(default=0.0, ge=0, lt=1, description="share by which training images become darker")
 
 
 class GaugeSpec(Section):
     """The scale of the reported brightness."""
 
-    white: float = Field(default=1.0, gt=0, description="brightness of a white picture")
+    white: float = Field(default=1.0, gt=0, description="brightness of a white image")
     unit: str = Field(default="", description="unit, for display")
 
 
@@ -35,19 +35,19 @@ class SquareOptions(BaseModel):
     """Options of the data set."""
 
     model_config = ConfigDict(extra="forbid")
-    pictures: int = 64
+    images: int = 64
 
 
 @dataclass
 class Squares:
-    """Pictures (N, S, S, 3) uint8 and their brightness (N,)."""
+    """Images (N, S, S, 3) uint8 and their brightness (N,)."""
 
-    pictures: Any
+    images: Any
     brightness: Any
     class_names: tuple[str, ...] = ("brightness",)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
 
 class GreySquares(Dataset):
@@ -59,12 +59,10 @@ class GreySquares(Dataset):
     def __init__(self, options: SquareOptions) -> None:
         self.options = options
 
-    def read(self, root: Any, split_value: Any, images: Any, names: Any, *, split: str) -> Squares:
-        rng = np.random.default_rng(1 if split == "train" else 2)
-        pictures = rng.integers(0, 256, (self.options.pictures, 1, 1, 1), dtype=np.uint8) * np.ones(
-            (1, 8, 8, 3), np.uint8
-        )
-        return Squares(pictures, pictures.mean((1, 2, 3)) / 255)
+    def read(self, request: SplitRequest) -> Squares:
+        rng = np.random.default_rng(1 if request.split == "train" else 2)
+        pixels = rng.integers(0, 256, (self.options.images, 1, 1, 1), dtype=np.uint8) * np.ones((1, 8, 8, 3), np.uint8)
+        return Squares(pixels, pixels.mean((1, 2, 3)) / 255)
 
 
 class Source:
@@ -85,7 +83,7 @@ class Source:
         return self.array.shape
 
     def fill(self, epoch: int, index: int, out: Any, *, update: int = 0) -> tuple[int, float]:
-        out[...] = self.split.pictures[index] * self.keep
+        out[...] = self.split.images[index] * self.keep
         return index, float(self.split.brightness[index] * self.keep)
 
     def collate(self, samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
@@ -96,7 +94,7 @@ class Source:
 class Evaluator:
     """Mean absolute error; the score is one minus it."""
 
-    figures = ("error", "score")
+    metrics = ("error", "score")
     headline = ("error",)
 
     def __init__(self, split: Squares) -> None:
@@ -128,9 +126,9 @@ class BrightnessTask(TaskBase):
         self.spec, self.data, self.training = spec, data, training
 
     @classmethod
-    def pictures(cls, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> "Unlabelled":
-        pictures = np.stack([decode(file) for file in files])
-        return Unlabelled(spec, Squares(pictures, np.zeros(len(files))), files)
+    def images(cls, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> "Unlabelled":
+        images = np.stack([decode(file) for file in files])
+        return Unlabelled(spec, Squares(images, np.zeros(len(files))), files)
 
     def task(self) -> Task:
         return Task(
@@ -164,14 +162,14 @@ class BrightnessTask(TaskBase):
         return [Remark(text=f"{len(self.data.train)} squares")]
 
     def views(self, *, limit: int) -> Any:
-        yield "train", "squares", grid(list(self.data.train.pictures[:limit]), columns=4, cell_px=32)
+        yield "train", "squares", grid(list(self.data.train.images[:limit]), columns=4, cell_px=32)
 
     def draw(self, partial: Mapping[int, float], path: Path) -> None:
-        save_picture(grid(list(self.data.val.pictures[:4]), columns=2, cell_px=32), path)
+        save_image(grid(list(self.data.val.images[:4]), columns=2, cell_px=32), path)
 
 
 class Unlabelled(BrightnessTask):
-    """Pictures to predict on."""
+    """Images to predict on."""
 
     def __init__(self, spec: Any, split: Squares, files: Sequence[Path]) -> None:
         class Data:

@@ -15,7 +15,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of red, green and blue over ImageNet, in 0..1, with which published weights were trained."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SMALLEST_SIDE = 32
-"""Side of a picture in pixels that leaves one pixel after a stem of 4 and three halvings."""
+"""Side of an image in pixels that leaves one pixel after a stem of 4 and three halvings."""
 _Positive = Annotated[float, Field(gt=0)]
 
 

@@ -1,6 +1,6 @@
 """The network on mtrain's neutral layers: the same code for torch and Paddle. `ConvNeXt.build` imports it.
 
-Shape letters: B batch, S side of the picture in pixels, C channels or classes, H and W height and width of a map.
+Shape letters: B batch, S side of the image in pixels, C channels or classes, H and W height and width of a map.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ class Network(nn.Module):
         return {"total": ops.mean(losses_B)}
 
     def pixels(self, images_BSS3: Tensor) -> Tensor:
-        """Normalise pictures, uint8 (B, S, S, 3), to (B, 3, S, S) in the number type of the weights."""
+        """Normalise images, uint8 (B, S, S, 3), to (B, 3, S, S) in the number type of the weights."""
         dtype = ops.dtype(self.head.weight)
         x_BSS3 = ops.astype(images_BSS3, "float64" if dtype == "float64" else "float32") / 255
         mean_3, std_3 = (ops.asarray(each, like=x_BSS3, dtype=ops.dtype(x_BSS3)) for each in (self.mean, self.std))

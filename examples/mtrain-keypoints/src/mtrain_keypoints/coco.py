@@ -8,17 +8,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split, first_existing, listed, need_root, order_names
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.reading import first_existing, listed, need_root, order_names
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
-from mtrain_keypoints.figures import Figures
+from mtrain.spec.files import read_bytes
+from mtrain_keypoints.people import People
 
 MAX_BYTES = 4 << 30
 """Largest annotation file that is read, in bytes."""
 
 
-class _Picture(BaseModel):
+class _Image(BaseModel):
     id: int
     file_name: str = Field(min_length=1)
 
@@ -40,16 +40,16 @@ class _Annotation(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
-    images: list[_Picture]
+    images: list[_Image]
     annotations: list[_Annotation]
     categories: list[_Category]
 
 
 class CocoKeypoints(Dataset):
-    """Figures of one category with the points of each.
+    """Metrics of one category with the points of each.
 
     `data.train` and `data.val` name JSON files below `data.root`; without them `annotations/person_keypoints_train2017.json`
-    or `train.json` is looked for, and the same for `val`. Pictures lie in `data.images`, or in `train2017`, `train` or
+    or `train.json` is looked for, and the same for `val`. Images lie in `data.images`, or in `train2017`, `train` or
     `images`. Points are named and ordered as the category says; `data.names` may order them differently.
     """
 
@@ -59,7 +59,7 @@ class CocoKeypoints(Dataset):
         model_config = ConfigDict(extra="forbid", frozen=True)
 
         category: str | None = Field(default=None, description="name of the category; null: the only one with points")
-        min_points: int = Field(default=1, ge=1, description="figures with fewer known points are left out")
+        min_points: int = Field(default=1, ge=1, description="people with fewer known points are left out")
 
     kind: ClassVar[str] = "keypoints"
 
@@ -67,36 +67,28 @@ class CocoKeypoints(Dataset):
         self.options = options
 
     @override
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Figures:
-        root = need_root(root, "coco_keypoints")
-        name = "train" if split == "all" else split
-        stated = [split_value] if split_value else [f"annotations/person_keypoints_{name}2017.json", f"{name}.json"]
+    def read(self, request: SplitRequest) -> People:
+        root = need_root(request.root, "coco_keypoints")
+        name = "train" if request.split == "all" else request.split
+        stated = [request.value] if request.value else [f"annotations/person_keypoints_{name}2017.json", f"{name}.json"]
         path = first_existing([root / each for each in stated], what="annotation file", key=f"data.{name}")
-        folders = [images] if images else [f"{name}2017", name, "images"]
-        folder = first_existing([root / each for each in folders], what="folder of pictures", key="data.images")
+        folders = [request.images] if request.images else [f"{name}2017", name, "images"]
+        folder = first_existing([root / each for each in folders], what="folder of images", key="data.images")
         content = _read(path)
         category = self._category(content, path)
-        point_names = order_names(category.keypoints, names, where=str(path))
+        point_names = order_names(category.keypoints, request.names, where=str(path))
         order = [category.keypoints.index(each) for each in point_names]
-        files = {picture.id: picture.file_name for picture in content.images}
+        files = {image.id: image.file_name for image in content.images}
         rows = [row for row in content.annotations if row.category_id == category.id and not row.iscrowd]
         points = _points(rows, len(order), path)[:, order]
         kept = np.flatnonzero(points[..., 2].sum(axis=1) >= self.options.min_points)
-        wrong = [f"picture {rows[row].image_id}" for row in kept if rows[row].image_id not in files]
+        wrong = [f"image {rows[row].image_id}" for row in kept if rows[row].image_id not in files]
         wrong += [f"a box of {rows[row].bbox[2:]} pixels" for row in kept if min(rows[row].bbox[2:]) <= 0]
         if wrong:
-            raise DataError(f"{path}: annotations of pictures that are not listed, or without a box:\n{listed(wrong)}")
+            raise DataError(f"{path}: annotations of images that are not listed, or without a box:\n{listed(wrong)}")
         keys = [files[rows[row].image_id] for row in kept]
-        return Figures(
-            pictures=[folder / key for key in keys],
+        return People(
+            images=[folder / key for key in keys],
             boxes=np.array([rows[row].bbox for row in kept]).reshape(-1, 4),
             points=points[kept],
             class_names=point_names,
@@ -132,7 +124,7 @@ def _points(rows: Sequence[_Annotation], count: int, path: Path) -> "np.ndarray[
     for row in rows:
         if len(row.keypoints) != 3 * count:
             raise DataError(
-                f"{path}: a figure of picture {row.image_id} has {len(row.keypoints)} numbers; expected {3 * count}, three "
+                f"{path}: a person of image {row.image_id} has {len(row.keypoints)} numbers; expected {3 * count}, three "
                 f"for each of {count} points"
             )
     points = np.array([row.keypoints for row in rows], dtype=np.float64).reshape(-1, count, 3)

@@ -1,4 +1,4 @@
-"""Points on pictures, for people. Pictures are uint8 (H, W, 3) RGB."""
+"""Points on images, for people. Images are uint8 (H, W, 3) RGB."""
 
 from collections.abc import Mapping
 
@@ -7,17 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.drawing import grid
-from mtrain_keypoints.figures import Figures
+from mtrain_keypoints.people import People
 from mtrain_keypoints.source import KeypointSource
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 SHOWN = 16
 CELL_PX = 240
 
 
-def marked(picture: Picture, points: NDArray[np.float64]) -> Picture:
+def marked(image: Pixels, points: NDArray[np.float64]) -> Pixels:
     """Return a copy with a dot for each of the points (K, 3) whose third value is not 0, coloured by its number."""
-    drawn = np.ascontiguousarray(picture).copy()
+    drawn = np.ascontiguousarray(image).copy()
     radius = max(2, max(drawn.shape) // 50)
     for number, (x, y, known) in enumerate(points):
         if known:
@@ -27,13 +27,13 @@ def marked(picture: Picture, points: NDArray[np.float64]) -> Picture:
     return drawn
 
 
-def figures_grid(split: Figures, *, limit: int) -> Picture:
-    """Return pictures with their known points."""
+def people_grid(split: People, *, limit: int) -> Pixels:
+    """Return images with their known points."""
     chosen = range(min(limit, len(split)))
-    return grid([marked(split.picture(i), split.points[i]) for i in chosen], columns=4, cell_px=CELL_PX)
+    return grid([marked(split.image(i), split.points[i]) for i in chosen], columns=4, cell_px=CELL_PX)
 
 
-def inputs_grid(source: KeypointSource, *, limit: int) -> Picture:
+def inputs_grid(source: KeypointSource, *, limit: int) -> Pixels:
     """Return windows as the network is given them, with their points."""
     cells = []
     for index in range(min(limit, len(source))):
@@ -44,10 +44,10 @@ def inputs_grid(source: KeypointSource, *, limit: int) -> Picture:
     return grid(cells, columns=4, cell_px=CELL_PX)
 
 
-def comparison(split: Figures, predicted: Mapping[int, NDArray[np.float64]]) -> Picture:
-    """Return pictures with their known points on the left, and the same with predicted ones on the right."""
+def comparison(split: People, predicted: Mapping[int, NDArray[np.float64]]) -> Pixels:
+    """Return images with their known points on the left, and the same with predicted ones on the right."""
     cells = []
     for index in sorted(predicted)[:SHOWN]:
-        picture = split.picture(index)
-        cells += [marked(picture, split.points[index]), marked(picture, predicted[index])]
+        image = split.image(index)
+        cells += [marked(image, split.points[index]), marked(image, predicted[index])]
     return grid(cells, columns=4, cell_px=CELL_PX)

@@ -1,4 +1,4 @@
-"""The figures: which share of the known points is found, and how far the points are off."""
+"""The metrics: which share of the known points is found, and how far the points are off."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import HostBatch
-from mtrain_keypoints.figures import Figures
+from mtrain_keypoints.people import People
 
 
 class PointCollector:
-    """Keeps the predicted points of each figure, in pixels of its picture. Implements `Evaluator` without figures."""
+    """Keeps the predicted points of each person, in pixels of its image. Implements `Evaluator` without metrics."""
 
-    figures: ClassVar[Sequence[str]] = ()
+    metrics: ClassVar[Sequence[str]] = ()
     headline: ClassVar[Sequence[str]] = ()
 
     def __init__(self) -> None:
         self._points: dict[int, NDArray[np.float64]] = {}
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
-        """Map the points of one micro batch back to their pictures. A prediction is (K, 3): x, y and certainty."""
+        """Map the points of one micro batch back to their images. A prediction is (K, 3): x, y and certainty."""
         for index, back, predicted in zip(batch["index"], batch["back"], predictions, strict=True):
             places = predicted[:, :2] @ back[:, :2].T + back[:, 2]
             self._points.setdefault(int(index), np.concatenate([places, predicted[:, 2:]], axis=1))
@@ -30,7 +30,7 @@ class PointCollector:
         return self._points
 
     def result(self, partials: Sequence[Any]) -> dict[str, float]:
-        """Return no figures: there is no truth."""
+        """Return no metrics: there is no truth."""
         return {}
 
     def remarks(self) -> list[str]:
@@ -41,10 +41,10 @@ class PointCollector:
 class PointEvaluator(PointCollector):
     """Scores the points of an evaluation split. Implements `Evaluator` of `mtrain.core.interfaces`."""
 
-    figures: ClassVar[Sequence[str]] = ("found", "error")
+    metrics: ClassVar[Sequence[str]] = ("found", "error")
     headline: ClassVar[Sequence[str]] = ("found", "error")
 
-    def __init__(self, split: Figures, *, near: float) -> None:
+    def __init__(self, split: People, *, near: float) -> None:
         super().__init__()
         self._split, self._near = split, near
         self._shares: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What the task adds to a spec. Imports no framework and no picture library."""
+"""What the task adds to a spec. Imports no framework and no image library."""
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ class KeypointAugmentSpec(Section):
 
 
 class KeypointDataSpec(DividedDataSpec):
-    """Pictures with the points of one person or thing in each box."""
+    """Images with the points of one person or thing in each box."""
 
     padding: float = Field(default=1.25, ge=1, le=4, description="side of the window around a box, in sides of the box")
     augment: KeypointAugmentSpec = Field(default=KeypointAugmentSpec(), description="of the training split")

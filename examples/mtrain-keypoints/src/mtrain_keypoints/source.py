@@ -1,4 +1,4 @@
-"""Windows around figures as samples for the loader, each a pure function of (seed, epoch, index)."""
+"""Windows around people as samples for the loader, each a pure function of (seed, epoch, index)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain_keypoints.figures import Figures, mirrored
+from mtrain_keypoints.people import People, mirrored
 from mtrain_keypoints.section import KeypointAugmentSpec, KeypointDataSpec
 
 Matrix = NDArray[np.float64]
@@ -18,7 +18,7 @@ GREY = (114, 114, 114)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What travels beside the picture, which lies in shared memory."""
+    """What travels beside the image, which lies in shared memory."""
 
     index: int
     points: NDArray[np.float32]
@@ -26,14 +26,14 @@ class Sample:
     known: NDArray[np.float32]
     """(K,) 1 where the point is known and inside the input, else 0."""
     back: NDArray[np.float64]
-    """(2, 3) affine map from sides of the input to pixels of the picture."""
+    """(2, 3) affine map from sides of the input to pixels of the image."""
 
 
 class KeypointSource:
     """One split as samples, augmented if `augment` is set. Implements `Source` of `mtrain.core.interfaces`."""
 
     def __init__(
-        self, split: Figures, section: KeypointDataSpec, *, augment: KeypointAugmentSpec | None = None, seed: int = 0
+        self, split: People, section: KeypointDataSpec, *, augment: KeypointAugmentSpec | None = None, seed: int = 0
     ) -> None:
         self._split, self._section, self._augment, self._seed = split, section, augment, seed
         self._swaps = mirrored(split.class_names)
@@ -44,7 +44,7 @@ class KeypointSource:
         return len(self._split)
 
     def describe(self, index: int) -> str:
-        """Return the figure's picture, for messages."""
+        """Return the person's image, for messages."""
         return self._split.name(index)
 
     def shape(self, epoch: int, update: int) -> tuple[int, ...]:
@@ -52,18 +52,18 @@ class KeypointSource:
         return self.array.shape
 
     def fill(self, epoch: int, index: int, out: Array, *, update: int = 0) -> Sample:
-        """Write the window of a figure to `out`, uint8 (S, S, 3) RGB, and return the rest of the sample.
+        """Write the window of a person to `out`, uint8 (S, S, 3) RGB, and return the rest of the sample.
 
         Raises:
-            DataError: the picture cannot be read.
+            DataError: the image cannot be read.
         """
         side = self._section.image_size
         forth, flipped = self._window(epoch, index)
         pixels = forth * side
         pixels[:, 2] -= 0.5  # OpenCV counts from the centre of the first pixel
         pixels[:, 2] += pixels[:, :2] @ (0.5, 0.5)
-        picture = self._split.picture(index)
-        cv2.warpAffine(picture, pixels, (side, side), dst=out, flags=cv2.INTER_LINEAR, borderValue=GREY)
+        image = self._split.image(index)
+        cv2.warpAffine(image, pixels, (side, side), dst=out, flags=cv2.INTER_LINEAR, borderValue=GREY)
         points = self._split.points[index]
         if flipped:
             points = points[self._swaps]
@@ -77,7 +77,7 @@ class KeypointSource:
         )
 
     def _window(self, epoch: int, index: int) -> tuple[Matrix, bool]:
-        """Return the map (2, 3) from pixels of the picture to sides of the input, and whether it is mirrored."""
+        """Return the map (2, 3) from pixels of the image to sides of the input, and whether it is mirrored."""
         left, top, width, height = self._split.boxes[index]
         sides = np.array([width, height]) * self._section.padding
         if self._section.resize == "letterbox":

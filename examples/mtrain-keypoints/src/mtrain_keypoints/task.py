@@ -1,6 +1,6 @@
-"""The task plugin `keypoints`: connects a job to figures in pictures. The work is done in other modules.
+"""The task plugin `keypoints`: connects a job to people in images. The work is done in other modules.
 
-Every reading of a spec loads the class, so everything that needs pictures is imported when it is asked for.
+Every reading of a spec loads the class, so everything that needs images is imported when it is asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from mtrain_keypoints.section import KeypointDataSpec, KeypointEvaluateSpec, dat
 
 if TYPE_CHECKING:
     from mtrain_keypoints.evaluator import PointEvaluator
-    from mtrain_keypoints.figures import Figures
-    from mtrain_keypoints.prediction import UnlabelledPictures
+    from mtrain_keypoints.people import People
+    from mtrain_keypoints.prediction import UnlabelledImages
     from mtrain_keypoints.source import KeypointSource
 
 
 class KeypointTask(TaskBase):
-    """Find the points of a figure in its box. The class is a `TaskKind`; its objects are `TaskData`."""
+    """Find the points of a person in its box. The class is a `TaskKind`; its objects are `TaskData`."""
 
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": KeypointDataSpec, "evaluate": KeypointEvaluateSpec}
 
@@ -32,9 +32,9 @@ class KeypointTask(TaskBase):
         self._scored = spec.evaluate.enabled or not training
 
     @classmethod
-    def divided(cls, data: Any, read_all: "Callable[[], Figures]") -> "tuple[Figures, Figures] | None":
-        """Divide all figures where `data.split` says so."""
-        from mtrain_keypoints.figures import divided
+    def divided(cls, data: Any, read_all: "Callable[[], People]") -> "tuple[People, People] | None":
+        """Divide all people where `data.split` says so."""
+        from mtrain_keypoints.people import divided
 
         if data.split is None:
             return None
@@ -42,24 +42,24 @@ class KeypointTask(TaskBase):
         return cls.prepared(data, train), cls.prepared(data, val)
 
     @classmethod
-    def prepared(cls, data: Any, content: "Figures") -> "Figures":
-        """Let the split refuse pictures of more than `data.max_pixels`."""
+    def prepared(cls, data: Any, content: "People") -> "People":
+        """Let the split refuse images of more than `data.max_pixels`."""
         return replace(content, max_pixels=data.max_pixels)
 
     @classmethod
     def unreadable(cls, spec: Any, files: Sequence[Path]) -> dict[Path, str]:
-        """Return the pictures that cannot be decoded, or have more pixels than `data.max_pixels`."""
+        """Return the images that cannot be decoded, or have more pixels than `data.max_pixels`."""
         from mtrain.data.images.readable import unreadable
 
         return unreadable(files, max_pixels=data_of(spec).max_pixels)
 
     @classmethod
-    def pictures(cls, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> "UnlabelledPictures":
-        """Return pictures to predict on."""
-        from mtrain_keypoints.prediction import UnlabelledPictures, unlabelled
+    def images(cls, spec: Any, files: Sequence[Path], labels: Mapping[str, Any]) -> "UnlabelledImages":
+        """Return images to predict on."""
+        from mtrain_keypoints.prediction import UnlabelledImages, unlabelled
 
         limit = data_of(spec).max_pixels
-        return UnlabelledPictures(spec, unlabelled(files, names=labels["class_names"], max_pixels=limit))
+        return UnlabelledImages(spec, unlabelled(files, names=labels["class_names"], max_pixels=limit))
 
     def task(self) -> Task:
         """Return the facts that a model needs before it is built."""
@@ -78,7 +78,7 @@ class KeypointTask(TaskBase):
         return sources
 
     def length(self, split: str) -> int:
-        """Return the number of figures of `train` or `val`; 0 if a split is not used."""
+        """Return the number of people of `train` or `val`; 0 if a split is not used."""
         splits = self._splits()
         return len(splits[split]) if split in splits else 0
 
@@ -93,7 +93,7 @@ class KeypointTask(TaskBase):
         return PointEvaluator(self._data.val, near=evaluation_of(self._spec).near)
 
     def verify(self) -> str:
-        """Check every picture file.
+        """Check every image file.
 
         Raises:
             DataError: some cannot be read; the first ones are named.
@@ -103,12 +103,12 @@ class KeypointTask(TaskBase):
         from mtrain.errors import DataError
 
         splits = self._splits().values()
-        files = sorted({path for split in splits for path in split.pictures if isinstance(path, Path)})
+        files = sorted({path for split in splits for path in split.images if isinstance(path, Path)})
         problems = unreadable(files, max_pixels=self._section.max_pixels)
         if problems:
             lines = [f"{path}: {reason}" for path, reason in problems.items()]
-            raise DataError(f"{len(lines)} of {len(files)} pictures cannot be used:\n{listed(lines)}")
-        return f"{sum(map(len, splits))} figures, {len(files)} picture files, all whole"
+            raise DataError(f"{len(lines)} of {len(files)} images cannot be used:\n{listed(lines)}")
+        return f"{sum(map(len, splits))} people, {len(files)} image files, all whole"
 
     def labels(self) -> dict[str, Any]:
         """Return the names of the points for the checkpoint."""
@@ -126,26 +126,26 @@ class KeypointTask(TaskBase):
             (name, *(f"{split.points[:, number, 2].mean():.0%}" for split in splits.values()))
             for number, name in enumerate(self._data.class_names)
         ]
-        totals = ("figures", *(str(len(split)) for split in splits.values()))
+        totals = ("people", *(str(len(split)) for split in splits.values()))
         return [Table(columns=("known in", *splits), rows=[totals, None, *rows])]
 
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
         """Yield drawings of the splits with their points, and of augmented training windows."""
-        from mtrain_keypoints.drawing import figures_grid, inputs_grid
+        from mtrain_keypoints.drawing import inputs_grid, people_grid
 
         for name, split in self._splits().items():
-            yield name, f"{name} pictures with their points", figures_grid(split, limit=limit)
+            yield name, f"{name} images with their points", people_grid(split, limit=limit)
         if self._training:
             yield "augmented", "windows as the network is given them", inputs_grid(self.sources()["train"], limit=limit)
 
     def draw(self, partial: Mapping[int, Any], path: Path) -> None:
         """Draw known points beside predicted ones."""
-        from mtrain.data.images.drawing import save_picture
+        from mtrain.data.images.drawing import save_image
         from mtrain_keypoints.drawing import comparison
 
-        save_picture(comparison(self._data.val, partial), path)
+        save_image(comparison(self._data.val, partial), path)
 
-    def _splits(self) -> "dict[str, Figures]":
+    def _splits(self) -> "dict[str, People]":
         if not self._training:
             return {"val": self._data.val}
         if not self._scored:

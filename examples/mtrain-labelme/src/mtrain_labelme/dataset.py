@@ -1,4 +1,4 @@
-"""The data set plugin `labelme`: one JSON file a picture, as LabelMe writes them."""
+"""The data set plugin `labelme`: one JSON file an image, as LabelMe writes them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, listed, need_root, order_names, size_of, walk
+from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.reading import FOLDERS_OF, first_existing, listed, need_root, order_names, size_of, walk
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain_labelme.shapes import LabelMeFile, Shape, box_of, objects_of, read_file
 
 ShapeType = Literal["rectangle", "polygon", "circle", "mask", "line", "linestrip", "points", "point"]
@@ -22,7 +22,7 @@ class LabelMe(Dataset):
     """Boxes around the shapes of LabelMe files.
 
     `data.train` and `data.val` name folders below `data.root`; without them the folders are called `train` and `val`.
-    With `data.split` one folder is divided. A picture is looked for at the path in its file, then beside the file, or
+    With `data.split` one folder is divided. An image is looked for at the path in its file, then beside the file, or
     by its name in `data.images`. Classes are `data.names`, or all labels of the training split in alphabetical order.
     """
 
@@ -49,34 +49,26 @@ class LabelMe(Dataset):
         self.options = options
 
     @override
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
-        root = need_root(root, "labelme")
-        contents = self._contents(_folder(root, split_value, split))
+    def read(self, request: SplitRequest) -> Annotations:
+        root = need_root(request.root, "labelme")
+        contents = self._contents(_folder(root, request.value, request.split))
         kept = {path: self._kept(content.shapes) for path, content in contents.items()}
         found = sorted({shape.label for shapes in kept.values() for shape in shapes})
-        if split == "val" and names is not None:  # those of the training split, of which some may not occur here
-            class_names = tuple(names)
+        if request.split == "val" and request.names is not None:  # some may not occur in this split
+            class_names = tuple(request.names)
         else:
-            class_names = order_names(found, names, where=str(root))
+            class_names = order_names(found, request.names, where=str(root))
         labels = {name: label for label, name in enumerate(class_names)}
-        pictures, problems = [], []
+        annotated, problems = [], []
         for path, content in contents.items():
             unknown = sorted({shape.label for shape in kept[path]} - set(labels))
             problems += [f"{path}: unknown class {name!r}" for name in unknown]
             if not unknown:
-                pictures.append(self._picture(root, path, content, kept[path], images=images, labels=labels))
+                annotated.append(self._image(root, path, content, kept[path], images=request.images, labels=labels))
         if problems:
-            raise DataError(f"data.{split}: classes that data.train does not have:\n{listed(problems)}")
+            raise DataError(f"data.{request.split}: classes that data.train does not have:\n{listed(problems)}")
         return assemble(
-            pictures,
+            annotated,
             class_names=class_names,
             category_ids=range(1, len(class_names) + 1),
             notes=self._notes(contents.values()),
@@ -95,7 +87,7 @@ class LabelMe(Dataset):
         if problems:
             raise DataError(f"{folder}: {len(problems)} files cannot be used:\n{listed(problems)}")
         if not contents:
-            raise DataError(f"{folder}: no JSON files; expected those that LabelMe writes, one a picture")
+            raise DataError(f"{folder}: no JSON files; expected those that LabelMe writes, one an image")
         return contents
 
     def _kept(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -110,7 +102,7 @@ class LabelMe(Dataset):
             if kind not in self.options.shapes
         ]
 
-    def _picture(
+    def _image(
         self,
         root: Path,
         path: Path,
@@ -119,14 +111,14 @@ class LabelMe(Dataset):
         *,
         images: str | None,
         labels: Mapping[str, int],
-    ) -> Picture:
-        picture = _picture_file(root, path, content, images)
+    ) -> AnnotatedImage:
+        image = _image_file(root, path, content, images)
         known = content.image_width and content.image_height
-        width, height = (content.image_width, content.image_height) if known else size_of(picture)
+        width, height = (content.image_width, content.image_height) if known else size_of(image)
         objects = objects_of(shapes)
-        return Picture(
-            path=picture,
-            file_name=path.relative_to(root).with_suffix(picture.suffix).as_posix(),
+        return AnnotatedImage(
+            path=image,
+            file_name=path.relative_to(root).with_suffix(image.suffix).as_posix(),
             image_id=path.relative_to(root).with_suffix("").as_posix(),
             width=width or 0,
             height=height or 0,
@@ -147,8 +139,8 @@ def _folder(root: Path, value: str | None, split: Split) -> Path:
     return first_existing([root / name for name in FOLDERS_OF[split]], what="folder", key=f"data.{split}")
 
 
-def _picture_file(root: Path, path: Path, content: LabelMeFile, images: str | None) -> Path:
-    """Return the file of a picture; one that does not exist is reported by the task."""
+def _image_file(root: Path, path: Path, content: LabelMeFile, images: str | None) -> Path:
+    """Return the file of an image; one that does not exist is reported by the task."""
     relative = PureWindowsPath(content.image_path)  # reads the paths of both systems
     if images is not None:
         return root / images / relative.name

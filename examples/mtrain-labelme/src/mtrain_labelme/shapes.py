@@ -1,4 +1,4 @@
-"""The content of a LabelMe file: shapes that a person has drawn on a picture, and the boxes around them."""
+"""The content of a LabelMe file: shapes that a person has drawn on an image, and the boxes around them."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
+from mtrain.spec.files import read_bytes
 
 MAX_BYTES = 256 << 20
-"""Largest file that is read, in bytes: LabelMe can store the picture in it."""
+"""Largest file that is read, in bytes: LabelMe can store the image in it."""
 _Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
 
 
@@ -51,7 +51,7 @@ class Shape(BaseModel):
 
 
 class LabelMeFile(BaseModel):
-    """One file: a picture and its shapes."""
+    """One file: an image and its shapes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

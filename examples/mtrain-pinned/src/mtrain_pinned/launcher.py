@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.system.placement import LaunchOptions, bracketed, rank_environment
+from mtrain.spec.hostnames import bracketed
+from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^pinned: rank (\d+) ended with status (-?\d+)$", re.MULTILINE)
 """The line that `starter.py` prints about a rank that has failed by itself."""

@@ -1,1 +1,1 @@
-"""Readers of data sets with one class per picture."""
+"""Readers of data sets with one class per image."""

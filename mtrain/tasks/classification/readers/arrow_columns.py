@@ -1,4 +1,4 @@
-"""Pictures and labels in the columns of Arrow tables, as Hugging Face and others store them. Needs pyarrow.
+"""Images and labels in the columns of Arrow tables, as Hugging Face and others store them. Needs pyarrow.
 
 pyarrow is imported when a data set is read. It reads with one thread: loader processes are forked afterwards, and a
 thread does not survive that.
@@ -6,7 +6,8 @@ thread does not survive that.
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.header import MAX_BYTES
+from mtrain.data.images.header import read_image
 from mtrain.data.reading import listed, order_names
 from mtrain.errors import DataError
-from mtrain.files import read_bytes
 from mtrain.spec.remedies import install
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.pictures import EncodedPictures
+from mtrain.tasks.classification.images import EncodedImages
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.readers.numbering import numbered
 
 
@@ -41,7 +41,7 @@ def pyarrow(module: str = "pyarrow", *, format_name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of a table that hold pictures and labels."""
+    """The columns of a table that hold images and labels."""
 
     image: str
     label: str
@@ -51,7 +51,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnContents:
-    """Rows of columns with encoded pictures. Implements ``Contents``."""
+    """Rows of columns with encoded images. Implements ``Contents``."""
 
     chunks: Sequence[Any]
     """Arrow arrays of bytes, or of structures with the fields ``bytes`` and ``path``."""
@@ -71,10 +71,10 @@ class ColumnContents:
         value = self.chunks[number][row - int(self.starts[number])].as_py()
         if isinstance(value, Mapping):
             if value.get("bytes") is None and isinstance(value.get("path"), str):
-                return read_bytes(self.folders[number] / value["path"], limit=MAX_BYTES)
+                return read_image(self.folders[number] / value["path"])
             value = value.get("bytes")
         if value is None:
-            raise OSError(None, "no picture in this row")
+            raise OSError(None, "no image in this row")
         content: bytes = value
         return content
 
@@ -83,15 +83,71 @@ class ColumnContents:
         return replace(self, rows=self.rows[np.array(indices, dtype=np.int64)])
 
 
+DAMAGED = (
+    "files of images do not grow like that when they are read: one may be damaged, or made to fill the memory; write them "
+    "anew, or divide them"
+)
+ROW_BYTES = 600
+"""Memory of a row besides its columns: its name, its place and its label."""
+
+
+@contextmanager
+def damage_named(file: Path, *, kind: str) -> Iterator[None]:
+    """Raise a ``DataError`` that names the file for whatever pyarrow raises: a damaged file can raise any exception."""
+    try:
+        yield
+    except (MemoryError, DataError):  # ``bounded_reading`` words the first, and the second has words already
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{file}: not a readable {kind} file ({reason}); write it anew or remove it") from error
+
+
+class Expansion:
+    """Adds up the memory that tables take while they are read, and refuses more than ``limit`` bytes."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what, self._limit = what, limit
+        self._arrow = pyarrow(format_name="")
+        self._before = self._arrow.total_allocated_bytes()
+        self._rows = 0
+
+    def held(self, batches: Iterable[Any]) -> list[Any]:
+        """Return the record batches, added up one by one.
+
+        Raises:
+            DataError: as ``add``.
+        """
+        kept = []
+        for batch in batches:
+            self.add(len(batch))
+            kept.append(batch)
+        return kept
+
+    def add(self, rows: int) -> None:
+        """Add some rows.
+
+        Raises:
+            DataError: All of them take too much memory; the message says how much.
+        """
+        self._rows += rows
+        taken = self._arrow.total_allocated_bytes() - self._before + self._rows * ROW_BYTES
+        if taken > self._limit:
+            raise DataError(
+                f"{self._what}: {self._rows} rows take {taken / 2**30:.1f} GiB of memory, more than the "
+                f"{self._limit / 2**30:.1f} GiB that files of this size may; {DAMAGED}"
+            )
+
+
 def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path) -> Columns:
-    """Find the columns of pictures and labels in the schema of an Arrow table.
+    """Find the columns of images and labels in the schema of an Arrow table.
 
     Those that Hugging Face's metadata call ``Image`` and ``ClassLabel`` are taken; without metadata, the only column of
     bytes, and ``label`` or ``labels``.
 
     Args:
         schema: Schema of the table.
-        image: Name that the spec gives to the column of pictures; None: it is found.
+        image: Name that the spec gives to the column of images; None: it is found.
         label: The same for labels.
         file: File of the table, for messages.
 
@@ -103,14 +159,14 @@ def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path)
         kind: [name for name, value in features.items() if value.get("_type") == kind]
         for kind in ("Image", "ClassLabel")
     }
-    holding = [field.name for field in schema if _holds_pictures(field.type)]
+    holding = [field.name for field in schema if _holds_images(field.type)]
     images = of_type["Image"] or holding
     labels = of_type["ClassLabel"] or [name for name in ("label", "labels") if name in schema.names]
     image = _only(images, image, schema.names, what="image_column", file=file)
     label = _only(labels, label, schema.names, what="label_column", file=file)
     if image not in holding:
         raise DataError(
-            f"{file}: the column {image!r} is of the type {schema.field(image).type}; expected bytes of picture files, or "
+            f"{file}: the column {image!r} is of the type {schema.field(image).type}; expected bytes of image files, or "
             "structures of bytes and path; set data.options.image_column"
         )
     if not _holds_labels(schema.field(label).type):
@@ -123,8 +179,10 @@ def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path)
     return Columns(image=image, label=label, class_names=tuple(names) if are_names else None)
 
 
-def labelled(tables: Sequence[tuple[Path, Any]], columns: Columns, names: Sequence[str] | None) -> LabelledPictures:
-    """Make a split of tables that have ``columns``, each with its file.
+def labelled(
+    tables: Sequence[tuple[Path, Sequence[Any]]], columns: Columns, names: Sequence[str] | None
+) -> LabelledImages:
+    """Make a split of record batches that have ``columns``, with their files.
 
     Raises:
         DataError: a label is missing or not among the classes, or the content of a table is damaged.
@@ -133,30 +191,43 @@ def labelled(tables: Sequence[tuple[Path, Any]], columns: Columns, names: Sequen
     folders: list[Path] = []
     values: list[Any] = []
     places: list[tuple[Path, int]] = []
-    for file, table in tables:
-        try:
-            # Offsets in the file may point anywhere: they must be checked before a value is read.
-            table.validate(full=True)
-        except Exception as error:
-            raise DataError(f"{file}: damaged ({' '.join(str(error).split())[:300]}); write the file anew") from error
-        of_file = table.column(columns.image).chunks
-        chunks += of_file
-        folders += [file.parent] * len(of_file)
-        values += table.column(columns.label).to_pylist()
-        places += [(file, row) for row in range(len(table))]
+    for file, batches in tables:
+        row = 0
+        for batch in batches:
+            try:
+                # Offsets in the file may point anywhere: they must be checked before a value is read.
+                batch.validate(full=True)
+                chunks.append(batch.column(columns.image))
+                values += _values(batch.column(columns.label))
+            except MemoryError:
+                raise
+            except Exception as error:
+                reason = " ".join(str(error).split())[:300]
+                raise DataError(f"{file}: damaged ({reason}); write the file anew") from error
+            places += [(file, row + number) for number in range(len(batch))]
+            row += len(batch)
+        folders += [file.parent] * len(batches)
     lengths = [len(chunk) for chunk in chunks]
     origins = [f"{file} row {row}" for file, row in places]
     class_names, labels = _numbers(values, columns, names, origins)
     contents = ColumnContents(
         chunks, folders, np.cumsum([0, *lengths[:-1]], dtype=np.int64), np.arange(len(places), dtype=np.int64)
     )
-    return LabelledPictures(
-        pictures=EncodedPictures(contents, origins),
+    return LabelledImages(
+        images=EncodedImages(contents, origins),
         labels=labels,
         class_names=class_names,
         origins=origins,
         keys=[f"{file.name}:{row}" for file, row in places],
     )
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the labels of a column. Of a dictionary, rows share the value: it may be long."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    known = column.dictionary.to_pylist()
+    return [None if number is None else known[number] for number in column.indices.to_pylist()]
 
 
 def _numbers(
@@ -191,7 +262,7 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _holds_pictures(kind: Any) -> bool:
+def _holds_images(kind: Any) -> bool:
     text = str(kind)
     return text in ("binary", "large_binary", "binary_view") or (
         text.startswith("struct<") and any(f"bytes: {name}" in text for name in ("binary", "large_binary"))

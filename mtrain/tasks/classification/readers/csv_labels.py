@@ -1,4 +1,4 @@
-"""Read a CSV file with one row per picture: its path and its label."""
+"""Read a CSV file with one row per image: its path and its label."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split, listed, need_root
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.reading import listed, need_root
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.errors import DataError
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
+from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.readers.numbering import numbered
 
 
@@ -31,7 +31,7 @@ class CsvLabels(Dataset):
         """Names of the columns."""
 
         model_config = ConfigDict(extra="forbid", frozen=True)
-        path_column: str = Field(default="path", description="column with the picture files")
+        path_column: str = Field(default="path", description="column with the image files")
         label_column: str = Field(default="label", description="column with the class names, or numbers from 0")
         separator: str | None = Field(
             default=None,
@@ -43,26 +43,23 @@ class CsvLabels(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> LabelledPictures:
-        """Read one split. Pictures are not opened.
+    def read(self, request: SplitRequest) -> LabelledImages:
+        """Read one split. Images are not opened.
 
         Raises:
-            DataError: the file or a column is missing, a picture occurs twice, or labels are not among ``names``.
+            DataError: the file or a column is missing, an image occurs twice, or labels are not among ``names``.
         """
-        root = need_root(root, "csv_labels")
+        root = need_root(request.root, "csv_labels")
         files = files_of(
-            root, split_value, split=split, suffixes=(".csv", ".tsv"), kind="csv_labels", also=("labels", "data")
+            root,
+            request.value,
+            split=request.split,
+            suffixes=(".csv", ".tsv"),
+            kind="csv_labels",
+            also=("labels", "data"),
         )
         rows = [(file, row) for file in files for row in self._rows(file)]
-        folders = {file: file.parent if images is None else root / images for file in files}
+        folders = {file: file.parent if request.images is None else root / request.images for file in files}
         paths = [str(folders[file] / row.fields[0].replace("\\", "/")) for file, row in rows]
         _need_each_once(rows, paths)
 
@@ -70,9 +67,9 @@ class CsvLabels(Dataset):
             file, row = rows[place]
             return f"{file}:{row.line}"
 
-        class_names, labels = numbered([row.fields[1] for _, row in rows], names, origin=origin)
-        return LabelledPictures(
-            pictures=EncodedPictures(PictureFiles(paths), paths),
+        class_names, labels = numbered([row.fields[1] for _, row in rows], request.names, origin=origin)
+        return LabelledImages(
+            images=EncodedImages(ImageFiles(paths), paths),
             labels=labels,
             class_names=class_names,
             origins=paths,
@@ -103,4 +100,4 @@ def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> N
             (file, row), (earlier_file, earlier_row) = rows[place], rows[earlier]
             problems.append(f"{file}:{row.line}: {row.fields[0]} is also in {earlier_file.name}:{earlier_row.line}")
     if problems:
-        raise DataError(f"{len(problems)} rows repeat a picture; each occurs once:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} rows repeat an image; each occurs once:\n{listed(problems)}")

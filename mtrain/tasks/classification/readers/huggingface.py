@@ -1,4 +1,4 @@
-"""Read what ``save_to_disk`` of Hugging Face's ``datasets`` writes: Arrow files with pictures and labels.
+"""Read what ``save_to_disk`` of Hugging Face's ``datasets`` writes: Arrow files with images and labels.
 
 The library ``datasets`` itself is not needed: the files are Arrow's streaming format, whose metadata name the columns and
 classes. It would also load a framework into the process, and mtrain loads no more than one.
@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import FOLDERS_OF, Split, need_root
+from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.reading import FOLDERS_OF, need_root
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
-from mtrain.files import parse_json, read_bytes
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.readers.arrow_columns import columns_of, labelled, pyarrow
+from mtrain.spec.bounds import bounded_reading, limit_of
+from mtrain.spec.files import open_file, parse_json, read_bytes
+from mtrain.tasks.classification.labels import LabelledImages
+from mtrain.tasks.classification.readers.arrow_columns import (
+    DAMAGED,
+    Columns,
+    Expansion,
+    columns_of,
+    damage_named,
+    labelled,
+    pyarrow,
+)
 from mtrain.tasks.classification.readers.parquet import ColumnOptions
 
 MAX_STATE_BYTES = 64 << 20
@@ -41,37 +50,34 @@ class HuggingFace(Dataset):
     def __init__(self, options: ColumnOptions | None = None) -> None:
         self.options = options or ColumnOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> LabelledPictures:
-        """Read one split; pictures stay on the disk.
+    def read(self, request: SplitRequest) -> LabelledImages:
+        """Read one split; images stay on the disk.
 
         Raises:
             DataError: pyarrow is missing, files are damaged, columns are missing, or labels are not among ``names``.
         """
-        if images is not None:
-            raise DataError("data.images: given, but the pictures are in the Arrow files; leave it out")
+        if request.images is not None:
+            raise DataError("data.images: given, but the images are in the Arrow files; leave it out")
         arrow = pyarrow(format_name="huggingface")
-        root = need_root(root, "huggingface")
-        files = _files(root, split_value, split)
-        tables = [(file, _opened(arrow, file)) for file in files]
-        schema = tables[0][1].schema
+        root = need_root(request.root, "huggingface")
+        files = _files(root, request.value, request.split)
+        limit = limit_of(sum(file.stat().st_size for file in files if file.is_file()))
+        with bounded_reading(files[0], limit, remedy=DAMAGED):
+            return self._labelled(arrow, files, request.names, Expansion(str(files[0]), limit))
+
+    def _labelled(
+        self, arrow: Any, files: Sequence[Path], names: Sequence[str] | None, rows: Expansion
+    ) -> LabelledImages:
+        schemas = [_opened(arrow, file).schema for file in files]
+        schema = schemas[0]
         options = self.options
         columns = columns_of(schema, image=options.image_column, label=options.label_column, file=files[0])
-        for file, table in tables:
-            if not set(table.column_names) >= {columns.image, columns.label}:
+        for file, other in zip(files, schemas, strict=True):
+            if not set(other.names) >= {columns.image, columns.label}:
                 raise DataError(
                     f"{file}: no columns {columns.image!r} and {columns.label!r}, which {files[0].name} has"
                 )
-        return labelled(
-            [(file, table.select([columns.image, columns.label])) for file, table in tables], columns, names
-        )
+        return labelled([(file, _batches(arrow, file, columns, rows)) for file in files], columns, names)
 
 
 def _files(root: Path, value: str | None, split: Split) -> list[Path]:
@@ -132,17 +138,25 @@ def _of_folder(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _opened(arrow: Any, file: Path) -> Any:
-    """Map a file of Arrow's streaming or file format into memory, and return its table."""
+def _opened(arrow: Any, file: Path, fields: Sequence[int] | None = None) -> Any:
+    """Map a file of Arrow's streaming or file format into memory, and return its reader, of all or some ``fields``."""
     if not file.is_file():  # opening a named pipe would wait
         raise DataError(f"{file}: no such file; expected an Arrow file")
-    try:
-        with open(file, "rb") as start:
+    with damage_named(file, kind="Arrow"):
+        with open_file(file) as start:
             is_file_format = start.read(len(_FILE_FORMAT)) == _FILE_FORMAT
-        options = arrow.ipc.IpcReadOptions(use_threads=False)
+        options = arrow.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
         source = arrow.memory_map(str(file))
         open_reader = arrow.ipc.open_file if is_file_format else arrow.ipc.open_stream
-        return open_reader(source, options=options).read_all()
-    except Exception as error:  # a damaged file can raise any exception inside the library
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{file}: not a readable Arrow file ({reason}); write it anew or remove it") from error
+        return open_reader(source, options=options)
+
+
+def _batches(arrow: Any, file: Path, columns: Columns, rows: Expansion) -> list[Any]:
+    """Return the record batches of a file with the two columns. Others are not read: they may be large, or nested."""
+    with damage_named(file, kind="Arrow"):
+        names = _opened(arrow, file).schema.names
+        reader = _opened(arrow, file, [names.index(columns.image), names.index(columns.label)])
+        several = (
+            map(reader.get_batch, range(reader.num_record_batches)) if hasattr(reader, "num_record_batches") else reader
+        )
+        return rows.held(several)

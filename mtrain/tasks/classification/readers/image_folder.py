@@ -1,5 +1,6 @@
-"""Read pictures that lie in one folder per class: ``<class>/x.jpg``."""
+"""Read images that lie in one folder per class: ``<class>/x.jpg``."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -7,19 +8,19 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mtrain.core.interfaces import Dataset
+from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, Split, listed, named, need_root, walk
+from mtrain.data.reading import FOLDERS_OF, leads_around, listed, named, need_root, walk
 from mtrain.errors import DataError
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.pictures import EncodedPictures, PictureFiles
+from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.labels import LabelledImages
 
 
 class ImageFolder(Dataset):
     """The ``image_folder`` data set plugin.
 
     ``train/<class>/x.jpg`` and ``val/<class>/x.jpg`` (or ``valid``, ``validation``), or ``<class>/x.jpg`` alone, which
-    ``data.split`` divides; ``data.train`` and ``data.val`` name other folders. Pictures may lie in subfolders of their
+    ``data.split`` divides; ``data.train`` and ``data.val`` name other folders. Images may lie in subfolders of their
     class. Classes are the folders of the training split in alphabetical order, or ``data.names``.
     """
 
@@ -34,36 +35,30 @@ class ImageFolder(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> LabelledPictures:
+    def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split. Only the names of files are read.
 
         Raises:
-            DataError: there are no folders of classes, one of them has no picture, or they disagree with ``names``.
+            DataError: there are no folders of classes, one of them has no image, or they disagree with ``names``.
         """
-        if images is not None:
-            raise DataError(
-                "data.images: given, but image_folder finds pictures in the folders of classes; leave it out"
-            )
-        root = need_root(root, "image_folder")
-        folder = _split_folder(root, split_value, split)
-        classes = _class_folders(folder, split)
-        class_names = tuple(sorted(classes)) if names is None else _agreeing(names, classes, folder, split)
+        if request.images is not None:
+            raise DataError("data.images: given, but image_folder finds images in the folders of classes; leave it out")
+        root = need_root(request.root, "image_folder")
+        folder = _split_folder(root, request.value, request.split)
+        classes = _class_folders(folder, request.split)
+        class_names = (
+            tuple(sorted(classes))
+            if request.names is None
+            else _agreeing(request.names, classes, folder, request.split)
+        )
         numbers = {name: number for number, name in enumerate(class_names)}
-        paths, labels, others = _pictures(folder, classes, numbers, split)
+        paths, labels, others = _images(folder, classes, numbers, request.split)
         strays = [file.name for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
-        notes = [f"{named(others, 'files whose suffix is not that of a picture were left out')}"] if others else []
-        notes += [f"{named(strays, 'pictures outside the folders of classes were left out')}"] if strays else []
+        notes = [f"{named(others, 'files whose suffix is not that of an image were left out')}"] if others else []
+        notes += [f"{named(strays, 'images outside the folders of classes were left out')}"] if strays else []
         origins = [str(path) for path in paths]
-        return LabelledPictures(
-            pictures=EncodedPictures(PictureFiles(origins), origins),
+        return LabelledImages(
+            images=EncodedImages(ImageFiles(origins), origins),
             labels=np.array(labels, dtype=np.int64),
             class_names=class_names,
             origins=origins,
@@ -105,11 +100,11 @@ def _class_folders(folder: Path, split: Split) -> dict[str, Path]:
     folders = {
         entry.name: entry
         for entry in folder.iterdir()
-        if not entry.name.startswith((".", "__MACOSX")) and entry.is_dir()
+        if not entry.name.startswith((".", "__MACOSX")) and os.path.isdir(entry) and not leads_around(entry, folder)
     }
     if not folders:
         raise DataError(
-            f"data.{'train' if split == 'all' else split}: {folder} has no folders; expected one folder of pictures per "
+            f"data.{'train' if split == 'all' else split}: {folder} has no folders; expected one folder of images per "
             "class, named like the class"
         )
     return folders
@@ -127,26 +122,26 @@ def _agreeing(names: Sequence[str], classes: dict[str, Path], folder: Path, spli
     raise DataError("\n".join(parts))
 
 
-def _pictures(
+def _images(
     folder: Path, classes: dict[str, Path], numbers: dict[str, int], split: Split
 ) -> tuple[list[Path], list[int], list[str]]:
-    """Return the pictures, their labels, and the names of files that are no pictures by their suffix."""
+    """Return the images, their labels, and the names of files that are no images by their suffix."""
     paths: list[Path] = []
     labels: list[int] = []
     others: list[str] = []
     empty: list[str] = []
     for name, number in sorted(numbers.items(), key=lambda item: item[1]):
         files = walk(classes[name]) if name in classes else []
-        pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+        images = [file for file in files if file.suffix.lower() in SUFFIXES]
         others += [f"{name}/{file.name}" for file in files if file.suffix.lower() not in SUFFIXES]
-        if not pictures and name in classes:
+        if not images and name in classes:
             held = f", only {files[0].name}" if files else ""
-            empty.append(f"{classes[name]}: no picture{held}")
-        paths += pictures
-        labels += [number] * len(pictures)
+            empty.append(f"{classes[name]}: no image{held}")
+        paths += images
+        labels += [number] * len(images)
     if empty and split != "val":
         raise DataError(
-            f"{folder}: {len(empty)} folders of classes hold no picture ({' '.join(sorted(SUFFIXES))}); fill or remove "
+            f"{folder}: {len(empty)} folders of classes hold no image ({' '.join(sorted(SUFFIXES))}); fill or remove "
             f"them:\n{listed(empty)}"
         )
     return paths, labels, others

@@ -1,4 +1,4 @@
-"""Number the classes of pictures whose labels are words or numbers."""
+"""Number the classes of images whose labels are words or numbers."""
 
 import difflib
 from collections.abc import Callable, Sequence

@@ -1,21 +1,28 @@
-"""Read Parquet files with a column of encoded pictures and a column of labels."""
+"""Read Parquet files with a column of encoded images and a column of labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split
+from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.readers.arrow_columns import Columns, columns_of, labelled, pyarrow
+from mtrain.spec.bounds import SHARE, available_bytes, bounded_reading, limit_of, memory_limit
+from mtrain.tasks.classification.labels import LabelledImages
+from mtrain.tasks.classification.readers.arrow_columns import (
+    DAMAGED,
+    Columns,
+    Expansion,
+    columns_of,
+    damage_named,
+    labelled,
+    pyarrow,
+)
 
-MEMORY_SHARE = 0.8
-"""Largest share of the available memory that the pictures may take."""
+BATCH = 1024
+"""Rows that are read at once."""
 
 
 class ColumnOptions(BaseModel):
@@ -23,7 +30,7 @@ class ColumnOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     image_column: str | None = Field(
-        default=None, description="column of the pictures' bytes; null: found by Hugging Face's metadata, or its type"
+        default=None, description="column of the images' bytes; null: found by Hugging Face's metadata, or its type"
     )
     label_column: str | None = Field(
         default=None,
@@ -37,7 +44,7 @@ class Parquet(Dataset):
     ``train*.parquet`` and ``val*.parquet`` (or ``validation-...``) anywhere below ``data.root``; ``data.train`` and
     ``data.val`` name files, folders or patterns; ``data.split`` divides one set. Needs pyarrow.
 
-    Parquet compresses rows in groups, and training reads rows in random order. So the column of pictures, as
+    Parquet compresses rows in groups, and training reads rows in random order. So the column of images, as
     encoded files, is held in memory by each rank.
     """
 
@@ -48,52 +55,67 @@ class Parquet(Dataset):
     def __init__(self, options: ColumnOptions | None = None) -> None:
         self.options = options or ColumnOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> LabelledPictures:
+    def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split into memory.
 
         Raises:
             DataError: pyarrow is missing, files are damaged, columns are missing, labels are not among ``names``, or
-            the pictures do not fit into the memory that is available now.
+            the images do not fit into the memory that is available now.
         """
-        if images is not None:
-            raise DataError("data.images: given, but the pictures are in the Parquet files; leave it out")
+        if request.images is not None:
+            raise DataError("data.images: given, but the images are in the Parquet files; leave it out")
         parquet = pyarrow("pyarrow.parquet", format_name="parquet")
-        files = files_of(root, split_value, split=split, suffixes=(".parquet",), kind="parquet")
-        opened = [(file, _opened(parquet, file)) for file in files]
+        files = files_of(request.root, request.value, split=request.split, suffixes=(".parquet",), kind="parquet")
+        with bounded_reading(files[0], memory_limit(), remedy=DAMAGED):
+            opened = [(file, _opened(parquet, file)) for file in files]
         first, schema = files[0], opened[0][1].schema_arrow
         columns = columns_of(schema, image=self.options.image_column, label=self.options.label_column, file=first)
         for file, content in opened:
             if not set(content.schema_arrow.names) >= {columns.image, columns.label}:
                 raise DataError(f"{file}: no columns {columns.image!r} and {columns.label!r}, which {first.name} has")
         _need_memory(opened, columns)
-        tables = [(file, _read(content, columns, file)) for file, content in opened]
-        return labelled(tables, columns, names)
+        limit = limit_of(sum(file.stat().st_size for file in files))
+        with bounded_reading(_several(files), limit, remedy=DAMAGED):
+            rows = Expansion(_several(files), limit)
+            tables = [(file, _read(parquet, file, content, columns, rows)) for file, content in opened]
+            return labelled(tables, columns, request.names)
 
 
 def _opened(parquet: Any, file: Path) -> Any:
     if not file.is_file():  # opening a named pipe would wait
         raise DataError(f"{file}: not a regular file; expected a Parquet file")
-    try:
+    with damage_named(file, kind="Parquet"):
         return parquet.ParquetFile(file, memory_map=True)
-    except Exception as error:  # a damaged file can raise any exception inside the library
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{file}: not a readable Parquet file ({reason}); write it anew or remove it") from error
 
 
-def _read(content: Any, columns: Columns, file: Path) -> Any:
-    try:
-        return content.read(columns=[columns.image, columns.label], use_threads=False)
-    except Exception as error:  # see above
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{file}: damaged ({reason}); write it anew or remove it") from error
+def _read(parquet: Any, file: Path, content: Any, columns: Columns, rows: Expansion) -> list[Any]:
+    """Read the two columns of a file in batches.
+
+    A dictionary holds each value once, and one image may be repeated in a million rows: it stays a dictionary.
+    """
+    with damage_named(file, kind="Parquet"):
+        content = parquet.ParquetFile(file, memory_map=True, read_dictionary=_dictionaries(content, columns))
+        return rows.held(content.iter_batches(BATCH, columns=[columns.image, columns.label], use_threads=False))
+
+
+def _dictionaries(content: Any, columns: Columns) -> list[str]:
+    """Return the paths of the columns of bytes and text that are stored as dictionaries."""
+    metadata = content.metadata
+    found: dict[str, bool] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            chunk = group.column(place)
+            if chunk.path_in_schema.split(".")[0] in (columns.image, columns.label):
+                is_bytes = chunk.physical_type == "BYTE_ARRAY"
+                found[chunk.path_in_schema] = is_bytes and (
+                    chunk.has_dictionary_page or found.get(chunk.path_in_schema, False)
+                )
+    return [path for path, is_dictionary in found.items() if is_dictionary]
+
+
+def _several(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
 
 
 def _need_memory(opened: Sequence[tuple[Path, Any]], columns: Columns) -> None:
@@ -105,10 +127,10 @@ def _need_memory(opened: Sequence[tuple[Path, Any]], columns: Columns) -> None:
             wanted += sum(
                 chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == columns.image
             )
-    free = psutil.virtual_memory().available
-    if wanted > MEMORY_SHARE * free:
+    free = available_bytes()
+    if wanted > SHARE * free:
         raise DataError(
-            f"data.root: the pictures take {wanted / 2**30:.1f} GiB in memory, {free / 2**30:.1f} GiB are available; write "
-            "them with save_to_disk of Hugging Face's datasets and use data.format: huggingface, which reads pictures from "
+            f"data.root: the images take {wanted / 2**30:.1f} GiB in memory, {free / 2**30:.1f} GiB are available; write "
+            "them with save_to_disk of Hugging Face's datasets and use data.format: huggingface, which reads images from "
             "the disk"
         )

@@ -2,9 +2,10 @@
 
 The library ``webdataset`` streams shards in an order of its own, and cannot say what sample number i is. mtrain needs
 that for an order that does not depend on ranks and workers, and to resume exactly. So it lists the members of every shard
-once, with the standard library's ``tarfile``, and afterwards reads each picture at its position.
+once, with the standard library's ``tarfile``, and afterwards reads each image at its position.
 """
 
+import io
 import os
 import re
 import tarfile
@@ -17,18 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.images.header import MAX_BYTES, SUFFIXES
-from mtrain.data.reading import Split, listed
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.images.header import SMALL_BYTES, SUFFIXES, expected_bytes
+from mtrain.data.reading import listed
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
-from mtrain.files import parse_json
-from mtrain.tasks.classification.labels import LabelledPictures
-from mtrain.tasks.classification.pictures import EncodedPictures
+from mtrain.spec.files import open_file, parse_json
+from mtrain.tasks.classification.images import EncodedImages
+from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.readers.numbering import numbered
 
 MAX_LABEL_BYTES = 1 << 20
 """Largest label of one sample that is read, in bytes."""
+_HEAD_BYTES = 4 << 20
+"""Bytes at the begin of a large image in which its header is sought."""
 _NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)\Z")
 """Key and extension of a member: the extension begins at the first dot of the file name, as in webdataset."""
 Place = tuple[int, int]
@@ -40,7 +43,7 @@ class WebDatasetOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     image_extension: str | None = Field(
-        default=None, description="extension of the pictures, without a dot; null: that of any picture format"
+        default=None, description="extension of the images, without a dot; null: that of any image format"
     )
     label_extension: str | None = Field(
         default=None, description="extension of the labels, without a dot; null: cls, else json"
@@ -56,7 +59,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarMembers:
-    """Pictures at known places of tar files. Implements ``Contents``."""
+    """Images at known places of tar files. Implements ``Contents``."""
 
     files: Sequence[Path]
     file_numbers: NDArray[np.int64]
@@ -69,7 +72,12 @@ class TarMembers:
     def read(self, index: int) -> bytes:
         """See ``Contents.read``."""
         file = self.files[int(self.file_numbers[index])]
-        return _read_place(file, (int(self.offsets[index]), int(self.sizes[index])), limit=MAX_BYTES)
+        place = int(self.offsets[index]), int(self.sizes[index])
+        limit = SMALL_BYTES
+        if place[1] > limit:  # a sparse shard takes no place on the disk
+            head = io.BytesIO(_read_place(file, (place[0], _HEAD_BYTES), limit=_HEAD_BYTES))
+            limit = expected_bytes(head) or limit
+        return _read_place(file, place, limit=limit)
 
     def chosen(self, indices: Sequence[int]) -> "TarMembers":
         """See ``Contents.chosen``."""
@@ -92,24 +100,16 @@ class WebDataset(Dataset):
     def __init__(self, options: WebDatasetOptions | None = None) -> None:
         self.options = options or WebDatasetOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> LabelledPictures:
-        """List the samples of one split, and read their labels; pictures stay on the disk.
+    def read(self, request: SplitRequest) -> LabelledImages:
+        """List the samples of one split, and read their labels; images stay on the disk.
 
         Raises:
-            DataError: a shard is compressed or damaged, a sample lacks its picture or label, or labels are not among
+            DataError: a shard is compressed or damaged, a sample lacks its image or label, or labels are not among
             ``names``.
         """
-        if images is not None:
-            raise DataError("data.images: given, but the pictures are in the shards; leave it out")
-        files = files_of(root, split_value, split=split, suffixes=(".tar",), kind="webdataset")
+        if request.images is not None:
+            raise DataError("data.images: given, but the images are in the shards; leave it out")
+        files = files_of(request.root, request.value, split=request.split, suffixes=(".tar",), kind="webdataset")
         rows: list[tuple[int, Place]] = []
         labels: list[str] = []
         keys: list[str] = []
@@ -117,11 +117,11 @@ class WebDataset(Dataset):
         for number, file in enumerate(files):
             for sample in _samples(file, problems):
                 try:
-                    picture, label = self._parts(file, sample)
+                    image, label = self._parts(file, sample)
                 except (ValueError, OSError) as error:
                     problems.append(f"{file}: {sample.key[:200]}: {error}")
                     continue
-                rows.append((number, picture))
+                rows.append((number, image))
                 labels.append(label)
                 keys.append(f"{file.name}/{sample.key}")
         if problems:
@@ -130,11 +130,11 @@ class WebDataset(Dataset):
                 f"them:\n{listed(problems)}"
             )
         origins = [f"{files[number]} {key.partition('/')[2]}" for (number, _), key in zip(rows, keys, strict=True)]
-        class_names, numbers = numbered(labels, names, origin=lambda place: origins[place])
+        class_names, numbers = numbered(labels, request.names, origin=lambda place: origins[place])
         places = np.array([place for _, place in rows], dtype=np.int64).reshape(-1, 2)
         contents = TarMembers(files, np.array([number for number, _ in rows], np.int64), places[:, 0], places[:, 1])
-        return LabelledPictures(
-            pictures=EncodedPictures(contents, origins),
+        return LabelledImages(
+            images=EncodedImages(contents, origins),
             labels=numbers,
             class_names=class_names,
             origins=origins,
@@ -142,22 +142,20 @@ class WebDataset(Dataset):
         )
 
     def _parts(self, file: Path, sample: _Sample) -> tuple[Place, str]:
-        """Return the place of a sample's picture, and its label. Raises: ``ValueError`` or ``OSError``."""
+        """Return the place of a sample's image, and its label. Raises: ``ValueError`` or ``OSError``."""
         options, members = self.options, sample.members
         wanted = options.image_extension
-        pictures = [name for name in members if (name == wanted if wanted else f".{name}" in SUFFIXES)]
-        if len(pictures) != 1:
+        images = [name for name in members if (name == wanted if wanted else f".{name}" in SUFFIXES)]
+        if len(images) != 1:
             found = ", ".join(members)[:200]
-            raise ValueError(
-                f"{len(pictures)} pictures among its extensions ({found}); set data.options.image_extension"
-            )
+            raise ValueError(f"{len(images)} images among its extensions ({found}); set data.options.image_extension")
         extension = options.label_extension or next((name for name in ("cls", "json") if name in members), "cls")
         if extension not in members:
             raise ValueError(f"no label: no .{extension} among {', '.join(members)[:200]}")
         text = _read_place(file, members[extension], limit=MAX_LABEL_BYTES)
         if extension != "json":
-            return members[pictures[0]], _decoded(text, extension)
-        return members[pictures[0]], _label_of(parse_json(text), options.label_key)
+            return members[images[0]], _decoded(text, extension)
+        return members[images[0]], _label_of(parse_json(text), options.label_key)
 
 
 def _decoded(text: bytes, extension: str) -> str:
@@ -210,13 +208,14 @@ def _members(file: Path) -> Iterator[tuple[str, Place]]:
                     if member.offset_data + member.size > length:
                         raise tarfile.ReadError("it ends early")
                     yield member.name, (member.offset_data, member.size)
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
-        with open(file, "rb") as start:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        # Extended headers are read by a recursion, and with as many bytes as they say.
+        with open_file(file) as start:
             is_compressed = start.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5")
         reason = (
-            "compressed, so that its pictures have no positions; decompress it"
+            "compressed, so that its images have no positions; decompress it"
             if is_compressed
-            else f"damaged ({error})"
+            else f"damaged ({error or type(error).__name__})"
         )
         raise DataError(f"{file}: {reason}; expected an uncompressed tar file") from error
 
@@ -234,5 +233,5 @@ def _read_place(file: Path, place: Place, *, limit: int) -> bytes:
     finally:
         os.close(descriptor)
     if len(content) < size:
-        raise OSError(None, "the shard ends before this picture does")
+        raise OSError(None, "the shard ends before this image does")
     return content

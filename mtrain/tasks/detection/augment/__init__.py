@@ -1,1 +1,1 @@
-"""Augmentation of training pictures with boxes."""
+"""Augmentation of training images with boxes."""

@@ -1,4 +1,4 @@
-"""Draw one training picture as in the YOLOv5 documentation: mosaic or letterbox, random map, mixup, colours, flips."""
+"""Draw one training image as in the YOLOv5 documentation: mosaic or letterbox, random map, mixup, colours, flips."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,20 @@ from mtrain.data.images.geometry import fitted_size, random_map
 from mtrain.data.images.hsv_flip import Labelled, finish
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
-from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 
 MIX_BETA = 32.0
-"""Parameter of the Beta(32, 32) distribution from which mixup draws the first picture's weight: close to a half."""
+"""Parameter of the Beta(32, 32) distribution from which mixup draws the first image's weight: close to a half."""
 
 
 class Augmenter:
-    """Draw augmented pictures. All randomness comes from the generator passed to each call."""
+    """Draw augmented images. All randomness comes from the generator passed to each call."""
 
-    def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
-        self._pictures = pictures
+    def __init__(self, images: Images, spec: AugmentSpec) -> None:
+        self._images = images
         self._spec = spec
-        self._renderer = Renderer(pictures)
+        self._renderer = Renderer(images)
         self._second = np.empty((0, 0, 3), dtype=np.uint8)
 
     def draw(
@@ -31,10 +31,10 @@ class Augmenter:
     ) -> NDArray[np.float32]:
         """Fill ``out`` (S, S, 3) RGB with sample ``index``, augmented.
 
-        Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised. Without ``mosaics`` the picture is letterboxed.
+        Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised. Without ``mosaics`` the image is letterboxed.
 
         Raises:
-            DataError: a picture, including those combined with it, is unreadable; it is named.
+            DataError: an image, including those combined with it, is unreadable; it is named.
 
         """
         spec, side = self._spec, len(out)
@@ -49,13 +49,13 @@ class Augmenter:
         return finish(rng, spec, (boxes, labels), out)
 
     def _size_at(self, side: int) -> Callable[[int], tuple[int, int]]:
-        """Return a function from a sample to the (width, height) of its picture, its longest side scaled to the
+        """Return a function from a sample to the (width, height) of its image, its longest side scaled to the
         output's."""
-        return lambda index: fitted_size(*self._pictures.original_size(index), side)
+        return lambda index: fitted_size(*self._images.original_size(index), side)
 
     def _mosaic(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8]) -> Labelled:
         layout_of, count = (mosaic.nine, 9) if rng.random() < self._spec.mosaic9 else (mosaic.four, 4)
-        indices = [index, *rng.integers(len(self._pictures), size=count - 1).tolist()]
+        indices = [index, *rng.integers(len(self._images), size=count - 1).tolist()]
         if count == 4:
             # Only a mosaic of four is shuffled: in one of nine the sample itself stays in the middle.
             indices = rng.permutation(indices).tolist()
@@ -68,7 +68,7 @@ class Augmenter:
         """Blend ``out`` with another mosaic; the boxes of both count fully (mixup: Zhang et al. 2018)."""
         if self._second.shape != out.shape:  # multi-scale training changes the side between updates
             self._second = np.empty_like(out)
-        boxes, labels = self._mosaic(rng, int(rng.integers(len(self._pictures))), self._second)
+        boxes, labels = self._mosaic(rng, int(rng.integers(len(self._images))), self._second)
         share = float(rng.beta(MIX_BETA, MIX_BETA))
         cv2.addWeighted(out, share, self._second, 1.0 - share, 0.0, dst=out)
         return np.concatenate([first[0], boxes]), np.concatenate([first[1], labels])

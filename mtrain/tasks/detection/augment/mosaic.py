@@ -1,6 +1,6 @@
-"""Place pictures on a canvas: one alone, four around a random centre, or nine around the one in the middle.
+"""Place images on a canvas: one alone, four around a random centre, or nine around the one in the middle.
 
-A layout is geometry only, so that pictures which the output does not show need not be decoded.
+A layout is geometry only, so that images which the output does not show need not be decoded.
 Mosaic of four: YOLOv4 (Bochkovskiy et al. 2020, section 3.3); sizes and ranges as the YOLOv5 documentation gives them.
 """
 
@@ -16,7 +16,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Position of one picture, resized so that its longest side is the output's, on the canvas; parts outside are
+    """Position of one image, resized so that its longest side is the output's, on the canvas; parts outside are
     cut."""
 
     index: int
@@ -29,7 +29,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A square canvas and the pictures on it; they never overlap."""
+    """A square canvas and the images on it; they never overlap."""
 
     canvas: int
     """Side in pixels."""
@@ -37,13 +37,13 @@ class Layout:
 
 
 def alone(index: int, size_of: Callable[[int], Size], side: int) -> Layout:
-    """Place one picture, letterboxed."""
+    """Place one image, letterboxed."""
     width, height = size_of(index)
     return Layout(side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),))
 
 
 def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
-    """Place four pictures around a point that is uniform in the middle half of a canvas of twice the side."""
+    """Place four images around a point that is uniform in the middle half of a canvas of twice the side."""
     centre_x, centre_y = (int(v) for v in rng.uniform(side / 2, 3 * side / 2, 2))
     placements = []
     for corner, index in enumerate(indices):
@@ -55,12 +55,12 @@ def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
 
 
 def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
-    """Place one picture in the middle and eight around it like the vanes of a windmill; keep a random window of twice
+    """Place one image in the middle and eight around it like the vanes of a windmill; keep a random window of twice
     the side.
 
-    Each of the four side pictures touches the middle one and is aligned with one of its corners: the top picture with
+    Each of the four side images touches the middle one and is aligned with one of its corners: the top image with
     its left edge, the right one with its top edge, the bottom one with its right edge, the left one with its bottom
-    edge. Each corner picture continues its side picture outwards.
+    edge. Each corner image continues its side image outwards.
     """
     sizes = [size_of(index) for index in indices]
     x0 = y0 = side

@@ -1,8 +1,8 @@
 """Render a layout and a map to pixels and boxes.
 
-In general every picture is pasted on the canvas and the canvas is warped. Where the map only zooms and shifts
-(YOLOv5's default settings) each visible part of a picture goes straight to its place in the output by one resize, a
-third of the cost; its edges land on whole pixels and its boxes take exactly the map of its pixels. Pictures that the
+In general every image is pasted on the canvas and the canvas is warped. Where the map only zooms and shifts
+(YOLOv5's default settings) each visible part of an image goes straight to its place in the output by one resize, a
+third of the cost; its edges land on whole pixels and its boxes take exactly the map of its pixels. Images that the
 output does not show are never decoded.
 """
 
@@ -18,19 +18,19 @@ from mtrain.data.images.geometry import FILL, is_upright, map_boxes, survives
 from mtrain.tasks.detection.augment.mosaic import Layout, Placement
 
 
-class PictureProvider(Protocol):
-    """Provides pictures and their boxes by sample index."""
+class ImageProvider(Protocol):
+    """Provides images and their boxes by sample index."""
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return (width, height) of a picture, which may be any: it is stretched to its placement."""
+        """Return (width, height) of an image, which may be any: it is stretched to its placement."""
         ...
 
     def load(self, index: int, *, rows: int | None = None) -> NDArray[np.uint8]:
-        """Return a picture, uint8 (H, W, 3) RGB; those below the first ``rows`` may be missing."""
+        """Return an image, uint8 (H, W, 3) RGB; those below the first ``rows`` may be missing."""
         ...
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return (N, 4) xyxy as fractions of the picture's width and height, and (N,) labels."""
+        """Return (N, 4) xyxy as fractions of the image's width and height, and (N,) labels."""
         ...
 
 
@@ -60,7 +60,7 @@ class Axis:
 class Renderer:
     """Draw layouts. Its canvas is reused, so that memory is allocated once per process."""
 
-    def __init__(self, provider: PictureProvider) -> None:
+    def __init__(self, provider: ImageProvider) -> None:
         self._provider = provider
         self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
 
@@ -86,14 +86,14 @@ class Renderer:
     def _boxes(
         self, shown: Sequence[Placement], canvas: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return boxes (N, 4) of placed pictures in canvas pixels, clipped to the canvas, without those outside it;
+        """Return boxes (N, 4) of placed images in canvas pixels, clipped to the canvas, without those outside it;
         their labels (N,) and the number of their placement (N,)."""
         if not shown:
             return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        picture_boxes = [self._provider.boxes(placement.index) for placement in shown]
-        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in picture_boxes])
+        image_boxes = [self._provider.boxes(placement.index) for placement in shown]
+        owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in image_boxes])
         places = np.array([(p.left, p.top, p.width, p.height) for p in shown], dtype=np.float64)[owner]
-        fractions, labels = (np.concatenate(parts) for parts in zip(*picture_boxes, strict=True))
+        fractions, labels = (np.concatenate(parts) for parts in zip(*image_boxes, strict=True))
         boxes = np.clip(fractions * places[:, [2, 3, 2, 3]] + places[:, [0, 1, 0, 1]], 0.0, float(canvas))
         inside = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         return boxes[inside], labels[inside], owner[inside]
@@ -107,7 +107,7 @@ class Renderer:
         shown: list[Placement] = []
         maps: list[tuple[float, ...]] = []
         for placement in layout.placements:
-            # Compute the covered output pixels first: an invisible picture is not read.
+            # Compute the covered output pixels first: an invisible image is not read.
             x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))
             y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
             if x[1] <= x[0] or y[1] <= y[0]:
@@ -115,10 +115,10 @@ class Renderer:
             width, height = self._provider.size(placement.index)
             left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, width)
             top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, height)
-            picture = self._provider.load(placement.index, rows=bottom)
+            image = self._provider.load(placement.index, rows=bottom)
             region = out[y[0] : y[1], x[0] : x[1]]
             size = (x[1] - x[0], y[1] - y[0])
-            cv2.resize(picture[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)
+            cv2.resize(image[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)
             shown.append(placement)
             maps.append((scale_x, scale_y, scale_x, scale_y, shift_x, shift_y, shift_x, shift_y))
         return shown, maps
@@ -141,12 +141,12 @@ class Renderer:
         left, top = max(placement.left, 0), max(placement.top, 0)
         right = min(placement.left + placement.width, len(canvas))
         bottom = min(placement.top + placement.height, len(canvas))
-        picture = self._provider.load(placement.index)
-        if picture.shape[:2] != (placement.height, placement.width):
+        image = self._provider.load(placement.index)
+        if image.shape[:2] != (placement.height, placement.width):
             size = (placement.width, placement.height)
-            picture = np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+            image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
         y, x = top - placement.top, left - placement.left
-        canvas[top:bottom, left:right] = picture[y : y + bottom - top, x : x + right - left]
+        canvas[top:bottom, left:right] = image[y : y + bottom - top, x : x + right - left]
 
 
 def _is_visible(placement: Placement, canvas: int, matrix: NDArray[np.float64], side: int) -> bool:

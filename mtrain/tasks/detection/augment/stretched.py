@@ -1,10 +1,10 @@
-"""Draw one training picture stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
+"""Draw one training image stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
 
-Expansion and crop only choose the visible window of the picture's plane; one resize brings the visible part of the
-picture to its place in the output, and no larger canvas is painted. Colours are distorted after it, when there are
+Expansion and crop only choose the visible window of the image's plane; one resize brings the visible part of the
+image to its place in the output, and no larger canvas is painted. Colours are distorted after it, when there are
 fewest pixels; those of the fill are not distorted.
 
-Positions are in pixels of the file's picture unless a name says otherwise. Letters of shapes: A attempts, N boxes.
+Positions are in pixels of the file's image unless a name says otherwise. Letters of shapes: A attempts, N boxes.
 """
 
 import math
@@ -18,7 +18,7 @@ from mtrain.data.images.colour import distort, random_distortion
 from mtrain.data.images.geometry import survives
 from mtrain.data.images.hsv_flip import finish
 from mtrain.tasks.detection.augment.render import Axis
-from mtrain.tasks.detection.picture_cache import Pictures
+from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import STRIDE, AugmentSpec, CropSpec, ExpandSpec
 
 METHODS = {
@@ -35,7 +35,7 @@ SHARED = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The visible rectangle of the plane in which the picture lies with its upper left corner at (0, 0)."""
+    """The visible rectangle of the plane in which the image lies with its upper left corner at (0, 0)."""
 
     left: int
     top: int
@@ -132,10 +132,10 @@ def centres_inside(windows_A4: NDArray[np.float64], boxes_N4: NDArray[np.float64
 
 
 class Stretcher:
-    """Draw augmented pictures. All randomness comes from the generator passed to each call."""
+    """Draw augmented images. All randomness comes from the generator passed to each call."""
 
-    def __init__(self, pictures: Pictures, spec: AugmentSpec) -> None:
-        self._pictures = pictures
+    def __init__(self, images: Images, spec: AugmentSpec) -> None:
+        self._images = images
         self._spec = spec
 
     def draw(self, rng: np.random.Generator, index: int, out: NDArray[np.uint8], *, method: int) -> NDArray[np.float32]:
@@ -144,12 +144,12 @@ class Stretcher:
         Returns (N, 5) rows ``[class, xc, yc, w, h]``, normalised.
 
         Raises:
-            DataError: the picture is unreadable; it is named.
+            DataError: the image is unreadable; it is named.
 
         """
         spec = self._spec
-        width, height = self._pictures.original_size(index)
-        fractions, labels = self._pictures.boxes(index)
+        width, height = self._images.original_size(index)
+        fractions, labels = self._images.boxes(index)
         boxes = fractions * np.array([width, height] * 2)
         matrix = np.eye(3, 4) if spec.distort is None else random_distortion(rng, spec.distort)
         window = Window(0, 0, width, height)
@@ -166,9 +166,9 @@ class Stretcher:
     def _paint(
         self, index: int, window: Window, out: NDArray[np.uint8], matrix: NDArray[np.float64], method: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Draw the visible part of the picture to its place in ``out``; return (4,) scales and shifts from picture to
+        """Draw the visible part of the image to its place in ``out``; return (4,) scales and shifts from image to
         output positions."""
-        width, height = self._pictures.original_size(index)
+        width, height = self._images.original_size(index)
         side = len(out)
         axes = [
             Axis(side / window.width, -window.left * side / window.width),
@@ -177,14 +177,14 @@ class Stretcher:
         x, y = axes[0].covered(0, width, width, side), axes[1].covered(0, height, height, side)
         if (x, y) != ((0, side), (0, side)):
             out[...] = self._fill()
-        if x[1] <= x[0] or y[1] <= y[0]:  # the picture is thinner than a pixel, and so are its boxes
+        if x[1] <= x[0] or y[1] <= y[0]:  # the image is thinner than a pixel, and so are its boxes
             return np.zeros(4), np.zeros(4)
-        kept_width, kept_height = self._pictures.size(index)
+        kept_width, kept_height = self._images.size(index)
         left, right, scale_x, shift_x = axes[0].source(x, 0, width, kept_width)
         top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, kept_height)
-        picture = self._pictures.load(index, rows=bottom)
+        image = self._images.load(index, rows=bottom)
         region = out[y[0] : y[1], x[0] : x[1]]
-        cv2.resize(picture[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
+        cv2.resize(image[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
         distort(region, matrix)
         return np.array([scale_x, scale_y] * 2), np.array([shift_x, shift_y] * 2)
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, need_root, need_unique, order_names, size_of
+from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.reading import FOLDERS_OF, first_existing, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.coco_json import (
     CocoAnnotation,
     CocoCategory,
@@ -26,14 +26,17 @@ from mtrain.tasks.detection.readers.coco_json import (
     shown,
 )
 
+ROBOFLOW = "_annotations.coco.json"
+"""Name of the annotation file in each folder of Roboflow's export."""
+
 
 class Coco(Dataset):
     """The ``coco`` data set plugin.
 
     ``data.train`` and ``data.val`` name annotation files; by default ``annotations/instances_<split>.json``, the same
-    with ``2017``, or ``<split>/_annotations.coco.json``. ``data.images`` names the picture folder; by default
+    with ``2017``, or ``<split>/_annotations.coco.json``. ``data.images`` names the image folder; by default
     ``images``, ``<split>2017``, ``images/<split>2017``, the root or the folder of the annotation file: the first of
-    them that holds a picture of the file.
+    them that holds an image of the file.
     """
 
     kind: ClassVar[str] = "detection"
@@ -46,27 +49,19 @@ class Coco(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
+    def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 
         Raises:
-            DataError: files are missing, the JSON is damaged, ids clash, annotations name an unknown picture or
+            DataError: files are missing, the JSON is damaged, ids clash, annotations name an unknown image or
                 category, or ``names`` disagrees with the categories. All mistakes of one kind are listed.
 
         """
-        root = need_root(root, "coco")
-        file = annotation_file(root, split_value, split)
+        root = need_root(request.root, "coco")
+        file = annotation_file(root, request.value, request.split)
         content = read_coco_json(file)
-        folder = _picture_folder(root, images, file, content.images)
-        return _assembled(content, folder=folder, file=file, names=names)
+        folder = _image_folder(root, request.images, file, content.images)
+        return _assembled(content, folder=folder, file=file, names=request.names)
 
 
 def annotation_file(root: Path, value: str | None, split: Split) -> Path:
@@ -76,26 +71,51 @@ def annotation_file(root: Path, value: str | None, split: Split) -> Path:
         DataError: there is none, or there are several to choose from.
     """
     if split == "all" and value is None:
-        return _only_json([root / "annotations", root])
-    split_names = FOLDERS_OF[split]
-    usual = [f"annotations/instances_{split_name}{year}.json" for split_name in split_names for year in ("", "2017")]
-    export_patterns = ("{}/_annotations.coco.json", "annotations/{}.json", "{}.json", "{}/annotations.json")
-    usual += [name.format(split_name) for name in export_patterns for split_name in split_names]
+        return _whole_set(root)
+    usual = _usual_files(split)
     file = first_existing(
         [root / name for name in usual] if value is None else [root / value],
         what=f"annotation file of the {split} split",
         key=f"data.{split}",
-        remedy=", or a share of all pictures with data.split (0.2)" if value is None else "",
+        remedy=", or a share of all images with data.split (0.2)" if value is None else "",
     )
     return _only_json([file]) if os.path.isdir(file) else file
 
 
+def _usual_files(split: Split) -> list[str]:
+    """Return where tools leave the annotation file of ``split``, from the root, the usual place first."""
+    split_names = FOLDERS_OF[split]
+    usual = [f"annotations/instances_{split_name}{year}.json" for split_name in split_names for year in ("", "2017")]
+    export_patterns = (f"{{}}/{ROBOFLOW}", "annotations/{}.json", "{}.json", "{}/annotations.json")
+    return usual + [name.format(split_name) for name in export_patterns for split_name in split_names]
+
+
+def _whole_set(root: Path) -> Path:
+    """Return the annotation file of all images: the only one, or that of a training split without an evaluation split.
+
+    Raises:
+        DataError: there is none, or there are several to choose from.
+    """
+    trained, scored = (next((root / name for name in _usual_files(split) if (root / name).is_file()), None)
+                       for split in ("train", "val"))  # fmt: skip
+    if trained is not None and scored is not None:
+        raise DataError(
+            f"data.split: takes the evaluation split from all images, but {root} has one, {scored}; leave data.split out, "
+            f"or name the file to divide: data.train={trained.relative_to(root)}"
+        )
+    if trained is not None:
+        return trained
+    return _only_json([root / "annotations", root])
+
+
 def _only_json(folders: Sequence[Path]) -> Path:
-    """Return the JSON file in the first of ``folders`` that holds any."""
+    """Return the JSON file in the first of ``folders`` that holds any; Roboflow's, where it lies beside others."""
     for folder in folders:
         json_files = sorted(folder.glob("*.json"))
         if len(json_files) == 1:
             return json_files[0]
+        if folder / ROBOFLOW in json_files:
+            return folder / ROBOFLOW
         if json_files:
             names = ", ".join(path.name for path in json_files)
             raise DataError(f"data.train: {folder} holds {len(json_files)} JSON files ({names}); name one of them")
@@ -105,7 +125,7 @@ def _only_json(folders: Sequence[Path]) -> Path:
 def read_content(
     content: Mapping[str, Any], *, folder: Path, file: Path, names: Sequence[str] | None = None
 ) -> Annotations:
-    """Return the annotations in the loaded ``content`` of annotation file ``file``, with the pictures in ``folder``.
+    """Return the annotations in the loaded ``content`` of annotation file ``file``, with the images in ``folder``.
 
     Raises:
         DataError: as :meth:`Coco.read` says.
@@ -121,8 +141,8 @@ def _assembled(content: CocoContent, *, folder: Path, file: Path, names: Sequenc
     labels = {category_id: label_of_number[number] for category_id, number in numbers.items()}
     need_unique((image.id for image in content.images), where=str(file), what="ids of images")
     by_image = _group(content, file=file, labels=labels)
-    pictures = [_picture(image, by_image[image.id], folder, labels) for image in content.images]
-    return assemble(pictures, class_names=class_names, category_ids=category_ids, notes=notes)
+    images = [_image(image, by_image[image.id], folder, labels) for image in content.images]
+    return assemble(images, class_names=class_names, category_ids=category_ids, notes=notes)
 
 
 def _category_numbers(categories: Sequence[CocoCategory], *, file: Path) -> tuple[dict[Any, int], list[str]]:
@@ -183,14 +203,14 @@ def _image_fault(image: CocoImage) -> str:
     return ""
 
 
-def _picture(
+def _image(
     image: CocoImage, annotations: Sequence[CocoAnnotation], folder: Path, labels: Mapping[Any, int]
-) -> Picture:
+) -> AnnotatedImage:
     path = folder / image.file_name
     width, height = (image.width, image.height) if image.width and image.height else size_of(path)
     boxes = np.array([a.bbox for a in annotations], dtype=np.float64).reshape(-1, 4)
     areas = [a.area for a in annotations]
-    return Picture(
+    return AnnotatedImage(
         path=path,
         file_name=image.file_name,
         image_id=int(image.id) if isinstance(image.id, float) else image.id,
@@ -206,9 +226,9 @@ def _picture(
     )
 
 
-def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequence[CocoImage]) -> Path:
+def _image_folder(root: Path, images: str | None, file: Path, entries: Sequence[CocoImage]) -> Path:
     if images is not None:
-        return first_existing([root / images], what="picture folder", key="data.images")
+        return first_existing([root / images], what="image folder", key="data.images")
     split_name = file.stem.removeprefix("instances_")
     candidates = [
         root / "images",
@@ -221,9 +241,9 @@ def _picture_folder(root: Path, images: str | None, file: Path, entries: Sequenc
     names = [entry.file_name for entry in entries]
     if not names:
         return candidates[0]
-    # Accept the first folder that holds any picture: missing ones are reported later, all at once.
+    # Accept the first folder that holds any image: missing ones are reported later, all at once.
     folder = next((candidate for name in names for candidate in candidates if os.path.isfile(candidate / name)), None)
     if folder is None:
         paths = ", ".join(str(candidate / names[0]) for candidate in candidates)
-        raise DataError(f"data.images: no folder holds the pictures of {file}; looked for {paths}; set data.images")
+        raise DataError(f"data.images: no folder holds the images of {file}; looked for {paths}; set data.images")
     return folder

@@ -12,7 +12,7 @@ import msgspec
 
 from mtrain.data.reading import LISTED
 from mtrain.errors import DataError
-from mtrain.files import parse_json, read_bytes
+from mtrain.spec.files import parse_json, read_bytes
 
 MAX_BYTES = 16 << 30
 """Largest annotation file that is read, in bytes; the largest public ones have about 6 GB."""
@@ -133,7 +133,7 @@ def checked(content: Mapping[str, Any], file: Path) -> CocoContent:
 def add_dangling(
     annotations: Sequence[CocoAnnotation | None], *, images: Container[Any], categories: Container[Any], faults: Faults
 ) -> None:
-    """Add to ``faults`` each annotation whose picture or category is not among these ids; None entries are skipped."""
+    """Add to ``faults`` each annotation whose image or category is not among these ids; None entries are skipped."""
     for place, annotation in enumerate(annotations):
         if annotation is None:
             continue

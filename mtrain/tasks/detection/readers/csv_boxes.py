@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split, listed, need_root, size_of
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.reading import listed, need_root, size_of
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 
 COLUMNS = ("path", "x1", "y1", "x2", "y2", "label")
 
@@ -23,7 +23,7 @@ class CsvBoxes(Dataset):
 
     ``train.csv`` and ``val.csv``, or one file that ``data.split`` divides; ``data.train`` and ``data.val`` name other
     files. The first line names the columns; without such a line they are path, x1, y1, x2, y2, label. Corners are in
-    pixels. A row with a path alone is a picture without boxes. Paths start at the folder of the CSV file, or at
+    pixels. A row with a path alone is an image without boxes. Paths start at the folder of the CSV file, or at
     ``data.images``. Classes are ``data.names``, or all labels of the training split in alphabetical order.
     """
 
@@ -50,43 +50,41 @@ class CsvBoxes(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
+    def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 
         Raises:
             DataError: the file or a column is missing, rows are wrong, or labels are not among ``names``. All wrong rows
             are listed with their line.
         """
-        root = need_root(root, "csv_boxes")
+        root = need_root(request.root, "csv_boxes")
         files = files_of(
-            root, split_value, split=split, suffixes=(".csv", ".tsv"), kind="csv_boxes", also=("labels", "data")
+            root,
+            request.value,
+            split=request.split,
+            suffixes=(".csv", ".tsv"),
+            kind="csv_boxes",
+            also=("labels", "data"),
         )
         rows = [(file, row) for file in files for row in self._rows(file)]
+        names = request.names
         if names is None:
             names = sorted({row.fields[5] for _, row in rows} - {""})
         labels = {name: number for number, name in enumerate(names)}
         boxes: dict[Path, list[tuple[float, ...]]] = {}
         problems: list[str] = []
         for file, row in rows:
-            folder = file.parent if images is None else root / images
+            folder = file.parent if request.images is None else root / request.images
             try:
                 box = _box(row, labels)
             except ValueError as error:
                 problems.append(f"{file}:{row.line}: {error}")
                 continue
             boxes.setdefault(folder / row.fields[0].replace("\\", "/"), []).extend(box)
-        pictures = _pictures(boxes, root, problems)
+        annotated = _images(boxes, root, problems)
         if problems:
-            raise DataError(f"{len(problems)} wrong rows or pictures; correct or remove them:\n{listed(problems)}")
-        return assemble(pictures, class_names=tuple(names), category_ids=tuple(range(1, len(names) + 1)))
+            raise DataError(f"{len(problems)} wrong rows or images; correct or remove them:\n{listed(problems)}")
+        return assemble(annotated, class_names=tuple(names), category_ids=tuple(range(1, len(names) + 1)))
 
     def _rows(self, file: Path) -> list[Row]:
         return read_columns(
@@ -99,7 +97,7 @@ class CsvBoxes(Dataset):
 
 
 def _box(row: Row, labels: Mapping[str, int]) -> list[tuple[float, ...]]:
-    """Return (label, left, top, right, bottom) of a row, or nothing for a picture without boxes."""
+    """Return (label, left, top, right, bottom) of a row, or nothing for an image without boxes."""
     path, *corners, label = row.fields
     if not path:
         raise ValueError("no path")
@@ -120,8 +118,8 @@ def _box(row: Row, labels: Mapping[str, int]) -> list[tuple[float, ...]]:
     return [(labels[label], *values)]
 
 
-def _pictures(boxes: Mapping[Path, Sequence[tuple[float, ...]]], root: Path, problems: list[str]) -> list[Picture]:
-    pictures = []
+def _images(boxes: Mapping[Path, Sequence[tuple[float, ...]]], root: Path, problems: list[str]) -> list[AnnotatedImage]:
+    images = []
     for path, rows in boxes.items():
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
         try:
@@ -131,8 +129,8 @@ def _pictures(boxes: Mapping[Path, Sequence[tuple[float, ...]]], root: Path, pro
             continue
         table = np.array(rows, dtype=np.float64).reshape(-1, 5)
         boxes_xywh = np.concatenate([table[:, 1:3], table[:, 3:] - table[:, 1:3]], axis=1)
-        pictures.append(
-            Picture(
+        images.append(
+            AnnotatedImage(
                 path=path,
                 file_name=name,
                 image_id=name,
@@ -144,4 +142,4 @@ def _pictures(boxes: Mapping[Path, Sequence[tuple[float, ...]]], root: Path, pro
                 area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
             )
         )
-    return pictures
+    return images

@@ -1,19 +1,18 @@
 """The embedded detection data set: handwritten digits of scikit-learn on generated canvases, written in COCO form.
 
-The pen strokes are real (UCI "Optical Recognition of Handwritten Digits", 1797 pictures of 8 x 8, CC BY 4.0), the
+The pen strokes are real (UCI "Optical Recognition of Handwritten Digits", 1797 images of 8 x 8, CC BY 4.0), the
 layout is generated: nothing is downloaded. Canvas i of a split is a function of (seed, split, i) alone, so a larger set
 begins with the smaller one."""
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
+from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.made import MadeSet
-from mtrain.data.reading import Split
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco import Coco
 
@@ -31,7 +30,7 @@ class DigitsOptions(BaseModel):
     val: int = Field(default=100, gt=0, description="canvases of the evaluation split")
     size: int = Field(default=320, ge=64, le=4096, description="side of a canvas in pixels")
     seed: int = Field(default=0, ge=0, description="random seed of the layout")
-    suffix: Literal["jpg", "png"] = Field(default="jpg", description="kind of the picture files")
+    suffix: Literal["jpg", "png"] = Field(default="jpg", description="kind of the image files")
 
 
 class Digits(Dataset):
@@ -45,23 +44,15 @@ class Digits(Dataset):
     def __init__(self, options: DigitsOptions | None = None) -> None:
         self.options = options or DigitsOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
+    def read(self, request: SplitRequest) -> Annotations:
         """Read one split; generate the set first if it does not exist.
 
         Raises:
             DataError: ``root`` holds something else, or cannot be written.
 
         """
-        folder = make_digits(root or default_folder(self.options), self.options)
-        return Coco().read(folder, split_value, images or "images", names, split=split)
+        folder = make_digits(request.root or default_folder(self.options), self.options)
+        return Coco().read(replace(request, root=folder, images=request.images or "images"))
 
 
 def default_folder(options: DigitsOptions) -> Path:
@@ -86,7 +77,7 @@ def _made(options: DigitsOptions) -> MadeSet:
 def _write(folder: Path, options: DigitsOptions) -> None:
     # Imported here so that printing a plan needs no image library.
     from mtrain.data.images.digits_canvas import canvas
-    from mtrain.data.images.drawing import save_picture
+    from mtrain.data.images.drawing import save_image
 
     (folder / "annotations").mkdir()
     (folder / "images").mkdir()
@@ -101,7 +92,7 @@ def _write(folder: Path, options: DigitsOptions) -> None:
         for index in range(count):
             drawn = canvas(split, index, size=options.size, seed=options.seed)
             name = f"{split}_{index:06d}.{options.suffix}"
-            save_picture(drawn.picture, folder / "images" / name)
+            save_image(drawn.image, folder / "images" / name)
             content["images"].append(
                 {"id": index + 1, "file_name": name, "width": options.size, "height": options.size}
             )

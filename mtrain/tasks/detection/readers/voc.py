@@ -1,5 +1,5 @@
 """Read annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file a
-picture.
+image.
 
 Corners are used as written: continuous pixel coordinates, not shifted by one. (The first VOC releases counted pixels
 from 1; the tools that people label with today do not.)
@@ -13,21 +13,21 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split, listed, need_root, order_names, size_of
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.reading import listed, need_root, order_names, size_of
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.voc_layout import Entry, Layout, layout_of
-from mtrain.tasks.detection.readers.voc_xml import VocPicture, read_voc_xml, voc_class_names
+from mtrain.tasks.detection.readers.voc_xml import VocImage, read_voc_xml, voc_class_names
 
 
 class Voc(Dataset):
     """The ``voc`` data set plugin.
 
     Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the XML
-    files in it; ``data.train`` and ``data.val`` name a list or a folder. A picture has the name of its XML file with
-    any picture suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``. <path> in the XML is
-    ignored, and <filename> is used only if no picture has the name of the XML file. Classes are ``data.names``, or all
+    files in it; ``data.train`` and ``data.val`` name a list or a folder. An image has the name of its XML file with
+    any image suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``. <path> in the XML is
+    ignored, and <filename> is used only if no image has the name of the XML file. Classes are ``data.names``, or all
     names found in alphabetical order, whichever split is read.
     """
 
@@ -46,15 +46,7 @@ class Voc(Dataset):
         self.options = options or self.Options()
         self._names_by_file: dict[Path, set[str]] = {}
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
+    def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 
         Raises:
@@ -62,15 +54,17 @@ class Voc(Dataset):
             are listed.
 
         """
-        root = need_root(root, "voc")
-        layout = layout_of(root, split_value, images, annotations=self.options.annotations, split=split)
+        root = need_root(request.root, "voc")
+        layout = layout_of(
+            root, request.value, request.images, annotations=self.options.annotations, split=request.split
+        )
         if not layout.entries:
             raise DataError(
-                f"data.{split}: no annotation files in {layout.place}; expected XML files in Pascal VOC form, or a "
+                f"data.{request.split}: no annotation files in {layout.place}; expected XML files in Pascal VOC form, or a "
                 "list of "
-                "picture ids"
+                "image ids"
             )
-        class_names = order_names(self._names(layout.xml_files), names, where=str(layout.place))
+        class_names = order_names(self._names(layout.xml_files), request.names, where=str(layout.place))
         return assemble(
             self._read_all(layout, {name: label for label, name in enumerate(class_names)}),
             class_names=class_names,
@@ -85,8 +79,8 @@ class Voc(Dataset):
                 self._names_by_file[file] = voc_class_names(file)
         return tuple(sorted(set().union(*(self._names_by_file[file] for file in xml_files))))
 
-    def _read_all(self, layout: Layout, labels: Mapping[str, int]) -> list[Picture]:
-        pictures: list[Picture] = []
+    def _read_all(self, layout: Layout, labels: Mapping[str, int]) -> list[AnnotatedImage]:
+        images: list[AnnotatedImage] = []
         problems: list[str] = []
         damaged_count = 0
         for entry in layout.entries:
@@ -94,7 +88,7 @@ class Voc(Dataset):
             content = read_voc_xml(entry.xml, faults)
             faults += [] if content is None else _unknown_classes(content, labels, entry.xml)
             if content is not None and not faults:
-                pictures.append(_picture(content, entry, labels, self.options))
+                images.append(_image(content, entry, labels, self.options))
             damaged_count += bool(faults)
             problems += faults
         if problems:
@@ -102,18 +96,18 @@ class Voc(Dataset):
                 f"{layout.place}: {damaged_count} of {len(layout.entries)} annotation files cannot be used:\n"
                 f"{listed(problems)}"
             )
-        return pictures
+        return images
 
 
-def _unknown_classes(content: VocPicture, labels: Mapping[str, int], file: Path) -> list[str]:
+def _unknown_classes(content: VocImage, labels: Mapping[str, int], file: Path) -> list[str]:
     unknown = sorted({item.name for item in content.objects} - set(labels))
     return [f"{file}: unknown class {name!r}" for name in unknown]
 
 
-def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> Picture:
-    path = entry.picture
+def _image(content: VocImage, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> AnnotatedImage:
+    path = entry.image
     named_path = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
-    # Some tools number their XML files, and <filename> names the picture.
+    # Some tools number their XML files, and <filename> names the image.
     if not os.path.isfile(path) and os.path.isfile(named_path):
         path = named_path
     has_size = content.width > 0 and content.height > 0
@@ -121,10 +115,10 @@ def _picture(content: VocPicture, entry: Entry, labels: Mapping[str, int], optio
     corners = np.array([item.corners for item in content.objects], dtype=np.float64).reshape(-1, 4)
     boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
     is_crowd = [item.difficult and not options.use_difficult for item in content.objects]
-    return Picture(
+    return AnnotatedImage(
         path=path,
         file_name=path.name,
-        image_id=entry.picture_id,
+        image_id=entry.image_id,
         width=width,
         height=height,
         boxes_xywh=boxes_xywh,

@@ -1,6 +1,6 @@
-"""Find the annotation files and pictures of a Pascal VOC data set.
+"""Find the annotation files and images of a Pascal VOC data set.
 
-Tools arrange the same XML files in many ways. Two kinds of layout are supported: a list of picture ids
+Tools arrange the same XML files in many ways. Two kinds of layout are supported: a list of image ids
 (``ImageSets/Main/train.txt``) beside one folder of XML files, and a folder per split that is searched for XML files.
 """
 
@@ -9,26 +9,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from mtrain.core.interfaces import Split
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of, named, need_unique, pictures_in, walk
+from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, named, need_unique, walk
 
-PICTURE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
-"""Folders searched for pictures that neither ``data.images`` nor a place beside the XML file gives."""
+IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
+"""Folders searched for images that neither ``data.images`` nor a place beside the XML file gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One picture of a split."""
+    """One image of a split."""
 
-    picture_id: str
+    image_id: str
     xml: Path
-    picture: Path
-    """Picture file; it may be missing, which the check of the pictures reports."""
+    image: Path
+    """Image file; it may be missing, which the check of the images reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The pictures of one split, and every annotation file whose classes count."""
+    """The images of one split, and every annotation file whose classes count."""
 
     entries: Sequence[Entry]
     xml_files: Sequence[Path]
@@ -37,8 +38,8 @@ class Layout:
     notes: Sequence[str] = field(default=())
 
 
-class PictureFinder:
-    """Finds pictures below a folder by name, with any suffix."""
+class ImageFinder:
+    """Finds images below a folder by name, with any suffix."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +47,12 @@ class PictureFinder:
     @cached_property
     def _by_stem(self) -> Mapping[str, Sequence[Path]]:
         paths_by_stem: dict[str, list[Path]] = {}
-        for path in pictures_in(self.folder):
+        for path in images_in(self.folder):
             paths_by_stem.setdefault(path.stem, []).append(path)
         return paths_by_stem
 
     def find(self, stem: str, *, near: Path) -> Path | None:
-        """Return the picture called ``stem``; among several, prefer one in folder ``near``, then one in a folder of
+        """Return the image called ``stem``; among several, prefer one in folder ``near``, then one in a folder of
         that name."""
         candidates = self._by_stem.get(stem, ())
         return min(
@@ -60,13 +61,13 @@ class PictureFinder:
 
 
 def layout_of(root: Path, value: str | None, images: str | None, *, annotations: str, split: Split) -> Layout:
-    """Find the pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
+    """Find the images of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
 
     Raises:
         DataError: the split is in none of the expected places, or an id occurs twice.
     """
     if value is not None:
-        place = first_existing([root / value], what="list or folder of pictures", key=f"data.{split}")
+        place = first_existing([root / value], what="list or folder of images", key=f"data.{split}")
     elif split == "all":
         place = root / annotations if (root / annotations).is_dir() else root
     else:
@@ -77,7 +78,7 @@ def layout_of(root: Path, value: str | None, images: str | None, *, annotations:
         folders = [root / split_name for split_name in split_names] + [
             root / annotations / split_name for split_name in split_names
         ]
-        hint = ", or a share of all pictures with data.split (0.2)"
+        hint = ", or a share of all images with data.split (0.2)"
         place = first_existing([*lists, *folders], what=f"{split} split", key=f"data.{split}", remedy=hint)
     if place.is_dir():
         return _from_folder(root, place, images)
@@ -88,20 +89,20 @@ def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) 
     folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
     lines = lines_of(file)
     xml_by_name = {path.stem: path for path in _xml_files(folder)}
-    pictures = _picture_folder(root, images, folder)
-    finder = PictureFinder(pictures)
+    found_in = _image_folder(root, images, folder)
+    finder = ImageFinder(found_in)
     entries = []
     for line in lines:
-        picture_id = _picture_id(line, xml_by_name)
-        stem = Path(picture_id).name
-        xml = xml_by_name.get(stem, folder / f"{picture_id}.xml")
-        picture = finder.find(stem, near=pictures) or pictures / f"{stem}.jpg"
-        entries.append(Entry(picture_id, xml, picture))
-    need_unique((entry.picture_id for entry in entries), where=str(file), what="picture ids")
+        image_id = _image_id(line, xml_by_name)
+        stem = Path(image_id).name
+        xml = xml_by_name.get(stem, folder / f"{image_id}.xml")
+        image = finder.find(stem, near=found_in) or found_in / f"{stem}.jpg"
+        entries.append(Entry(image_id, xml, image))
+    need_unique((entry.image_id for entry in entries), where=str(file), what="image ids")
     return Layout(entries, sorted(xml_by_name.values()), file)
 
 
-def _picture_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
+def _image_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
     """Return the id in a line: the whole line, or its first word if more columns follow, without a suffix."""
     for text in (line, line.split()[0]):
         path = Path(text.replace("\\", "/"))
@@ -112,32 +113,32 @@ def _picture_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
     return stem.as_posix()
 
 
-def _picture_folder(root: Path, images: str | None, beside: Path) -> Path:
+def _image_folder(root: Path, images: str | None, beside: Path) -> Path:
     if images is not None:
-        return first_existing([root / images], what="folder of pictures", key="data.images")
-    places = [root / name for name in PICTURE_FOLDERS]
+        return first_existing([root / images], what="folder of images", key="data.images")
+    places = [root / name for name in IMAGE_FOLDERS]
     return next((place for place in places if place.is_dir()), beside)
 
 
 def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
     xml_files = _xml_files(folder)
-    # Search the split's folder first: another split may hold a picture of the same name.
-    finders = [PictureFinder(folder), PictureFinder(root)]
+    # Search the split's folder first: another split may hold an image of the same name.
+    finders = [ImageFinder(folder), ImageFinder(root)]
     if images is not None:
-        finders = [PictureFinder(first_existing([root / images], what="folder of pictures", key="data.images"))]
+        finders = [ImageFinder(first_existing([root / images], what="folder of images", key="data.images"))]
     entries = []
     for xml in xml_files:
-        picture = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
-        picture_id = xml.relative_to(folder).with_suffix("").as_posix()
-        entries.append(Entry(picture_id, xml, picture or xml.with_suffix(".jpg")))
-    need_unique((entry.picture_id for entry in entries), where=str(folder), what="names of XML files")
+        image = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
+        image_id = xml.relative_to(folder).with_suffix("").as_posix()
+        entries.append(Entry(image_id, xml, image or xml.with_suffix(".jpg")))
+    need_unique((entry.image_id for entry in entries), where=str(folder), what="names of XML files")
     return Layout(entries, _xml_files(root), folder, _unlabelled(folder, entries))
 
 
 def _unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
-    used_pictures = {entry.picture for entry in entries}
-    unused_names = [path.name for path in pictures_in(folder) if path not in used_pictures]
-    return [named(unused_names, "pictures without an XML file (left out)")] if unused_names else []
+    used_images = {entry.image for entry in entries}
+    unused_names = [path.name for path in images_in(folder) if path not in used_images]
+    return [named(unused_names, "images without an XML file (left out)")] if unused_names else []
 
 
 def _xml_files(folder: Path) -> list[Path]:

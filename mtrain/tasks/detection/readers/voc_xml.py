@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lxml import etree
 
-from mtrain.files import read_bytes
+from mtrain.spec.files import read_bytes
 
 MAX_BYTES = 64 << 20
 """Largest annotation file that is read, in bytes: about 300,000 objects."""
@@ -32,7 +32,7 @@ class VocObject:
 
 
 @dataclass(frozen=True, slots=True)
-class VocPicture:
+class VocImage:
     """The content of one annotation file."""
 
     file_name: str
@@ -43,12 +43,12 @@ class VocPicture:
     objects: tuple[VocObject, ...]
 
 
-def read_voc_xml(file: Path, faults: list[str]) -> VocPicture | None:
+def read_voc_xml(file: Path, faults: list[str]) -> VocImage | None:
     """Read ``file``. On errors return None and add them to ``faults`` as ``file:line: message``."""
     file_faults: list[str] = []
-    picture = None
+    image = None
     try:
-        picture = _picture(_root(file), file_faults)
+        image = _image(_root(file), file_faults)
     except OSError as error:
         file_faults.append(f" {error.strerror}")
     except etree.XMLSyntaxError as error:
@@ -56,7 +56,7 @@ def read_voc_xml(file: Path, faults: list[str]) -> VocPicture | None:
     except ValueError as error:
         file_faults.append(f" {error}")
     faults.extend(f"{file}:{fault}" for fault in file_faults)
-    return None if file_faults else picture
+    return None if file_faults else image
 
 
 def voc_class_names(file: Path) -> set[str]:
@@ -66,7 +66,7 @@ def voc_class_names(file: Path) -> set[str]:
         for item in _root(file, recover=True).iter("object"):
             names.add(_text(item.find("name")))
     except (OSError, ValueError, etree.XMLSyntaxError):
-        pass  # reading the picture reports the error
+        pass  # reading the image reports the error
     return names - {""}
 
 
@@ -99,13 +99,13 @@ def _root(file: Path, *, recover: bool = False) -> etree._Element:
     return root
 
 
-def _picture(root: etree._Element, faults: list[str]) -> VocPicture:
+def _image(root: etree._Element, faults: list[str]) -> VocImage:
     if root.tag != "annotation":
         faults.append(f"{root.sourceline}: the top element is <{_short(str(root.tag))}>, expected <annotation>")
     size = root.find("size")
     width, height = (0, 0) if size is None else _size(size, faults)
     objects = [_object(item, faults) for item in root.iter("object")]
-    return VocPicture(
+    return VocImage(
         file_name=_text(root.find("filename")),
         width=width,
         height=height,

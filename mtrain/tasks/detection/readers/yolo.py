@@ -1,5 +1,5 @@
-"""Read annotations in YOLO form: a text file per picture, with a line ``class x_centre y_centre width height`` per box,
-in fractions of the picture's size.
+"""Read annotations in YOLO form: a text file per image, with a line ``class x_centre y_centre width height`` per box,
+in fractions of the image's size.
 
 A line of a class and three or more points (a polygon) counts as the box around its points.
 """
@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import Split, lines_of, listed, need_root, need_unique, order_names, pictures_in, size_of
+from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.reading import images_in, lines_of, listed, need_root, need_unique, order_names, size_of, walk
 from mtrain.errors import DataError
-from mtrain.files import read_bytes, read_text
+from mtrain.spec.files import read_bytes, read_text
 from mtrain.spec.yaml_reader import MAX_BYTES, parse
-from mtrain.tasks.detection.annotations import Annotations, Picture, assemble
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.yolo_layout import DESCRIPTION, description_file, listed_names, no_names, places_of
 
 MAX_LABEL_BYTES = 64 << 20
-"""Largest label file of one picture that is read, in bytes."""
+"""Largest label file of one image that is read, in bytes."""
 _LARGEST = 2.0
 """Values beyond this are refused: they are not rounding errors of a fraction but pixels."""
 
@@ -29,10 +29,10 @@ _LARGEST = 2.0
 class Yolo(Dataset):
     """The ``yolo`` data set plugin.
 
-    ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: picture
-    folders, text files that list pictures, or lists of these; ``data.train`` and ``data.val`` of the spec override it.
+    ``data.yaml`` gives ``names`` (list or mapping), optional ``nc``, ``path``, and ``train``, ``val``: image
+    folders, text files that list images, or lists of these; ``data.train`` and ``data.val`` of the spec override it.
     Without it: ``images/train`` or ``train/images``, and names from ``data.names`` or ``classes.txt``. The label file
-    of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the picture where no folder is called
+    of ``.../images/a/b.jpg`` is ``.../labels/a/b.txt``, or lies beside the image where no folder is called
     ``images``.
     """
 
@@ -47,32 +47,26 @@ class Yolo(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> Annotations:
-        """Read one split. Pictures without a label file have no boxes; a note counts label files without a picture.
+    def read(self, request: SplitRequest) -> Annotations:
+        """Read one split. Images without a label file have no boxes; a note counts label files without an image.
 
         Raises:
             DataError: files are missing, label lines are malformed, classes are out of range, or names disagree.
                 All mistakes are listed with file and line.
 
         """
-        root = need_root(root, "yolo")
+        root = need_root(request.root, "yolo")
         file = description_file(root, self.options.description)
         description = _load_yaml(file) if os.path.exists(file) else {}
-        if description.get("names") is None and names is None:
+        if description.get("names") is None and request.names is None:
             description = {**description, "names": listed_names(root)}
-        class_names = _names(description, names, file=file)
-        places = places_of(root, split_value, images, description, split)
-        paths = sorted({path for place in places for path in _pictures(place)})
+        class_names = _names(description, request.names, file=file)
+        places = places_of(root, request.value, request.images, description, request.split)
+        paths = sorted({path for place in places for path in _images(place)})
         if not paths:
-            raise DataError(f"data.{split}: no pictures in {', '.join(map(str, places))}; expected folders of pictures")
+            raise DataError(
+                f"data.{request.split}: no images in {', '.join(map(str, places))}; expected folders of images"
+            )
         return assemble(
             _read_all(paths, places, class_count=len(class_names)),
             class_names=class_names,
@@ -119,19 +113,22 @@ def _names(description: Mapping[str, Any], requested: Sequence[str] | None, *, f
     return tuple(names)
 
 
-def _pictures(place: Path) -> list[Path]:
+def _images(place: Path) -> list[Path]:
     if place.is_dir():
-        return pictures_in(place)
+        return images_in(place)
     return [place.parent / line.replace("\\", "/") for line in lines_of(place)]
 
 
-def label_file(picture: Path) -> Path:
-    """Return the file that holds the boxes of a picture."""
-    parts = picture.parts
+def label_file(image: Path) -> Path:
+    """Return the file that holds the boxes of an image."""
+    parts = image.parts
     for i in range(len(parts) - 2, -1, -1):
         if parts[i] == "images":
             return Path(*parts[:i], "labels", *parts[i + 1 :]).with_suffix(".txt")
-    return picture.with_suffix(".txt")
+    return image.with_suffix(".txt")
+
+
+_NOT_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")
 
 
 def _notes(paths: Sequence[Path], places: Sequence[Path]) -> list[str]:
@@ -141,36 +138,38 @@ def _notes(paths: Sequence[Path], places: Sequence[Path]) -> list[str]:
     orphans = sorted(
         path.name
         for place in label_folders
-        for path in place.rglob("*.txt")
-        if path not in labels and path.name not in ("classes.txt", "train.txt", "val.txt", "test.txt")
+        for path in walk(place)
+        if path.suffix == ".txt"
+        and path not in labels
+        and path.name not in ("classes.txt", "train.txt", "val.txt", "test.txt")
     )
     return [
         f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         for names, what in (
-            (unlabelled, "pictures without a label file (taken as empty)"),
-            (orphans, "label files without a picture"),
+            (unlabelled, "images without a label file (taken as empty)"),
+            (orphans, "label files without an image"),
         )
         if names
     ]
 
 
-def _read_all(paths: Sequence[Path], places: Sequence[Path], *, class_count: int) -> list[Picture]:
+def _read_all(paths: Sequence[Path], places: Sequence[Path], *, class_count: int) -> list[AnnotatedImage]:
     problems: list[str] = []
-    pictures: list[Picture] = []
-    ids = [_picture_id(path, places) for path in paths]
-    need_unique(ids, where=", ".join(map(str, places)), what="picture names without suffix (they share a label file)")
-    for path, picture_id in zip(paths, ids, strict=True):
+    images: list[AnnotatedImage] = []
+    ids = [_image_id(path, places) for path in paths]
+    need_unique(ids, where=", ".join(map(str, places)), what="image names without suffix (they share a label file)")
+    for path, image_id in zip(paths, ids, strict=True):
         rows = _read_labels(label_file(path), class_count, problems)
         try:
-            pictures.append(_picture(path, picture_id, rows))
+            images.append(_image(path, image_id, rows))
         except DataError as error:
             problems.append(str(error))
     if problems:
-        raise DataError(f"{len(problems)} wrong label lines or pictures; correct or remove them:\n{listed(problems)}")
-    return pictures
+        raise DataError(f"{len(problems)} wrong label lines or images; correct or remove them:\n{listed(problems)}")
+    return images
 
 
-def _picture_id(path: Path, places: Sequence[Path]) -> str:
+def _image_id(path: Path, places: Sequence[Path]) -> str:
     for place in places:
         if path.is_relative_to(place):
             return path.relative_to(place).with_suffix("").as_posix()
@@ -210,22 +209,22 @@ def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
     if not label.is_integer() or not 0 <= label < class_count:
         raise ValueError(f"class {fields[0][:20]}; there are {class_count} names: expected 0 to {class_count - 1}")
     if not all(abs(value) <= _LARGEST for value in numbers):
-        raise ValueError(f"{' '.join(fields[1:5])[:100]} is not normalised; divide by the picture's width and height")
+        raise ValueError(f"{' '.join(fields[1:5])[:100]} is not normalised; divide by the image's width and height")
     if polygon:
         x, y = numbers[0::2], numbers[1::2]
         return label, (min(x) + max(x)) / 2, (min(y) + max(y)) / 2, max(x) - min(x), max(y) - min(y)
     return label, *numbers
 
 
-def _picture(path: Path, picture_id: str, rows: Sequence[tuple[float, ...]]) -> Picture:
+def _image(path: Path, image_id: str, rows: Sequence[tuple[float, ...]]) -> AnnotatedImage:
     width, height = size_of(path)
     table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     scaled = table[:, 1:] * np.array([width, height, width, height], dtype=np.float64)
     size = scaled[:, 2:]
-    return Picture(
+    return AnnotatedImage(
         path=path,
         file_name=path.name,
-        image_id=picture_id,
+        image_id=image_id,
         width=width,
         height=height,
         boxes_xywh=np.concatenate([scaled[:, :2] - size / 2, size], axis=1),

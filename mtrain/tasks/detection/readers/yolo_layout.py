@@ -1,4 +1,4 @@
-"""Find the pictures and the description of a YOLO data set, including exports made on other machines."""
+"""Find the images and the description of a YOLO data set, including exports made on other machines."""
 
 import itertools
 import os
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of
+from mtrain.core.interfaces import Split
+from mtrain.data.reading import FOLDERS_OF, first_existing, lines_of
 from mtrain.errors import DataError
 
 DESCRIPTION = "data.yaml"
@@ -47,11 +48,11 @@ def no_names(root: Path, file: Path) -> str:
 def places_of(
     root: Path, value: str | None, images: str | None, description: Mapping[str, Any], split: Split
 ) -> list[Path]:
-    """Return the folders and list files with the pictures of ``split``; ``value`` is ``data.<split>``, ``images`` is
+    """Return the folders and list files with the images of ``split``; ``value`` is ``data.<split>``, ``images`` is
     ``data.images``.
 
     Raises:
-        DataError: one of them does not exist, or no source names the pictures' place.
+        DataError: one of them does not exist, or no source names the images' place.
     """
     base = _base(root, description)
     if value is not None:
@@ -78,8 +79,8 @@ def places_of(
         for pattern in ("images/{}", "{}/images", "{}", "{}.txt")
         for split_name in split_names
     ]
-    hint = ", or a share of all pictures with data.split (0.2)"
-    return [first_existing(candidates, what=f"pictures of the {split} split", key=f"data.{split}", remedy=hint)]
+    hint = ", or a share of all images with data.split (0.2)"
+    return [first_existing(candidates, what=f"images of the {split} split", key=f"data.{split}", remedy=hint)]
 
 
 def _base(root: Path, description: Mapping[str, Any]) -> Path:
@@ -99,4 +100,4 @@ def _existing(entry: str, base: Path, root: Path, split: Split) -> Path:
     inside = [root.joinpath(*parts[start:]) for start in range(max(len(parts) - 1, 1))]
     literal = [base / entry, root / entry]
     candidates = [*inside[:1], *literal] if entry.replace("\\", "/").startswith("../") else literal
-    return first_existing([*candidates, *inside], what=f"pictures of the {split} split", key=f"data.{split}")
+    return first_existing([*candidates, *inside], what=f"images of the {split} split", key=f"data.{split}")

@@ -3,7 +3,7 @@
 The canvases are those of the data set ``digits``. The files are in the form of ``voc_masks``; nothing is downloaded.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
+from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.made import MadeSet
-from mtrain.data.reading import Split
-from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.readers.voc_masks import CLASS_FILE, VocMasks
 
 NAMES = ("background", *(str(digit) for digit in range(10)))
@@ -48,28 +47,20 @@ class DigitsMasks(Dataset):
     def __init__(self, options: DigitsMasksOptions | None = None) -> None:
         self.options = options or DigitsMasksOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> MaskedPictures:
+    def read(self, request: SplitRequest) -> MaskedImages:
         """Read one split; generate the set first if it does not exist.
 
         Raises:
             DataError: ``root`` holds something else, or cannot be written.
         """
         made = MadeSet(name="digits-masks", mark="digits_masks.json", format=_FORMAT, options=self.options.model_dump())
-        folder = made.make(root or made.default_folder(), self._write)
-        return VocMasks().read(folder, split_value, images, names, split=split)
+        folder = made.make(request.root or made.default_folder(), self._write)
+        return VocMasks().read(replace(request, root=folder))
 
     def _write(self, folder: Path) -> None:
         # Imported here so that printing a plan needs no image library.
         from mtrain.data.images.digits_canvas import canvas
-        from mtrain.data.images.drawing import save_picture
+        from mtrain.data.images.drawing import save_image
         from mtrain.data.images.indexed import write_indices
 
         lists = folder / "ImageSets" / "Segmentation"
@@ -80,7 +71,7 @@ class DigitsMasks(Dataset):
             keys = [f"{split}_{index:06d}" for index in range(count)]
             for index, key in enumerate(keys):
                 drawn = canvas(split, index, size=options.size, seed=options.seed)
-                save_picture(drawn.picture, folder / "JPEGImages" / f"{key}.png")
+                save_image(drawn.image, folder / "JPEGImages" / f"{key}.png")
                 write_indices(self._classes(drawn.mask), folder / "SegmentationClass" / f"{key}.png")
             (lists / f"{split}.txt").write_text("\n".join(keys) + "\n", "utf-8")
         names = NAMES if options.classes == "digits" else INK_NAMES

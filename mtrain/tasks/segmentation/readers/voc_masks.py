@@ -1,6 +1,6 @@
-"""The ``voc_masks`` data set: pictures and masks in the folders of Pascal VOC's segmentation challenge.
+"""The ``voc_masks`` data set: images and masks in the folders of Pascal VOC's segmentation challenge.
 
-``JPEGImages`` holds the pictures, ``SegmentationClass`` a PNG of class indices for each, ``ImageSets/Segmentation`` a list
+``JPEGImages`` holds the images, ``SegmentationClass`` a PNG of class indices for each, ``ImageSets/Segmentation`` a list
 of names for each split. The index 255 marks pixels that count nowhere. Everingham et al. 2010.
 """
 
@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Dataset
-from mtrain.data.reading import FOLDERS_OF, Split, first_existing, lines_of, listed, need_root, need_unique, pictures_in
+from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, listed, need_root, need_unique
 from mtrain.errors import DataError
-from mtrain.tasks.segmentation.masks import MaskedPictures
+from mtrain.tasks.segmentation.masks import MaskedImages
 
 NAMES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -44,47 +44,39 @@ class VocMasks(Dataset):
     def __init__(self, options: VocMasksOptions | None = None) -> None:
         self.options = options or VocMasksOptions()
 
-    def read(
-        self,
-        root: Path | None,
-        split_value: str | None,
-        images: str | None,
-        names: Sequence[str] | None,
-        *,
-        split: Split,
-    ) -> MaskedPictures:
-        """Find the pictures of one split and their masks; no picture is read.
+    def read(self, request: SplitRequest) -> MaskedImages:
+        """Find the images of one split and their masks; no image is read.
 
         Raises:
-            DataError: a folder, a list, a picture or a mask is missing, or a name occurs twice.
+            DataError: a folder, a list, an image or a mask is missing, or a name occurs twice.
         """
-        root = need_root(root, "voc_masks")
-        folder = first_existing([root / (images or "JPEGImages")], what="folder of pictures", key="data.images")
+        root = need_root(request.root, "voc_masks")
+        folder = first_existing([root / (request.images or "JPEGImages")], what="folder of images", key="data.images")
         masks = first_existing([root / self.options.masks], what="folder of masks", key="data.options.masks")
-        pictures = {path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_in(folder)}
-        keys, place = self._keys(root, split_value, masks, split)
-        missing = [f"{key}: no picture in {folder}" for key in keys if key not in pictures]
+        paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in images_in(folder)}
+        keys, place = self._keys(root, request.value, masks, request.split)
+        missing = [f"{key}: no image in {folder}" for key in keys if key not in paths]
         missing += [f"{key}: no mask {masks / key}.png" for key in keys if not (masks / f"{key}.png").is_file()]
         if missing:
             raise DataError(f"{place}: {len(missing)} files of {len(keys)} names are missing:\n{listed(missing)}")
-        return MaskedPictures(
-            pictures=[pictures[key] for key in keys],
+        return MaskedImages(
+            images=[paths[key] for key in keys],
             masks=[masks / f"{key}.png" for key in keys],
-            class_names=_class_names(root, names),
+            class_names=_class_names(root, request.names),
             keys=keys,
         )
 
     def _keys(self, root: Path, value: str | None, masks: Path, split: Split) -> tuple[list[str], Path]:
-        """Return the names of a split's pictures, without suffix, and where they come from."""
+        """Return the names of a split's images, without suffix, and where they come from."""
         if split == "all" and value is None:
-            found = [path.relative_to(masks).with_suffix("").as_posix() for path in pictures_in(masks)]
+            found = [path.relative_to(masks).with_suffix("").as_posix() for path in images_in(masks)]
             return found, masks
         lists = root / self.options.lists
         candidates = [root / value] if value is not None else [lists / f"{name}.txt" for name in FOLDERS_OF[split]]
-        remedy = ", or a share of all pictures with data.split (0.2)"
+        remedy = ", or a share of all images with data.split (0.2)"
         file = first_existing(candidates, what=f"list of the {split} split", key=f"data.{split}", remedy=remedy)
         keys = lines_of(file)
-        need_unique(keys, where=str(file), what="names of pictures")
+        need_unique(keys, where=str(file), what="names of images")
         return keys, file
 
 

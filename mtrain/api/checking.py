@@ -1,0 +1,33 @@
+"""Checks of this host, the hosts of a job and every installed backend, before a job is started."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import mtrain
+from mtrain.jobs.doctor import Checkup, Request, examine
+from mtrain.jobs.preflight.findings import Finding, show
+
+__all__ = ["Checkup", "Request", "build_horovod", "check"]
+
+
+def check(request: Request, *, stream: IO[str] | None = None) -> Checkup:
+    """Run all checks; ``stream`` receives the findings in words as soon as they are known, None: nothing is shown.
+
+    Raises:
+        UsageError: the spec is wrong, or the hosts cannot be reached at all.
+    """
+
+    def report(findings: Sequence[Finding], hosts: str) -> None:
+        if stream is not None:
+            show(findings, every=hosts, stream=stream)
+
+    return examine(request, report=report)
+
+
+def build_horovod() -> int:
+    """Run the build script of mtrain for the interpreter that runs mtrain; return the script's exit code."""
+    script = Path(mtrain.__file__).parent / "backends" / "_horovod" / "build.sh"
+    return subprocess.run(["bash", str(script), sys.executable], check=False).returncode  # noqa: S603, S607 - ours

@@ -1,0 +1,78 @@
+"""Evaluation of trained weights: by the ranks of a job, or of an exported model in this process."""
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.deploy.exported import job as exported_model
+from mtrain.errors import UsageError
+from mtrain.jobs import beside_run, closing, job, start
+from mtrain.jobs.hosts import allocated_hosts, many_hosts
+from mtrain.jobs.job import Outcome
+from mtrain.spec.config import Given
+from mtrain.spec.request import SpecRequest
+from mtrain.weights.own import refuse_own
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateRequest:
+    """A request to score trained weights on the evaluation split."""
+
+    spec: SpecRequest
+    """The spec; none named: that of the run or checkpoint, else the newest run of the default spec is scored."""
+    run: str | None = None
+    """A run folder, whose best checkpoint is scored."""
+    checkpoint: str | None = None
+    """A checkpoint; with ``run``, in place of its best."""
+    weights: str | None = None
+    """A file of weights, or an exported ``.onnx``, in place of a checkpoint."""
+    resume: str | None = None
+    """A run folder, whose newest checkpoint is scored, or a checkpoint."""
+    quiet: bool = False
+
+
+def evaluate(request: EvaluateRequest) -> Outcome:
+    """Score weights on the evaluation split, in a run folder of its own.
+
+    Raises:
+        UsageError: there is nothing to evaluate, or the job cannot be started.
+    """
+    named = start.TrainedWeights(
+        run=request.run or request.resume, checkpoint=request.checkpoint, weights=request.weights
+    ).fetched()
+    source = named.checkpoint or named.run
+    if source:
+        refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
+    config = exported_model.config_of(start.resumed_config(request.spec.config, source), named.weights)
+    loaded = allocated_hosts.completed(request.spec.read(config, _weights_value(named.weights)))
+    if request.run and not named.checkpoint:
+        folder = Path(str(named.run))
+        if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
+            raise UsageError(f"--run {folder}: no such run folder; give one such as runs/digits")
+        source = str(start.best_of(folder) or source)
+    is_beside = source and request.spec.config is not None
+    if is_beside and (note := beside_run.note_on(loaded, Path(str(source)))):
+        loaded = dataclasses.replace(loaded, notes=(*loaded.notes, note))
+    return _scored(loaded, source=source, quiet=request.quiet)
+
+
+def _weights_value(weights: str | None) -> dict[str, Any]:
+    """Return the value of the spec for a file of weights; an empty name stands for no file."""
+    return {} if weights is None else {"model.weights": Given(weights or None, f"--weights {shlex.quote(weights)}")}
+
+
+def _scored(loaded: "Loaded", *, source: str | None, quiet: bool) -> Outcome:
+    """Score a checkpoint or run folder; None: ``model.weights``, which may be an exported model."""
+    weights = loaded.spec.model.weights
+    if not exported_model.is_exported(weights):
+        return job.evaluate(loaded, resume=source, quiet=quiet)
+    if source is not None:
+        raise UsageError(f"{source} and --weights {weights} are both given; keep one")
+    folder, summary = exported_model.evaluate(loaded, quiet=quiet)
+    lines = closing.metric_lines(summary, summary.get("metrics", {}))
+    return Outcome(code=0, run_dir=folder, summary=summary, lines=lines)

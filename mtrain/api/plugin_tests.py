@@ -1,0 +1,105 @@
+"""Tests of plugins with real jobs: ``mtrain plugins test``."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtrain.errors import UsageError
+from mtrain.spec.registry import Registry
+from mtrain.system import environment
+from mtrain.testing import kit, plugin_kit, wording
+
+KINDS = ("backends", "models", "datasets", "tasks", "launchers")
+"""Kinds of plugins that can be tested; of several with one name, the first is meant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginTestRequest:
+    """A request to test a plugin."""
+
+    name: str
+    kind: str | None = None
+    """None: the first of ``KINDS`` that has the name."""
+    ranks: int | None = None
+    """Ranks of its jobs on this machine; None: 2."""
+    overrides: tuple[str, ...] = ()
+    """``PATH=VALUE`` settings of the spec."""
+    only: tuple[str, ...] = ()
+    """Run only checks whose id begins so."""
+    limit_s: float = 120.0
+    """Seconds for one check."""
+    json_file: Path | None = None
+    """The file for the results; None: none is written."""
+    out: Path | None = None
+    """The folder in which logs are kept; None: they are kept only where a check failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginTested:
+    """The result of the tests of a plugin."""
+
+    passed: bool
+    report: str
+    """What was found, as text."""
+
+
+def run_tests(request: PluginTestRequest, *, tell: Callable[[str], None]) -> PluginTested:
+    """Test a plugin with real jobs; ``tell`` receives lines about the progress.
+
+    Raises:
+        UsageError: it could not be tested, or a file cannot be written.
+    """
+    kind = request.kind or _kind_of(request.name, request.overrides)
+    order = kit.KitRequest(
+        backend=request.name,
+        ranks=request.ranks,
+        overrides=request.overrides,
+        only=request.only,
+        limit_s=request.limit_s,
+        environ=environment.cleaned(environment.caller()),
+        python=sys.executable,
+        say=tell,
+    )
+    if request.json_file is not None:
+        _check_can_be_written(request.json_file)
+    folder = request.out or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(request.name).name}-"))
+    _make_folder(folder)
+    try:
+        conformance = kit.run(order, folder) if kind == "backends" else plugin_kit.run(kind, order, folder)
+    except UsageError:
+        if request.out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if request.json_file is not None:
+        request.json_file.write_text(json.dumps(conformance.as_json(), indent=2) + "\n", encoding="utf-8")
+    if conformance.passed and request.out is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return PluginTested(passed=conformance.passed, report=wording.report(conformance))
+
+
+def _kind_of(name: str, overrides: Sequence[str]) -> str:
+    """Return the kind of the plugin to test: the first that has the name. An unknown name is taken for a backend's."""
+    files = [text.partition("=")[2] for text in overrides if text.startswith("plugins=")]
+    registry = Registry.read(files[-1] if files else None)
+    kinds = (kind for kind in KINDS if any(entry.name == name for entry in registry.names(kind)))
+    return next(kinds, "backends")
+
+
+def _check_can_be_written(file: Path) -> None:
+    """Refuse a file that cannot be written, before minutes are spent on its content."""
+    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(
+            f"--json {file}: cannot be written; name a file in a folder that exists and that you may write to"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot be made ({error.strerror}); name another folder") from error

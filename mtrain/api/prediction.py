@@ -1,0 +1,217 @@
+"""Prediction on images with trained weights: one rank on this host, whatever the weights were trained on."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core.record_files import write_json
+from mtrain.deploy.exported import job as exported_model
+from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
+from mtrain.jobs import beside_run, start
+from mtrain.rank.predict import SKIPPED
+from mtrain.spec.request import SpecRequest
+from mtrain.weights.own import refuse_own
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+WORK_FOLDER = ".run"
+"""Subfolder of the results in which the rank works; removed when it has succeeded."""
+PREDICTIONS = "predictions.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictRequest:
+    """A request for predictions: the images, the weights and the form of the results."""
+
+    sources: Sequence[str]
+    """Image files and folders of images."""
+    spec: SpecRequest = field(default_factory=SpecRequest)
+    """The spec; none named: that of the run."""
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    out: str = "predictions"
+    confidence: float = 0.25
+    """Lowest score that is kept, from 0 to 1."""
+    draw: bool = True
+    strict: bool = False
+    """Whether an image that cannot be read is an error; otherwise it is skipped."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The results of a request."""
+
+    code: int
+    """Exit code of the rank; nothing was written where it is not 0."""
+    out: Path
+    predictions: Sequence[Mapping[str, Any]] = ()
+    """Content of ``predictions.json``; its form depends on the task."""
+    images: int = 0
+    """Number of images that were predicted on."""
+    skipped: Sequence[Mapping[str, str]] = ()
+    """``file_name`` and ``reason`` of each image that could not be read."""
+
+    @property
+    def found_file(self) -> Path:
+        """Return the file of the predictions."""
+        return self.out / PREDICTIONS
+
+    @property
+    def skipped_file(self) -> Path:
+        """Return the file that lists the images that could not be read, which is there if there are some."""
+        return self.out / SKIPPED
+
+    def skipped_text(self) -> str:
+        """Return lines that name the images that could not be read, the first ones of many."""
+        from mtrain.data.reading import listed
+
+        return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
+
+
+def predict(request: PredictRequest) -> Prediction:
+    """Predict on images with the averaged weights of a checkpoint, or with a file of weights.
+
+    Raises:
+        CheckpointError: there are no weights to use.
+        DataError: no image was given, or none can be read.
+        UsageError: the spec or the output folder is wrong.
+    """
+    files = images(request.sources)
+    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
+    run = Path(request.run or "runs/latest")
+    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        absent = f"no intact checkpoint in {run}" if run.is_dir() else f"no such run folder: {run}"
+        if weights != run:
+            absent = f"{weights} does not exist"
+        raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    refuse_own(weights, "predict: draws on images with the networks of model plugins")
+    if exported_model.is_exported(weights):
+        return _with_exported(request, files, weights)
+    config = request.spec.config
+    if config is None:
+        config = start.resumed_config(None, request.run if request.weights else str(weights))
+    loaded = _on_one_rank(config, request)
+    if request.spec.config is not None:
+        beside_run.say(request.spec.read(config), weights)
+    if not weights.is_dir() and not loaded.spec.data.names:
+        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    out = Path(request.out)
+    folder = _empty_folder(out / WORK_FOLDER)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
+    content = {
+        "images": {str(file): name for file, name in files.items()},
+        "out": str(out.absolute()),
+        "confidence": request.confidence,
+        "draw": request.draw,
+        "class_names": loaded.spec.data.names or [],
+        "strict": request.strict,
+    }
+    write_json(folder / "predict.json", content)
+    where = start.Where(run_dir=folder, checkpoint=weights)
+    try:
+        code = start.run_job(loaded, where, mode="predict", quiet=True).code
+    except MtrainError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if code != 0:  # the message names the logs in the folder; the next prediction clears it
+        return Prediction(code=code, out=out)
+    shutil.rmtree(folder)
+    skipped = _read(out / SKIPPED)
+    return Prediction(
+        code=code,
+        out=out,
+        predictions=_read(out / PREDICTIONS),
+        images=len(files) - len(skipped),
+        skipped=skipped,
+    )
+
+
+def _with_exported(request: PredictRequest, files: Mapping[Path, str], weights: Path) -> Prediction:
+    """Predict with an exported model in this process."""
+    config = exported_model.config_of(request.spec.config, str(weights))
+    loaded = request.spec.read(config, {"model.weights": None})
+    out = Path(request.out)
+    folder = _empty_folder(out / WORK_FOLDER)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
+    try:
+        exported_model.predict(loaded, weights, files=files, out=out, request=request)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    skipped = _read(out / SKIPPED)
+    found, count = _read(out / PREDICTIONS), len(files) - len(skipped)
+    return Prediction(code=0, out=out, predictions=found, images=count, skipped=skipped)
+
+
+def images(sources: Sequence[str]) -> dict[Path, str]:
+    """List the image files that were named, those of folders included, each once, with its name in the results.
+
+    A file keeps the name by which it was given. An image of a folder is named by its path in that folder where it is
+    the only source, so that results do not depend on where the folder lies; with several sources the source stands in
+    front.
+
+    Raises:
+        DataError: a name is neither a file nor a folder, or a folder holds no image; all of them are named.
+    """
+    from mtrain.data.reading import images_in, listed
+
+    names: dict[Path, str] = {}
+    problems = []
+    for source in map(Path, sources):
+        files = images_in(source) if source.is_dir() else [source] if source.is_file() else []
+        is_only_source = source.is_dir() and len(sources) == 1
+        for file in files:
+            names.setdefault(file.absolute(), (file.relative_to(source) if is_only_source else file).as_posix())
+        if not files:
+            problems.append(f"{source}: " + ("holds no image" if source.is_dir() else "no such file or folder"))
+    if problems:
+        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no image:\n{listed(problems)}")
+    return names
+
+
+def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
+    """Load the spec of a run for one process without hosts, on the framework that the run was trained with.
+
+    That framework is installed where the run was made; the other one need not be.
+    """
+    read = request.spec.read
+    framework = start.framework_of(read(config))
+    overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
+    loaded = read(config, overrides)
+    if "confidence" not in loaded.job.model_class.Options.model_fields:
+        return loaded
+    # A model that selects predictions itself must know the lowest score.
+    return read(config, {**overrides, "model.options.confidence": request.confidence})
+
+
+def _empty_folder(folder: Path) -> Path:
+    """Create ``folder``, or empty it; return it.
+
+    Raises:
+        UsageError: it cannot be created, or another prediction is running there.
+    """
+    from mtrain.system import runfolder
+
+    try:
+        if folder.is_dir():
+            with runfolder.taken(runfolder.RunFolder(folder)):
+                shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder.parent}: cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def _read(file: Path) -> list[Any]:
+    """Read the list in a JSON file; return an empty one where there is no file."""
+    entries: list[Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return entries

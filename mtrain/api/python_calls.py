@@ -1,0 +1,95 @@
+"""Arguments of mtrain's Python functions, converted to what the command line would have given: specs, paths and values."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mtrain.api.typed import Spec
+from mtrain.errors import UsageError
+from mtrain.spec.request import NOTHING, SpecRequest
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, RunValues, Source
+
+File = str | os.PathLike[str] | None
+SpecSource = File | Spec
+
+
+def flags_of(*, backend: str | None, ranks: int | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values that the arguments set, by dotted path, with the argument that messages name."""
+    from mtrain.spec import config
+
+    flags = {path: config.Given(value, f"overrides[{path!r}]") for path, value in flat(overrides or {})}
+    if backend is not None:
+        flags["backend.name"] = config.Given(backend, f"backend={backend!r}")
+    if ranks is not None:
+        flags["cluster.nproc_per_node"] = config.Given(ranks, f"ranks={ranks!r}")
+    return flags
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values by dotted path, as YAML would have given them; an empty mapping stays a value."""
+    from mtrain.spec.in_code import plain
+
+    for key, value in (plain(values, where="overrides") if not prefix else values).items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def source_of(spec: SpecSource) -> "Source":
+    """Return a spec as ``config.load`` takes it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if spec is None or isinstance(spec, Mapping):
+        return spec
+    if not isinstance(spec, str | os.PathLike):
+        raise UsageError(
+            f"given a spec of type {type(spec).__name__}, expected a file, the name of a config, or a dict"
+        )
+    return os.fspath(spec)
+
+
+def text_of(path: File) -> str | None:
+    """Return a path as text; None stays None."""
+    return None if path is None else os.fspath(path)
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as ``-o`` takes it: YAML on one line."""
+    import json
+
+    return json.dumps(value)
+
+
+def need_main_thread(name: str) -> None:
+    """Refuse other threads: only the main thread of a process can be told of Ctrl-C and SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            f"mtrain.{name} was called from another thread; call it from the main thread, or from a process of its own"
+        )
+
+
+def spec_request(
+    spec: SpecSource,
+    *,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> SpecRequest:
+    """Return the spec that a call asks for, with every value that it passes; see ``mtrain.api.functions``."""
+    from mtrain.spec.config import Given, load
+
+    def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        named = {path: value for path, value in needed.items() if isinstance(value, Given)}
+        plain = {path: value for path, value in needed.items() if path not in named}
+        values = {**dict(flat(overrides or {})), **plain}
+        flags = flags_of(backend=backend, ranks=ranks, overrides=values)
+        return load(config, flags={**flags, **named}, run=run)
+
+    return SpecRequest(config=source_of(spec), read=read)

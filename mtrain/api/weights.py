@@ -1,0 +1,155 @@
+"""Files of weights: read, converted between the names of programs, and described."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mtrain.core.interfaces import Array, Model
+from mtrain.errors import CheckpointError, UsageError
+from mtrain.spec.registry import Registry
+from mtrain.weights.models import Expected, expected, fitted, registry_for
+from mtrain.weights.names import exported
+from mtrain.weights.own import WORDS
+from mtrain.weights.reading import Weights, read
+from mtrain.weights.writing import LAYOUTS, check_target, write
+
+MIB = 2**20
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertRequest:
+    """A request to write weights under the names of another program, or of mtrain where the file is a ``.safetensors``."""
+
+    file: Path
+    """A file of weights, a checkpoint or a run."""
+    target: Path
+    model: str | None = None
+    """The model that the weights are of; None: the file says it."""
+    force: bool = False
+    """Replace ``target``."""
+    deploy: bool = False
+    """Write the model's form for inference."""
+
+
+def import_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
+    """Write weights of another program under mtrain's names; see ``convert``."""
+    if request.target.suffix != ".safetensors":
+        raise CheckpointError(
+            f"--to {request.target}: import writes .safetensors; for other endings: mtrain weights export"
+        )
+    convert(request, tell=tell, warn=warn)
+
+
+def convert(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
+    """Write weights under the names that programs have which read files like ``target``.
+
+    Args:
+        request: the files and the model.
+        tell: receives lines on what was read and written.
+        warn: receives sentences on what does not fit.
+
+    Raises:
+        UsageError: the file cannot be read, is not of the model, or ``target`` cannot be written.
+    """
+    target = request.target
+    check_target(target, force=request.force)
+    file_weights = read(request.file)
+    tell(_described(file_weights))
+    if file_weights.own is not None:
+        _copy_own(file_weights, request, tell)
+        return
+    target_model = _target_model(file_weights, request)
+    arrays = _fitted(file_weights, target_model, tell=tell, warn=warn)
+    if request.deploy:
+        arrays = _fused(arrays, target_model, registry=registry_for(file_weights))
+        tell(f"for inference: {len(arrays)} arrays")
+    write(target, exported(arrays, target_model.published, layout=LAYOUTS[target.suffix]))
+    tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
+
+
+def description(file: Path) -> list[str]:
+    """Return lines with the names, types and shapes of the arrays in a file.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    file_weights = read(file)
+    width = max((len(name) for name in file_weights.arrays), default=0)
+    arrays = file_weights.arrays.items()
+    rows = [f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}" for name, array in arrays]
+    return [_described(file_weights), *rows]
+
+
+def _target_model(file_weights: Weights, request: ConvertRequest) -> Expected:
+    """Return the names and shapes of the model that the weights are of."""
+    name = request.model or file_weights.model
+    if name is None:
+        raise CheckpointError(
+            f"{request.file} does not say of which model it is; give --model NAME (mtrain plugins list)"
+        )
+    is_own = name == file_weights.model
+    target_model = expected(
+        file_weights,
+        name,
+        options=file_weights.options if is_own else None,
+        pruned=file_weights.pruned if is_own else None,
+    )
+    if target_model is None:
+        raise CheckpointError(
+            f"--model {name}: its state is not known without a framework; train with it as model.weights"
+        )
+    return target_model
+
+
+def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> None:
+    """Write the weights of a user's own module under the names of its ``state_dict``."""
+    assert file_weights.own is not None, "the caller has asked"
+    model, target = request.model, request.target
+    flag = "--deploy" if request.deploy else f"--model {model}" if model not in (None, file_weights.model) else None
+    if flag is not None:
+        raise UsageError(f"{flag}: {file_weights.path} is of {WORDS[file_weights.own]}; leave the flag out")
+    write(target, file_weights.arrays)
+    tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB), with the names of the module's state_dict")
+
+
+def _fitted(file_weights: Weights, target_model: Expected, *, tell: Tell, warn: Tell) -> Mapping[str, Array]:
+    """Return the file's arrays under the model's names and in its types; tell what does not fit.
+
+    Counters that the file does not hold are 0.
+    """
+    result = fitted(file_weights, target_model)
+    classes = f" with {target_model.classes} classes" if target_model.classes is not None else ""
+    part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
+    tell(f"{target_model.model}{classes}: {len(result.matched)} of {len(target_model.state)} arrays taken{part}")
+    if result.counters:
+        tell(f"{len(result.counters)} counters that such files do not hold are 0")
+    for sentence in result.warnings():
+        warn(f"warning: {sentence}")
+    zeros = {name: np.zeros(target_model.state[name].shape, target_model.state[name].dtype) for name in result.counters}
+    arrays = {**result.matched, **zeros}
+    return {name: arrays[name] for name in target_model.state if name in arrays}
+
+
+def _fused(arrays: Mapping[str, Array], target_model: Expected, *, registry: Registry) -> Mapping[str, Array]:
+    """Return the state for inference, made by the model's own ``fused``."""
+    missing = [name for name in target_model.state if name not in arrays]
+    model: type[Model] = registry.load("models", target_model.model)
+    fused_arrays = None if missing else model.fused(arrays)
+    if missing and model.fused is not Model.fused:
+        raise CheckpointError(
+            f"--deploy: needs every array of {target_model.model}; {len(missing)} are not in the file, such as {missing[0]}"
+        )
+    if fused_arrays is None:
+        raise CheckpointError(
+            f"--deploy: {target_model.model} has no form for inference of its own; leave the flag out"
+        )
+    return fused_arrays
+
+
+def _described(file_weights: Weights) -> str:
+    size = sum(array.nbytes for array in file_weights.arrays.values())
+    types = ", ".join(sorted({str(array.dtype) for array in file_weights.arrays.values()}))
+    return f"{file_weights.path}: {file_weights.description}: {len(file_weights.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

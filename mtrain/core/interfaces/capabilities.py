@@ -1,0 +1,39 @@
+"""What only some sessions can do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mtrain.core.interfaces.program import Program
+from mtrain.core.interfaces.tensors import Array, Module
+
+Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program], Sequence[str]]
+"""Writes a model in evaluation mode as a program that needs nothing of mtrain.
+
+It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
+names of the program's outputs, in order.
+"""
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a session can do beyond what every session must; each default is that of a session that cannot."""
+
+    late: bool = False
+    """Whether the trainer is to read the metrics of an update one update later (``Optimizer.step_later``), so that it
+    does not wait for the device in mid-update. Known once ``prepare`` was called."""
+    fast_bf16: bool = False
+    """Whether this rank's device computes bf16 faster than fp32, for ``train.precision: auto``."""
+    seed: Callable[[int], None] = _nothing
+    """Seeds the framework's random generators of this rank, before a user's sample is read."""
+    time_waits: Callable[[], None] = _nothing
+    """Measures from now on how long this rank waits for others; see ``RankSession.measure``.
+
+    It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it.
+    """
+    export: Export | None = None
+    """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

@@ -1,0 +1,174 @@
+"""The description of a network, and the facts from which it is built."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel
+
+from mtrain.core.interfaces.collective import Collective
+from mtrain.core.interfaces.tensors import Array, HostBatch, Module, Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """The facts about the data and the job from which a model is built."""
+
+    kind: str
+    """Kind of the task. The data set and the model of one job must be of the same kind."""
+    class_names: Sequence[str]
+    image_size: int
+    """Side of the square input, in pixels; 0: the input of the task's networks has none."""
+    global_batch: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics of the data with which the model's network is built; ``Model.prepare_task`` adds them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imitation:
+    """A teacher, and how much imitating it counts. A network has it as its attribute ``imitation``.
+
+    The teacher is no part of the network's state: it is neither trained nor averaged nor saved.
+    """
+
+    teacher: Module
+    """A network in evaluation mode, without gradients; its method ``signals(batch)`` shows what is imitated."""
+    labels: float = 1.0
+    """Factor of the loss on the data's own labels."""
+    outputs: float = 1.0
+    """Factor of the loss between the outputs of both."""
+    features: float = 0.0
+    """Factor of the loss between the attention maps of both."""
+    temperature: float = 1.0
+    """Number by which class logits are divided before they are compared as probabilities."""
+
+    def seen(self, batch: Any) -> Any:
+        """Return the teacher's signals for a micro batch."""
+        signals: Any = self.teacher
+        return signals.signals(batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """How a copy of a micro batch's images differs from them, for test-time augmentation."""
+
+    mirrored: bool
+    """Left and right are exchanged."""
+    scale: float
+    """Size of the content relative to the original; the rest of the copy is padding on the right and below."""
+    width: int
+    """Width of the original in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """How weight files that others publish for a model differ from the model's state in mtrain.
+
+    It need not list how each framework spells names: that is known. Patterns are regexes searched in neutral names.
+    """
+
+    left_out: Sequence[str] = ()
+    """Patterns of entries that published files do not contain."""
+    float32: Sequence[str] = ()
+    """Full names (no patterns) of integer entries that are published as float32."""
+    per_class: Sequence[str] = ()
+    """Patterns of entries whose shape depends on the number of classes."""
+    of_data: Sequence[str] = ()
+    """Patterns of entries that are computed from a job's data: training keeps its own, evaluation takes the file's."""
+
+
+class Model(Protocol):
+    """The description of a network: the target of one ``mtrain.models`` entry point, constructed as ``Model(options)``.
+
+    It is not a network itself; ``build`` returns one. Importing its Python module must not import the network's code,
+    because ``core.nn`` is bound only inside a rank. A plugin class derives from ``Model`` and so has the defaults below.
+    """
+
+    Options: ClassVar[type[BaseModel]]
+    kind: ClassVar[str]
+    """Name of the task plugin whose data the model learns."""
+    size_step: int = 0
+    """Number of which both sides of an image must be multiples; 0: the network takes one size only."""
+    native: ClassVar[bool] = False
+    """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    spans_ranks: ClassVar[bool] = False
+    """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
+    ``core.sampler.Shares``."""
+    imitates: ClassVar[Sequence[str]] = ()
+    """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
+
+    The network then derives from ``models.common.imitation.Imitator``.
+    """
+    recomputable: ClassVar[Sequence[str]] = ()
+    """Regexes of names of the submodules that ``train.recompute: true`` recomputes; none: the spec has to name them."""
+    published: ClassVar[Published] = Published()
+    """How weight files that others publish for the model differ from its state; by default they do not."""
+
+    @abstractmethod
+    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
+        """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
+        ...
+
+    def check_framework(self, framework: str) -> None:
+        """Refuse a backend's framework on which the model cannot be built; called before the ranks join.
+
+        The default refuses nothing: models on ``core.nn`` run on every framework.
+
+        Raises:
+            SpecError: the model is of another framework.
+        """
+        return
+
+    @abstractmethod
+    def build(self, task: Task, collective: Collective) -> Module:
+        """Build the network as a native module of the bound framework.
+
+        In training mode ``module(batch)`` returns a dict of scalar losses, of which only ``"total"`` carries a
+        gradient; in evaluation mode it returns a dict of tensors whose first axis is the batch.
+
+        ``collective`` is for metrics that a loss needs from all ranks; in training mode every rank calls the module
+        equally often.
+        """
+        ...
+
+    def arranged(self, batch: HostBatch) -> HostBatch:
+        """Return a micro batch of training as the network takes it, before it is sent to the device.
+
+        What the network would have to read from the device is worked out here. The network must take ``batch`` itself,
+        too. The default returns ``batch``.
+        """
+        return batch
+
+    @abstractmethod
+    def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
+        """Return the start values of every weight and buffer, drawn by (seed, name), so equal on every framework."""
+        ...
+
+    def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leave out of the output of evaluation mode, on the device, what ``predictions`` would drop.
+
+        It is called where the output would have to be downloaded; ``predictions`` must return the same. The default
+        leaves out nothing.
+        """
+        return output
+
+    @abstractmethod
+    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
+        """Turn the output of evaluation mode into one picklable value per sample, for the evaluator."""
+        ...
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Turn the outputs for varied copies of one micro batch into one output, as for the micro batch itself.
+
+        The default cannot: ``evaluate.augment`` is refused for the model.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def fused(arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:
+        """Return the state of the network's form for inference, made from its whole state ``arrays``.
+
+        None, the default: the model has no such form.
+        """
+        return None

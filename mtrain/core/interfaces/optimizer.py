@@ -1,0 +1,79 @@
+"""An update rule that is bound to one model."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from mtrain.core.interfaces.tensors import Array, Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """The learning rates and the momentum of one update, as the schedule sets them."""
+
+    learning_rates: Sequence[float]
+    """Learning rate of each group of the recipe, in its order."""
+    momentum: float | None = None
+    """Momentum (sgd, rmsprop) or beta1 (others) that replaces the one of every group; None: each group keeps its own."""
+    sparsity: float | None = None
+    """Share of each pruned array that is to be 0 after this update; None: the masks stay as they are."""
+
+
+class Optimizer(Protocol):
+    """An update rule bound to one model, with its loss scaling, gradient exchange between ranks, clipping and EMA."""
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The names of the parameters in each group of the recipe, in model order."""
+        ...
+
+    def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> AbstractContextManager[None]:
+        """Return a context that surrounds forward and backward of one micro batch.
+
+        Args:
+            last: It is the last micro batch of the update, in whose backward pass gradients are exchanged.
+            moves_buffers: False: afterwards the buffers of the model, such as running statistics, are as they were.
+        """
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of ``loss``, divided by ``accumulate``, to what has been summed up so far.
+
+        ``loss`` is the mean over this micro batch.
+        """
+        ...
+
+    def step(self, rates: Rates) -> float:
+        """Do one update: average over ranks, clip, apply, zero, EMA. Return the gradient norm before clipping.
+
+        If the norm is not finite, weights, moments and EMA stay as they are, and that norm is returned.
+        """
+        ...
+
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        """Do one update as ``step`` does, without waiting for the device; only where ``Capabilities.late`` is True.
+
+        Args:
+            rates: learning rates and momentum of the update.
+            numbers: metrics of this rank that the host knows.
+            tensors: metrics of this rank on the device, each of one element.
+
+        Returns:
+            A function that waits for the device, and returns the norm and the means over ranks of ``numbers`` and
+            ``tensors``, float64. Call it after the next update was started, when the device has work to go on with.
+        """
+        ...
+
+    def seed_shard(self, shard: int) -> None:
+        """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
+
+        Sessions of users' scripts call it before each micro batch. ``step`` does the same for the next update.
+        """
+        ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which the model of every rank holds the EMA weights and the buffers of rank 0."""
+        ...

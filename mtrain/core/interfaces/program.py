@@ -1,0 +1,47 @@
+"""The description of a program for inference that a session is asked to write: see ``Capabilities.export``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+Format: TypeAlias = Literal["onnx", "torch", "paddle"]
+"""An ONNX graph; a file of ``torch.export``; a program of ``paddle.jit.save``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramInput:
+    """An array of a batch that a model reads in evaluation mode."""
+
+    key: str
+    """Its name in a batch."""
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    dtype: str = "uint8"
+    layout: str = "HWC"
+    """``HWC``: row, column, channel; its first two axes are an image's. Empty: the array is no image."""
+    name: str = ""
+    """Its name as an input of the program; empty: ``key``."""
+    example: Any = None
+    """An array of a batch, with which the model is traced; None: zeros."""
+    batched: bool = True
+    """Whether its first axis is that of samples, which ``shape`` leaves out; else ``example`` has the whole shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A program to write."""
+
+    format: Format
+    path: Path
+    inputs: Sequence[ProgramInput]
+    batch: int | None = None
+    """Samples in a batch; None: any number."""
+    size_step: int = 0
+    """Both sides of an image may be any multiple of this; 0: they are those of ``inputs``."""
+    raw: bool = False
+    """Outputs are those of the network's method ``raw``, before anything is decoded."""
+    half: bool = False
+    """Compute in float16 where the network computes in the type of its weights."""
+    opset: int | None = None
+    """Version of ONNX's set of operators; None: the exporter's default."""

@@ -1,0 +1,84 @@
+"""The recipe: every setting that affects gradients or weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mtrain.core.interfaces.tensors import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantise:
+    """How layers learn to compute with 8 bits; see ``core.quantising``."""
+
+    start: int = 0
+    """The first update, from 0, that observes the ranges of inputs; the next ones round weights and inputs."""
+    freeze: int | None = None
+    """The ranges stay as they are from this update on; None: they move to the end."""
+    exclude: Sequence[str] = ()
+    """Regexes of names of layers that are not rounded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruning:
+    """Zeros and an L1 penalty while training; see ``core.masking``. ``Rates.sparsity`` has the schedule."""
+
+    sparsity: float = 0.0
+    """Share of each pruned array that is 0 at the end; 0: there are no masks."""
+    match: str = ""
+    """Regex searched in the names of the parameters with two or more axes; '' prunes all of them."""
+    norm_l1: float = 0.0
+    """Weight of the L1 penalty on the scales of BatchNorms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Every setting that affects gradients or weights. It is fixed before the model is built."""
+
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
+    groups: Sequence[tuple[str, Mapping[str, float]]]
+    """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
+    it.
+
+    The options are weight_decay, momentum, nesterov (0/1), beta1, beta2, eps. Groups are chosen by name and not by
+    shape, because a ZeRO-3 shard does not have its parameter's shape.
+    """
+    frozen: Sequence[str] = ()
+    """Regexes; parameters whose name matches one are not trained. A BatchNorm with a frozen weight normalises with its
+    running statistics."""
+    micro_batch: int
+    """Samples per rank per forward pass."""
+    accumulate: int = 1
+    """Forward passes of each rank per update."""
+    shards: int | None = None
+    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.sampler.Shares``. None: one per
+    rank."""
+    precision: Precision = "fp32"
+    """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
+    clip_norm: float = float("inf")
+    """Largest global L2 norm of the gradient; inf: no limit."""
+    ema_decay: float = 0.0
+    """Decay of the weight average (EMA) per update; 0: no average is kept."""
+    ema_ramp: float = 2000.0
+    """Length of the decay's rise in updates: after update k it is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: none."""
+    ema_rule: Literal["ramp", "threshold"] = "ramp"
+    """Formula by which the decay rises: see ``core.recipe.ema_shares``."""
+    sync_batchnorm: bool = False
+    quantise: Quantise | None = None
+    """None: no layer is rounded."""
+    prune: Pruning | None = None
+    """None: no weight is set to 0 and no penalty is applied."""
+    recompute: Sequence[str] = ()
+    """Regexes of names of submodules whose inner results are computed again in the backward pass; see
+    ``core.recomputing``. Of submodules inside each other only the outermost is."""
+    channels_last: bool = False
+    kernels: Literal["auto", "framework"] = "auto"
+    """``auto``: mtrain's own kernels where they can be used; ``framework``: the framework's alone."""
+    compile: bool = False
+    own_model: bool = False
+    """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
+    they are, and may return anything and leave out parameters in some updates."""
+    native_optimizer: Callable[[Any], Any] | None = None
+    """Makes an optimizer of the framework for the model, in the place of ``rule``; a backend that splits arrays refuses
+    it."""
+    seed: int = 0

@@ -1,0 +1,39 @@
+"""Measure one update: times, and the metrics of its micro batches."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True, slots=True)
+class Measures:
+    """Times in seconds, and metrics by name, during one update of one rank."""
+
+    summed: bool
+    """See ``loop.Job.sums_metrics``."""
+    start_s: float = 0.0
+    data_wait_s: float = 0.0
+    _values: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any, *, weight: float) -> None:
+        """Add a number or a tensor of a micro batch, without waiting for the device."""
+        value = value.detach() if hasattr(value, "detach") else value
+        self._values.setdefault(name, []).append(value if weight == 1 else value * weight)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the metrics, in the order in which they are sent."""
+        return tuple(self._values if self.summed else sorted(self._values))
+
+    def on_device(self, passes: int) -> list[Any]:
+        """Return the mean of each metric over the ``passes`` of an update, still on the device."""
+        return [sum(self._values[name]) / passes for name in self.names]
+
+    def read(self, passes: int) -> list[float]:
+        """Return the mean of each metric; waits for the device.
+
+        What is not summed is averaged in float64 over as many values as there are, so that one rank with two micro batches
+        reports what two ranks report.
+        """
+        if self.summed:
+            return [float(sum(self._values[name])) / passes for name in self.names]
+        return [sum(map(float, self._values[name])) / len(self._values[name]) for name in self.names]

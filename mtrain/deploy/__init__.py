@@ -1,0 +1,1 @@
+"""Other forms of a trained model: exported, quantised, pruned and served."""

@@ -1,0 +1,270 @@
+"""Export a trained model: one rank writes the program, and ONNX files get mtrain's metadata."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core.record_files import write_json
+from mtrain.deploy.export.request import ExportRequest
+from mtrain.deploy.export.suppression import settings_of
+from mtrain.deploy.exported.model import is_exported
+from mtrain.errors import CheckpointError, UsageError
+from mtrain.jobs import beside_run, start
+from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
+from mtrain.spec.disclosure import shortened
+from mtrain.spec.files import parse_json
+from mtrain.spec.references import is_reference
+from mtrain.weights.own import own_kind_of, refuse_own
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2", "paddle": "", "safetensors": ".safetensors"}
+"""Ending of each format's file. Paddle writes several files, which share the name."""
+PADDLE_FILES = (".json", ".pdmodel", ".pdiparams")
+"""Endings that Paddle adds; which of the first two depends on its version."""
+FRAMEWORK_OF: dict[str, str] = {"onnx": "torch", "torch": "torch", "paddle": "paddle"}
+"""The framework that writes each format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """The result of an export."""
+
+    code: int
+    """Exit code; nothing was written where it is not 0."""
+    files: tuple[Path, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was written, in plain values: ``outputs``, ``class_names``, ``image_size`` and more."""
+
+
+def export(request: ExportRequest) -> Exported:
+    """Write trained weights as a file for inference.
+
+    Raises:
+        UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
+    """
+    _check(request)
+    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
+    weights, config = _weights_of(request)
+    if request.spec.config is None:
+        refuse_own(weights, "export: needs the spec that names your model and your data set, with -c")
+    loaded = _on_one_rank(config, request)
+    if request.spec.config is not None and own_kind_of(weights) != "script":  # that of a script names no model
+        beside_run.say(request.spec.read(config), weights)
+    if is_reference(loaded.spec.model.name):
+        _check_own(request, request.spec.read(config))
+    if is_exported(weights):
+        raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
+    if not weights.is_dir() and not loaded.spec.data.names and not is_reference(loaded.spec.model.name):
+        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    out = request.out or Path(_name_of(weights) + SUFFIXES[request.format])
+    _check_target(out, request)
+    if request.format == "safetensors":
+        return _arrays_written(loaded, weights, out)
+    if not is_reference(loaded.spec.model.name):
+        _check_model(loaded, weights, request)
+    with _work_folder(out) as folder:
+        made = folder / f"program{SUFFIXES[request.format]}"
+        write_json(folder / REQUEST, _rank_request(request, loaded, made, weights))
+        where = start.Where(run_dir=folder, checkpoint=weights.absolute())
+        code = start.run_job(loaded, where, mode="export", quiet=True).code
+        if code != 0:
+            return Exported(code=code)
+        facts = parse_json((folder / FACTS).read_bytes())
+        if request.format == "onnx":
+            from mtrain.deploy.export.onnx_file import finish
+
+            metadata = finish(made, request=request, facts=facts, loaded=loaded, weights=weights)
+            facts = {**facts, "outputs": list(metadata.outputs)}
+        return Exported(code=0, files=_moved(made, out), facts=facts)
+
+
+def _check(request: ExportRequest) -> None:
+    """Refuse a request whose parts contradict one another.
+
+    Raises:
+        UsageError: They do.
+    """
+    if request.form != "decoded" and request.format == "safetensors":
+        raise UsageError(f"--form {request.form}: safetensors holds weights only; leave --form out")
+    if request.form == "nms" and request.format != "onnx":
+        raise UsageError(f"--form nms: is for --format onnx; {request.format} programs have --form decoded or raw")
+    if request.suppression and request.form != "nms":
+        raise UsageError(f"--{next(iter(request.suppression)).replace('_', '-')}: is for --form nms")
+    if request.precision == "fp16" and request.format in ("safetensors", "paddle"):
+        raise UsageError(f"--precision fp16: is for --format onnx and torch, not for {request.format}")
+    if request.dynamic_size and request.format in ("safetensors", "paddle"):
+        raise UsageError(f"--dynamic-size: is for --format onnx and torch, not for {request.format}")
+    if request.opset is not None and request.format != "onnx":
+        raise UsageError(f"--opset: is for --format onnx, not for {request.format}")
+    if request.format == "onnx":
+        try:
+            import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
+        except ImportError:
+            raise UsageError(
+                "--format onnx needs the package onnx; install it with: pip install 'mtrain[export]'"
+            ) from None
+
+
+def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
+    """Return the checkpoint or file to export, and the spec that goes with it."""
+    run = Path(request.run or "runs/latest")
+    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
+        missing = f"{weights} does not exist" if weights != run else f"{absent} {run}"
+        raise CheckpointError(f"export: {missing}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    if weights.is_dir() and not (weights / "weights.safetensors").exists():
+        best = start.best_of(weights)
+        if best is None:
+            raise CheckpointError(f"export: no intact checkpoint in {weights}; give a run folder or a checkpoint")
+        weights = best
+    config = request.spec.config
+    if config is None:
+        config = start.resumed_config(None, request.run if request.weights and not weights.is_dir() else str(weights))
+    return weights, config
+
+
+def config_of(run: str | None) -> "Source":
+    """Return the spec of a run, as an export of it uses it."""
+    return _weights_of(ExportRequest(run=run))[1]
+
+
+def _on_one_rank(config: "Source", request: ExportRequest) -> "Loaded":
+    """Load the spec for one process on the CPU, on the framework that writes the format.
+
+    An interpreter that the spec names is kept if the user names it now, or it is that of the same framework.
+    """
+    trained = request.spec.read(config)
+    used = start.framework_of(trained)
+    framework = FRAMEWORK_OF.get(request.format, used)
+    typed = trained.origin("backend.python").kind in ("flag", "override", "env")
+    values = start.one_process(framework, device="cpu") | {
+        "train.batch_size": 1,
+        "train.accumulate": 1,
+        "train.precision": "fp32",
+        "train.quantise": None,
+    }
+    if not typed and framework != used:
+        values["backend.python"] = None
+    return request.spec.read(config, values)
+
+
+def _check_own(request: ExportRequest, trained: "Loaded") -> None:
+    """Refuse what cannot be had of a user's own model.
+
+    Raises:
+        UsageError: It was asked for.
+    """
+    model = trained.spec.model
+    if start.framework_of(trained) != FRAMEWORK_OF["onnx"] or model.declared_framework == "paddle":
+        raise UsageError(
+            f"export: {shortened(model.name)} is a model of Paddle, and own models are exported from torch alone; load the "
+            "weights in your code (`mtrain weights export RUN --to x.pdparams`), and call paddle.onnx.export or paddle.jit.save"
+        )
+    asked = {
+        f"--format {request.format}": request.format != "onnx",
+        f"--form {request.form}": request.form != "decoded",
+        f"--precision {request.precision}": request.precision != "fp32",
+        "--dynamic-size": request.dynamic_size,
+    }
+    for flag, given in asked.items():
+        if given:
+            raise UsageError(
+                f"{flag}: an own model is exported as ONNX in fp32, with the outputs of its predict; leave the flag out"
+            )
+
+
+def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> None:
+    """Refuse, before a rank is started, what the model cannot do, and weights that are not its own.
+
+    Raises:
+        UsageError: The request cannot be fulfilled.
+    """
+    plugin: Any = loaded.job.model
+    program_of(loaded.job, plugin, _rank_request(request, loaded, Path("program"), weights))
+    if request.form == "nms":
+        settings_of({"options": plugin.options.model_dump()}, request.suppression)
+    if not weights.is_dir():
+        whole_weights(loaded.job, weights, classes=len(loaded.spec.data.names or []))
+
+
+def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights: Path) -> dict[str, Any]:
+    return {
+        "format": request.format,
+        "path": str(made.absolute()),
+        "raw": request.form == "raw",
+        "half": request.precision == "fp16",
+        "batch": request.batch,
+        "dynamic_size": request.dynamic_size,
+        "opset": request.opset,
+        "class_names": loaded.spec.data.names or [],
+        "own": own_kind_of(weights),
+    }
+
+
+def _name_of(weights: Path) -> str:
+    """Return a name for what is exported: that of the run, or of the file."""
+    if not weights.is_dir():
+        return weights.stem
+    return (weights.parent.parent if weights.parent.name == "checkpoints" else weights).name
+
+
+def _check_target(out: Path, request: ExportRequest) -> None:
+    """Refuse a file that cannot or should not be written, before any work is done.
+
+    Raises:
+        UsageError: It exists already, or has another format's ending, or its folder does not exist.
+    """
+    suffix = SUFFIXES[request.format]
+    if suffix and out.suffix != suffix:
+        raise UsageError(f"-o {out}: --format {request.format} writes {suffix}; give a name that ends with it")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
+    paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
+    existing = next((path for path in paths if path.exists()), None)
+    if out.is_dir():
+        raise UsageError(f"-o {out}: is a folder; give the name of a file")
+    if existing is not None and not request.force:
+        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """Make a folder beside the target, in which the rank works; it stays if the rank fails, for its logs."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.stem}-", dir=out.absolute().parent))
+    except OSError as error:
+        raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
+    yield folder
+    if not (folder / "failures").is_dir() or not any((folder / "failures").iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _moved(made: Path, out: Path) -> tuple[Path, ...]:
+    """Move the files that were made to their place."""
+    files = []
+    for path in sorted(made.parent.glob(f"{made.name}*")):
+        target = out.with_name(out.name + path.name.removeprefix(made.name))
+        path.replace(target)
+        files.append(target)
+    return tuple(files)
+
+
+def _arrays_written(loaded: "Loaded", weights: Path, out: Path) -> Exported:
+    """Write the neutral weights alone, which needs no framework and no rank."""
+    from safetensors.numpy import save_file
+
+    from mtrain.core.checkpoint import store
+
+    extra = store.load(weights).meta["extra"] if weights.is_dir() else {}
+    names = extra.get("class_names") or loaded.spec.data.names or []
+    arrays = whole_weights(loaded.job, weights, classes=len(names))
+    save_file({name: array.copy() for name, array in arrays.items()}, out)
+    return Exported(code=0, files=(out,), facts={"outputs": [], "class_names": list(names), "arrays": len(arrays)})

@@ -1,0 +1,151 @@
+"""Hosts that have come to an elastic job and do not take part yet: they are checked, and asked again if they do not fit.
+
+A reason that keeps a host out may pass by itself: a former process there still holds the run folder, a disk is full, a
+port is taken. So a host that does not fit stays connected and is checked again, after a pause that grows. Whoever
+started it by hand reads there what it waits for.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mtrain.jobs.hosts.hosts import Gathering, Member
+from mtrain.jobs.preflight.findings import Finding
+
+FIRST_PAUSE_S = 5.0
+"""Seconds after which a host that does not fit is checked again; each further pause is twice as long."""
+MAX_PAUSE_S = 120.0
+"""Longest pause."""
+
+
+@dataclass(kw_only=True)
+class _Candidate:
+    """A host that has come."""
+
+    member: Member
+    pause_s: float = FIRST_PAUSE_S
+    again_at: float = 0.0
+    """When it is checked again, in the time of the clock; only where it did not fit."""
+    checking: bool = False
+    """Whether a thread checks it."""
+    problems: list[str] | None = None
+    """What keeps it from taking part; empty: nothing; None: no check has ended since it began."""
+    concluded: bool = False
+    """Whether ``problems`` were told."""
+
+    @property
+    def fits(self) -> bool:
+        return self.concluded and not self.problems
+
+    @property
+    def refused(self) -> bool:
+        return self.concluded and bool(self.problems)
+
+
+@dataclass(kw_only=True)
+class Candidates:
+    """The hosts that have come and do not take part yet. Call it from the main thread."""
+
+    gathering: Gathering
+    findings_on: Callable[[Member], list[Finding]]
+    """Returns what keeps a host from taking part; it runs in a thread."""
+    prepare: Callable[[Member], None]
+    """Prepares a host for the job, in the same thread; it may raise any exception."""
+    note: Callable[[str], None]
+    """Shows the user of this process a line."""
+    silence_s: float
+    """Seconds of silence after which a host is lost."""
+    clock: Callable[[], float] = time.monotonic
+    fitting_since: float = 0.0
+    """When the last host was found to fit, in the time of the clock."""
+    _by_node: dict[int, _Candidate] = field(default_factory=dict)
+    _noted: dict[int, str] = field(default_factory=dict)
+    """By host: what was last shown about it here."""
+
+    def look(self, absent: Sequence[int]) -> None:
+        """Ask for the hosts ``absent``, check those that have come, and forget those that are gone again."""
+        arrived = self.gathering.arrivals([node for node in absent if node not in self._by_node])
+        for node, member in arrived.items():
+            member.channel.silence_s = self.silence_s
+            self._by_node[node] = _Candidate(member=member)
+            self._check(self._by_node[node])
+        for node, candidate in list(self._by_node.items()):
+            if candidate.refused and self.clock() >= candidate.again_at:
+                self._check(candidate)
+            if candidate.checking:
+                continue
+            if candidate.member.channel.lost is not None:
+                del self._by_node[node]
+                self.gathering.let_go(node)
+            elif not candidate.concluded:
+                self._conclude(candidate)
+
+    @property
+    def fitting(self) -> list[int]:
+        """Return the hosts that can take part."""
+        return [node for node, candidate in self._by_node.items() if candidate.fits]
+
+    @property
+    def refused(self) -> list[int]:
+        """Return the hosts that do not fit at present."""
+        return [node for node, candidate in self._by_node.items() if candidate.refused]
+
+    @property
+    def checking(self) -> bool:
+        """Return whether a host is being checked."""
+        return any(candidate.checking for candidate in self._by_node.values())
+
+    def problems(self) -> list[str]:
+        """Return what was last shown about each host that does not fit at present."""
+        return [self._noted[node] for node in self.refused]
+
+    def take(self) -> dict[int, Member]:
+        """Return the hosts that can take part; they are candidates no longer."""
+        taken = {node: self._by_node.pop(node).member for node in self.fitting}
+        for node in taken:
+            self._noted.pop(node, None)
+        return {node: member for node, member in taken.items() if member.channel.lost is None}
+
+    def connected(self) -> dict[int, Member]:
+        """Return all hosts that have come and do not take part yet."""
+        return {node: candidate.member for node, candidate in self._by_node.items()}
+
+    def _check(self, candidate: _Candidate) -> None:
+        candidate.checking, candidate.concluded, candidate.problems = True, False, None
+        _tell(candidate.member, "the job runs on its other hosts; this one is being checked")
+        threading.Thread(target=self._examine, args=(candidate,), daemon=True).start()
+
+    def _examine(self, candidate: _Candidate) -> None:
+        member = candidate.member
+        try:
+            problems = [finding.line() for finding in self.findings_on(member)]
+            if not problems:
+                self.prepare(member)
+        except Exception as error:  # The job that runs must not end because of a host that comes.
+            problems = [str(error) or type(error).__name__]
+        candidate.problems = problems
+        candidate.checking = False
+
+    def _conclude(self, candidate: _Candidate) -> None:
+        """Tell here and there what the check has shown."""
+        member, candidate.concluded = candidate.member, True
+        if not candidate.problems:
+            self.fitting_since = self.clock()
+            _tell(member, "this host takes part as soon as the other hosts have saved their state")
+            return
+        reason = "; ".join(candidate.problems)
+        candidate.again_at = self.clock() + candidate.pause_s
+        _tell(
+            member, f"this host cannot take part at present: {reason}; it is checked again in {candidate.pause_s:.0f} s"
+        )
+        candidate.pause_s = min(2 * candidate.pause_s, MAX_PAUSE_S)
+        text = f"{member.label} cannot take part at present: {reason}"
+        if self._noted.get(member.node) != text:
+            self._noted[member.node] = text
+            self.note(f"{text}; it is checked again from time to time")
+
+
+def _tell(member: Member, text: str) -> None:
+    """Show a line at a host, if somebody started it there by hand."""
+    member.channel.send({"do": "note", "text": text})

@@ -1,0 +1,401 @@
+"""Messages between the leader of a job and the agent of a host: one JSON object per line, over pipes or a socket.
+
+Each side sends a heartbeat once a second, so a peer from which nothing arrives has stopped or cannot be reached. A
+channel ends when the peer closes it, when the peer has been silent for ``silence_s``, or when a line arrives that is no
+message. ``lost`` then says why, and the channel never recovers. Time during which this very process was stopped (SIGSTOP,
+``scontrol suspend``) does not count as silence, since it could hear nothing.
+
+Closing a socket waits until the peer has closed its end, too. TCP resets a connection that is closed while received
+bytes are unread, and a reset discards data that is still on its way to the peer, such as the last message.
+
+No call here blocks on the peer: each channel has a thread that reads and writes. Only JSON is read, and no line longer
+than
+``MAX_MESSAGE_BYTES``.
+
+There are three kinds of messages: ``{"do": verb, "ask": number, ...}`` is a request, ``{"answer": number, ...}``
+answers it (with ``"error"`` where it failed), and ``{"event": name, ...}`` is a notification. ``agent.py`` lists the
+verbs and the events.
+"""
+
+import json
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mtrain.jobs.hosts.disconnection import Cause, Disconnection
+from mtrain.spec.terminal import one_line
+
+Message = dict[str, Any]
+
+BEAT_S = 1.0
+"""Seconds between two heartbeats."""
+PAUSED_BEATS = 3
+"""If the thread of a channel, which turns at least once a beat, has not run for so many, this process was stopped."""
+STOP_POLL_S = 0.2
+"""Seconds between two calls of ``stop`` while an answer is awaited."""
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Largest message."""
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Most bytes that may be queued for a peer that reads nothing; beyond that it is lost."""
+NOISE_LINES = 20
+"""How many lines are kept of what a login shell prints before the first message."""
+NOISE_BYTES = 500
+"""How many bytes are kept of each of these lines."""
+HELLO = b'{"event": "hello"'
+"""How the first message of an agent begins. What a login shell prints may look like JSON, too, and need not end with a
+newline."""
+_CHUNK_BYTES = 1 << 16
+
+
+class Lost(Exception):
+    """The connection to the peer has ended; the text says why."""
+
+    def __init__(self, disconnection: Disconnection) -> None:
+        self.disconnection = disconnection
+        super().__init__(str(disconnection))
+
+
+class Refused(Exception):
+    """The peer answered a request with an error: its text, and its exit code where the answer has one."""
+
+    def __init__(self, text: str, *, code: int | None = None) -> None:
+        self.code = code
+        super().__init__(text)
+
+
+class Channel:
+    """One end of a connection.
+
+    It owns the file descriptors that it is given and closes them; they may be the same one.
+    """
+
+    def __init__(
+        self,
+        incoming: int,
+        outgoing: int,
+        *,
+        peer: str,
+        silence_s: float = float("inf"),
+        beat_s: float = BEAT_S,
+        skips_noise: bool = False,
+    ) -> None:
+        """``skips_noise``: whether a login shell may print something before the peer's first message, a hello."""
+        self._skips_noise = skips_noise
+        self.peer = peer
+        """Name of the peer in messages to people."""
+        self.silence_s = silence_s
+        """Seconds without a byte from the peer after which it is lost; may be changed at any time."""
+        self.noise: deque[str] = deque(maxlen=NOISE_LINES)
+        """The last lines that came before the first message and are no messages."""
+        self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
+        self._beat_s = beat_s
+        self._last_read = time.monotonic()
+        self._lost: Disconnection | None = None
+        self._spoken = False
+        self._changed = threading.Condition()
+        self._inbox: deque[Message] = deque()
+        self._answers: dict[int, Message] = {}
+        self._requests = 0
+        self._partial = b""
+        self._unsent = bytearray()
+        self._closing = False
+        self._deadline = float("inf")
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._incoming, self._outgoing, self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        self._thread = threading.Thread(target=self._work, name=f"channel {peer}", daemon=True)
+        self._thread.start()
+
+    # --------------------------------------------------------------------------------------------------------- messages
+    @property
+    def lost(self) -> Disconnection | None:
+        """Return why the channel has ended, or None while it is open."""
+        return self._lost
+
+    @property
+    def spoken(self) -> bool:
+        """Return whether a message or heartbeat has arrived from the peer yet."""
+        return self._spoken
+
+    @property
+    def printed(self) -> list[str]:
+        """Return the lines that came before a first message, an unfinished one included.
+
+        Empty once a message has come.
+        """
+        if self._spoken:
+            return []
+        rest = self._partial[:NOISE_BYTES].decode(errors="replace").strip()
+        return [*self.noise, *([rest] if rest and self._lost is None else [])]
+
+    @property
+    def silent_s(self) -> float:
+        """Return the seconds since the last byte from the peer."""
+        return time.monotonic() - self._last_read
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message for the peer. Once the channel has ended, messages are dropped.
+
+        Raises:
+            ValueError: the message is longer than ``MAX_MESSAGE_BYTES``.
+        """
+        line = json.dumps(message, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+        if len(line) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(line)} bytes; at most {MAX_MESSAGE_BYTES} are sent")
+        with self._changed:
+            if self._lost is not None:
+                return
+            if len(self._unsent) > MAX_UNSENT_BYTES:
+                self._lose(Disconnection(cause=Cause.NOT_READING))
+                return
+            self._unsent += line
+        self._wake()
+
+    def receive(self) -> list[Message]:
+        """Take all messages that have arrived, except answers, out of the inbox. Never blocks."""
+        with self._changed:
+            messages = list(self._inbox)
+            self._inbox.clear()
+        return messages
+
+    def holds(self, event: str) -> bool:
+        """Return whether an event of this name is in the inbox."""
+        with self._changed:
+            return any(message.get("event") == event for message in self._inbox)
+
+    def wait(self, timeout_s: float) -> Message | None:
+        """Return the next message, or None where none arrives within ``timeout_s``.
+
+        Raises:
+            Lost: the channel has ended, and every message that had arrived has been taken.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._lost is not None, timeout_s)
+            if self._inbox:
+                return self._inbox.popleft()
+            if self._lost is not None:
+                raise Lost(self._lost)
+            return None
+
+    def ask(self, verb: str, **fields: Any) -> int:
+        """Send a request to the peer; return its number, to be given to ``answer``."""
+        with self._changed:
+            self._requests += 1
+            number = self._requests
+        self.send({"do": verb, "ask": number, **fields})
+        return number
+
+    def answer(self, number: int, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message:
+        """Wait for the answer to request ``number``.
+
+        ``stop`` is called repeatedly and ends the waiting by returning True.
+
+        Raises:
+            Refused: the peer answered with an error.
+            Lost: the channel has ended.
+            TimeoutError: no answer arrived within ``timeout_s``, or before ``stop`` returned True.
+        """
+        remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
+        with self._changed:
+            while not self._changed.wait_for(
+                lambda: number in self._answers or self._lost is not None, min(remaining_s, STOP_POLL_S)
+            ):
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or stop():
+                    break
+            answer = self._answers.pop(number, None)
+        if answer is None:
+            if self._lost is not None:
+                raise Lost(self._lost)
+            raise TimeoutError(f"{self.peer} did not answer within {timeout_s:g} s")
+        if "error" in answer:
+            raise Refused(str(answer["error"]), code=answer.get("code"))
+        return answer
+
+    def close(self, *, flush_s: float = 1.0) -> None:
+        """End the channel after queued messages were sent and read, or after ``flush_s``. Can be called twice."""
+        with self._changed:
+            self._deadline = time.monotonic() + flush_s
+            self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(flush_s + 5.0)
+
+    # ------------------------------------------------------------------------------------------------------- the thread
+    def _wake(self) -> None:
+        with self._changed, suppress(OSError):  # the pipe is full, so the thread will wake anyway; or it is closed
+            os.write(self._wake_write, b".")
+
+    def _lose(self, disconnection: Disconnection) -> None:
+        """End the channel; of several causes the first one stands."""
+        with self._changed:
+            if self._lost is None:
+                self._lost = disconnection
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Read and write until the channel ends."""
+        next_beat = time.monotonic() + self._beat_s
+        turned_at = time.monotonic()
+        try:
+            while self._lost is None:
+                now = time.monotonic()
+                if now - turned_at > PAUSED_BEATS * self._beat_s:
+                    self._last_read += now - turned_at
+                turned_at = now
+                if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
+                    self._lose(Disconnection(cause=Cause.CLOSED_HERE))
+                    return
+                if self.silent_s > self.silence_s:
+                    self._lose(Disconnection(cause=Cause.SILENT, silent_s=self.silent_s))
+                    return
+                if now >= next_beat and not self._closing:
+                    next_beat = now + self._beat_s
+                    with self._changed:
+                        self._unsent += b"" if self._unsent else b"{}\n"
+                self._turn(0.05 if self._closing else next_beat - now)
+        except Exception as error:  # if this thread just died, its peer would be blamed for the silence
+            self._lose(Disconnection(cause=Cause.FAILED_HERE, detail=str(error)))
+        finally:
+            with self._changed:
+                descriptors = {self._incoming, self._outgoing, self._wake_read, self._wake_write}
+                self._wake_write = self._wake_read = -1
+                # Under the lock: `_wake` could otherwise write to a number that another open file has by then.
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _awaits_peer_close(self) -> bool:
+        """Return whether the peer must close first, which holds for sockets.
+
+        Also signals it that nothing more is sent.
+        """
+        if not stat.S_ISSOCK(os.fstat(self._outgoing).st_mode):
+            return False
+        with suppress(OSError), socket.socket(fileno=os.dup(self._outgoing)) as connection:
+            connection.shutdown(socket.SHUT_WR)
+        return True
+
+    def _turn(self, timeout_s: float) -> None:
+        """Wait until something can be read or written, for ``timeout_s`` at most, and do it."""
+        poll = select.poll()
+        poll.register(self._incoming, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        if self._unsent:
+            poll.register(self._outgoing, select.POLLOUT)
+        ready = dict(poll.poll(max(timeout_s, 0.0) * 1000))
+        if self._wake_read in ready:
+            os.read(self._wake_read, _CHUNK_BYTES)
+        if self._incoming in ready:
+            self._read()
+        if self._outgoing in ready:
+            self._write()
+
+    def _read(self) -> None:
+        try:
+            content = os.read(self._incoming, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:  # the peer closed its end while it had unread bytes
+            content = b""
+        except OSError as error:
+            self._lose(Disconnection(cause=Cause.CONNECTION_FAILED, detail=str(error.strerror or error)))
+            return
+        if not content:
+            if self._partial and not self._spoken:
+                self._note_noise(self._partial)
+            self._lose(Disconnection(cause=Cause.CLOSED_THERE))
+            return
+        self._last_read = time.monotonic()
+        *lines, self._partial = (self._partial + content).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if len(self._partial) > MAX_MESSAGE_BYTES:
+            self._lose(Disconnection(cause=Cause.LINE_TOO_LONG, limit_bytes=MAX_MESSAGE_BYTES))
+
+    def _take(self, line: bytes) -> None:
+        message = _first_message(line) if self._skips_noise and not self._spoken else _parse(line)
+        if message is None:
+            if self._spoken:
+                self._lose(Disconnection(cause=Cause.NO_MESSAGE, detail=line[:80].decode(errors="replace")))
+            else:
+                self._note_noise(line)
+            return
+        self._spoken = True
+        if not message:  # a heartbeat
+            return
+        with self._changed:
+            if isinstance(message.get("answer"), int):
+                self._answers[message["answer"]] = message
+            else:
+                self._inbox.append(message)
+            self._changed.notify_all()
+
+    def _note_noise(self, line: bytes) -> None:
+        text = line[:NOISE_BYTES].decode(errors="replace").rstrip()
+        self.noise.append(one_line(text))
+
+    def _write(self) -> None:
+        try:
+            with self._changed:
+                sent = os.write(self._outgoing, self._unsent[:_CHUNK_BYTES])
+                del self._unsent[:sent]
+        except BlockingIOError:
+            return
+        except (
+            OSError
+        ):  # The peer has closed. Its last messages may still be unread, so `_read` is what ends the channel.
+            self._unsent.clear()
+
+
+def _parse(line: bytes) -> Message | None:
+    """Parse a line as a message; return None where it is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _first_message(line: bytes) -> Message | None:
+    """Return the hello at the end of a line, without what a login shell printed before it.
+
+    None where there is no hello.
+    """
+    begin = line.find(HELLO)
+    return None if begin < 0 else _parse(line[begin:])
+
+
+def ask_all(
+    channels: Sequence[Channel],
+    verb: str,
+    *,
+    timeout_s: float,
+    each: Sequence[Mapping[str, Any]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **fields: Any,
+) -> list[Message]:
+    """Send one request to all peers at once; return their answers in the order of ``channels``.
+
+    ``each`` holds additional fields for each peer; ``stop`` ends the waiting by returning True. For a peer that
+    refuses, is lost or does not answer in time, the answer is ``{"error": text}``, with the exit ``code`` that a
+    refusal had.
+    """
+    deadline = time.monotonic() + timeout_s
+    own = each or [{}] * len(channels)
+    numbers = [channel.ask(verb, **fields, **extra) for channel, extra in zip(channels, own, strict=True)]
+    answers = []
+    for channel, number in zip(channels, numbers, strict=True):
+        try:
+            answers.append(channel.answer(number, timeout_s=max(0.0, deadline - time.monotonic()), stop=stop))
+        except Refused as error:
+            answers.append({"error": str(error)} | ({} if error.code is None else {"code": error.code}))
+        except (Lost, TimeoutError) as error:
+            answers.append({"error": str(error)})
+    return answers

@@ -1,0 +1,90 @@
+"""The hosts of a job as they come and go: a file of the run folder that the leader writes and ``mtrain status`` reads.
+
+A scheduler knows which hosts a job was given, and not which of them take part. Each line of ``hosts.jsonl`` is a JSON
+object: an attempt that begins (``time``, ``hosts``, ``restarts``), or a host that is lost (``time``, ``lost``, ``why``).
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrain.spec import outputs
+from mtrain.spec.files import open_file, parse_json
+
+FILE = "hosts.jsonl"
+MAX_BYTES = 64 << 10
+"""How much is read, from the end of the file, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLog:
+    """The file in one run folder. A file that cannot be written ends no job."""
+
+    run_dir: Path
+
+    def began(self, hosts: Sequence[str], *, restarts: int) -> None:
+        """Note the hosts that take part from now on."""
+        self._add({"hosts": list(hosts), "restarts": restarts})
+
+    def lost(self, host: str, why: str) -> None:
+        """Note that a host takes part no longer."""
+        self._add({"lost": host, "why": why})
+
+    def _add(self, fields: dict[str, Any]) -> None:
+        line = json.dumps({"time": round(time.time(), 3), **fields}, ensure_ascii=False) + "\n"
+        with (
+            contextlib.suppress(OSError),
+            outputs.open_to_write(self.run_dir / FILE, "a", encoding="utf-8", errors=outputs.LONE) as file,
+        ):
+            file.write(line)
+
+    def read(self) -> dict[str, Any]:
+        """Return the hosts that take part, how often the job was started again, and the last losses; empty: not known.
+
+        Keys: ``hosts``, those of the last attempt that were not lost; ``restarts``; ``lost``, a list of the last three
+        losses with ``time``, ``lost`` and ``why``.
+        """
+        lines = self._lines()
+        begins = [number for number, line in enumerate(lines) if "hosts" in line]
+        if not begins:
+            return {}
+        last = lines[begins[-1]]
+        gone = {line["lost"] for line in lines[begins[-1] :] if "lost" in line}
+        return {
+            "hosts": [host for host in last["hosts"] if host not in gone],
+            "restarts": last.get("restarts", 0),
+            "lost": [line for line in lines if "lost" in line][-3:],
+        }
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the last lines that are whole."""
+        try:
+            with open_file(self.run_dir / FILE) as file:
+                file.seek(max(0, file.seek(0, 2) - MAX_BYTES))
+                content = file.read()
+        except OSError:
+            return []
+        lines = []
+        for text in content.splitlines():
+            with contextlib.suppress(ValueError):
+                line = parse_json(text)
+                lines += [line] if isinstance(line, dict) else []
+        return lines
+
+
+def words(known: dict[str, Any]) -> list[str]:
+    """Return what ``HostLog.read`` has found as lines for people."""
+    if not known:
+        return []
+    again = (
+        f", started again {known['restarts']} time{'s' if known['restarts'] > 1 else ''}" if known["restarts"] else ""
+    )
+    lines = [f"takes part: {', '.join(known['hosts']) or 'no host'}{again}"]
+    for loss in known["lost"]:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(loss["time"])))
+        lines.append(f"lost {at}: {loss['lost']}: {loss.get('why', '')}")
+    return lines

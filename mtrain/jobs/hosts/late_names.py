@@ -1,0 +1,82 @@
+"""Names of a job's hosts that become known late: what the leader waits for, and the addresses that it then passes on."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mtrain.errors import UsageError
+from mtrain.jobs.hosts.channel import ask_all
+from mtrain.jobs.hosts.hosts import Member
+from mtrain.system import names, placement
+
+ASK_S = 20.0
+"""Seconds that an agent may take to look up names once."""
+AGAIN_S = 0.5
+"""Seconds between two questions."""
+
+
+def await_names(
+    members: Mapping[int, Member],
+    wanted: Sequence[str],
+    *,
+    timeout_s: float,
+    note: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> None:
+    """Wait until every host in ``members`` knows the names among ``wanted``, or ``timeout_s`` seconds have passed.
+
+    Names that stay unknown are findings of the preflight. ``note`` receives a sentence on what is missing after a few
+    seconds; ``stop`` ends the waiting by returning True.
+    """
+    hosts = [host for host in wanted if not placement.is_address(host)]
+    began, told = time.monotonic(), False
+    while hosts and not stop():
+        missing = _missing(members, hosts, stop=stop)
+        waited = time.monotonic() - began
+        if not missing or waited > timeout_s:
+            return
+        if waited > names.NOTE_S and not told:
+            told = True
+            note("; ".join(f"waiting until {names.in_words(each)} known on {label}" for label, each in missing.items()))
+        time.sleep(AGAIN_S)
+
+
+def _missing(members: Mapping[int, Member], hosts: Sequence[str], *, stop: Callable[[], bool]) -> dict[str, list[str]]:
+    """Return the names that a host does not know, by its label; a host that does not answer is left out."""
+    channels = [member.channel for member in members.values()]
+    answers = ask_all(channels, "resolve", timeout_s=ASK_S, stop=stop, hosts=list(hosts))
+    unknown = {
+        member.label: [host for host, addresses in answer.get("addresses", {}).items() if not addresses]
+        for member, answer in zip(members.values(), answers, strict=True)
+    }
+    return {label: each for label, each in unknown.items() if each}
+
+
+def address_of(host: str, hello: Mapping[str, Any], *, interface: str | None = None) -> str:
+    """Return the IPv4 address of a host, for launchers that take no names. The others receive the same.
+
+    An address that the host itself has reported in its ``hello`` counts: the one that its name means here, else that of
+    ``interface``, else the only one.
+
+    Raises:
+        UsageError: it is not known which address of the host the others can use.
+    """
+    own: dict[str, str] = {
+        address: name
+        for name, address in hello["addresses"]
+        if ":" not in address and not placement.is_loopback(address) and not placement.is_link_local(address)
+    }
+    known: list[str] = placement.resolve(host)
+    chosen: list[str] = [
+        *(address for address in known if address in own),
+        *(address for address, name in own.items() if name == interface),
+        *(own if len(own) == 1 else ()),
+    ]
+    if chosen:
+        return chosen[0]
+    means = f"means {', '.join(known)} here" if known else "has no address here"
+    listed = ", ".join(f"{address} ({name})" for address, name in own.items()) or "none that other hosts can use"
+    raise UsageError(
+        f"cluster.ips: the launcher of this backend needs the address of {host}, whose name {means}; its own addresses "
+        f"are {listed}: give one of them in place of the name, or correct /etc/hosts"
+    )

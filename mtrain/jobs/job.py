@@ -1,0 +1,182 @@
+"""One job from a loaded spec to its result: training or evaluation, on this host or on several.
+
+The command line and the Python functions of ``mtrain`` are two ways to call these functions. Progress goes to the
+display that the spec asks for. A job on several hosts that people start by hand also prints the lines to type there.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from mtrain.core.checkpoint import store
+from mtrain.errors import CheckpointError
+from mtrain.jobs import closing, means, micro_batch, start
+from mtrain.jobs.brief import CHECKED, TRIAL, Brief
+from mtrain.jobs.hosts import many_hosts
+from mtrain.jobs.plan import Plan
+from mtrain.jobs.preflight import job_checks
+from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.supervisor import Result
+from mtrain.spec import terminal
+from mtrain.system import placement
+from mtrain.system.resuming import Resume
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    """Exit code: 0 done, 1 failed, 130 or 143 ended from outside with the state saved."""
+    run_dir: Path | None = None
+    """The run folder on this host; None where another host has it."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Content of ``summary.json``; empty where there is none. A resumed run that fails keeps that of its former part."""
+    lines: Sequence[str] = ()
+    """The result in words, for a terminal."""
+
+
+def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
+    """Train a spec, or run a user's script, from the beginning or from a checkpoint.
+
+    Args:
+        loaded: the spec, with the script if there is one.
+        resume: a checkpoint, a run folder, or ``start.AUTO`` for the newest run of this name; None starts a new run.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+    """
+    brief = Brief(
+        loaded=loaded,
+        mode="train" if loaded.script is None else "script",
+        name=start.run_name_for(loaded, resume=resume),
+        machine=start.here(loaded),
+        resume=resume,
+        quiet=quiet,
+        notes=(f"spec: {loaded.source}",),
+    )
+    result = run(brief)
+    here = _folder_here(result)
+    lines = closing.closing_lines(result.summary, run_dir=here) if result.code == 0 else []
+    if lines and here is None:
+        lines.append(f"run folder: {result.first_host}:{result.run_dir}")
+    return Outcome(code=result.code, run_dir=here, summary=result.summary, lines=lines)
+
+
+def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -> Outcome:
+    """Score weights on the evaluation split, in a run folder of its own.
+
+    Of several hosts, the first one has the checkpoint, and sends it to those that lack it.
+
+    Args:
+        loaded: the spec.
+        resume: a checkpoint or a run folder; None: ``model.weights``, else the best checkpoint of the newest run of the
+            spec.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: there is nothing to evaluate, or the job cannot be started.
+    """
+    checkpoint, name = None, start.run_name(loaded)
+    # Where another host leads, that one has the checkpoint, and says so where it has none.
+    if (resume or not loaded.spec.model.weights) and not many_hosts.joins(loaded):
+        source = _newest_run(loaded) if resume is None else start.resolve_resume(loaded, resume=resume)
+        checkpoint = source.checkpoint if resume else store.best(source.run / "checkpoints") or source.checkpoint
+        name = source.run.name
+    brief = Brief(
+        loaded=loaded,
+        mode="evaluate",
+        name=start.evaluation_name(loaded, name),
+        machine=start.here(loaded),
+        start_from=checkpoint,
+        latest=False,
+        quiet=quiet,
+        notes=(f"evaluates {checkpoint or loaded.spec.model.weights}",),
+    )
+    result = run(brief)
+    summary = result.summary if result.code == 0 else {}
+    lines = closing.metric_lines(summary, summary.get("metrics", {}))
+    return Outcome(code=result.code, run_dir=_folder_here(result), summary=summary, lines=lines)
+
+
+def run(
+    brief: Brief, *, tell: Callable[[Sequence[Finding]], None] | None = None, stream: IO[str] | None = None
+) -> Result:
+    """Run a job to its end: on this host alone, as the leader of several hosts, or in the service of their leader.
+
+    Args:
+        brief: the job.
+        tell: see ``Leader``.
+        stream: receives all messages; None: the terminal.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+    """
+    if means.is_several(brief.spec):
+        return many_hosts.run(brief, tell=tell, stream=stream)
+    with start.held(brief) as where:
+        if brief.mode in ("train", "script"):
+            start.own_node(brief.loaded)
+        plan = start.planned(brief.loaded, where, mode=brief.mode, machine=brief.machine)
+        remarks = _check(brief, plan)
+        decided = _decided(brief, plan)
+        created = start.created(decided, where)
+        if decided is not brief or created.run_dir != plan.run_dir:  # Another job may have taken the name meanwhile.
+            plan = start.planned(decided.loaded, created, mode=brief.mode)
+        notes = [*brief.notes, *remarks, f"run folder: {created.run_dir}"]
+        if brief.resume is not None and created.checkpoint is not None:
+            notes.append(f"goes on from {created.checkpoint}")
+        result = start.run_plan(replace(decided, notes=notes), plan, created, stream=stream)
+    if result.code == 0 and brief.mode == TRIAL:
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
+    return result
+
+
+def _check(brief: Brief, plan: Plan) -> Sequence[str]:
+    """Check what a job on this host needs; return sentences for the user."""
+    if brief.loaded.script is not None:
+        return job_checks.check_script(brief.job, resumed=plan.resume)
+    if brief.mode in CHECKED:
+        return job_checks.check(brief.job, size=plan.size, training=brief.mode == "train", resumed=plan.resume)
+    return ()
+
+
+def _decided(brief: Brief, plan: Plan) -> Brief:
+    """Return the brief with the micro batch that fits on this host, where the spec leaves it to trials."""
+
+    def show(text: str) -> None:  # There is no display yet.
+        if not brief.quiet:
+            terminal.say(text, err=True)
+
+    if brief.mode not in ("train", "script") or not micro_batch.is_open(brief.loaded):
+        return brief
+    return replace(brief, loaded=micro_batch.settled(brief.loaded, plan, note=show))
+
+
+def _folder_here(result: Result) -> Path | None:
+    """Return the run folder if this host has it."""
+    return result.run_dir if not result.first_host or placement.is_here(result.first_address) else None
+
+
+def _newest_run(loaded: "Loaded") -> Resume:
+    """Return the newest run of the spec.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        return start.resolve_resume(loaded, resume=start.AUTO)
+    except CheckpointError as error:
+        base, name = loaded.spec.report.dir, start.run_name(loaded)
+        raise CheckpointError(
+            f"nothing to evaluate: no run {name} with an intact checkpoint in {base}; train first, or name a run with "
+            "`mtrain evaluate --run FOLDER`, or weights with -o model.weights=FILE"
+        ) from error

@@ -1,0 +1,111 @@
+"""The cluster and the launcher of a job, chosen from the spec and the installed plugins."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtrain.core.interfaces import Cluster, Launcher
+from mtrain.core.plugin_classes import with_defaults
+from mtrain.errors import PluginError, SpecError
+from mtrain.spec.model import Spec
+from mtrain.spec.resolved import AUTO, Resolved
+from mtrain.system.placement import LaunchOptions
+
+__all__ = ["AUTO", "cluster_of", "host_names", "is_by_hand", "is_several", "launcher_of", "made_launcher", "names_of"]
+
+
+def is_by_hand(spec: Spec) -> bool:
+    """Return whether no cluster is chosen: a job on several hosts is then started by hand on each of them."""
+    return spec.cluster.name == AUTO
+
+
+def is_several(spec: Spec) -> bool:
+    """Return whether a job runs on several hosts, or on another host than this one."""
+    return len(spec.cluster.ips) > 1 or not is_by_hand(spec)
+
+
+def cluster_of(job: Resolved) -> Cluster | None:
+    """Return the plugin that brings the job to its hosts; None: this host alone, or each is started by hand.
+
+    Raises:
+        SpecError: no host is named, and the cluster does not choose them.
+    """
+    if job.cluster is not None:
+        names_of(job.spec, job.cluster)
+    return job.cluster
+
+
+def host_names(job: Resolved) -> Sequence[str]:
+    """Return the addresses of a job's hosts, or the names of those that its cluster chooses when it starts.
+
+    Raises:
+        SpecError: no host is named, and the cluster does not choose them.
+    """
+    return names_of(job.spec, job.cluster)
+
+
+def names_of(spec: Spec, cluster: Cluster | None) -> Sequence[str]:
+    """Return the addresses of the hosts that the spec names, or the names of those that the cluster chooses."""
+    if spec.cluster.ips or cluster is None:
+        return spec.cluster.ips
+    names = cluster.places(spec.cluster.nodes or 1)
+    if not names:
+        raise SpecError(
+            f"cluster.name: {spec.cluster.name!r} given, but no host is named; give them with --ips A,B or --hostfile"
+        )
+    return names
+
+
+def launcher_of(job: Resolved) -> tuple[str, type[Launcher]]:
+    """Return name and class of the launcher that starts the ranks of a host.
+
+    A launcher that the spec names is taken. Otherwise it is the first that provides what the backend needs: those of mtrain come
+    before those of others, so that installing one changes no job, and those that are not ``automatic`` last.
+    """
+    spec, registry, rendezvous = job.spec, job.registry, job.backend.rendezvous
+    requested_name = spec.launcher.name
+    if requested_name != AUTO:
+        requested = with_defaults(registry.load("launchers", requested_name), Launcher)
+        if rendezvous not in requested.provides:
+            raise SpecError(
+                f"launcher.name: {requested_name!r} given, it provides {', '.join(sorted(requested.provides))}; "
+                f"backend {spec.backend.name!r} needs {rendezvous!r}: use `auto`"
+            )
+        return requested_name, requested
+    entries = registry.usable("launchers")
+    names = [entry.name for entry in sorted(entries, key=lambda entry: entry.distribution != "mtrain")]
+    broken: list[str] = []
+    for automatic, name in itertools.product((True, False), names):
+        try:
+            launcher = with_defaults(registry.load("launchers", name), Launcher)
+        except PluginError as error:  # A broken launcher that the user did not choose must not stop the job.
+            broken.append(str(error))
+            continue
+        if rendezvous in launcher.provides and launcher.automatic == automatic:
+            return name, launcher
+    raise SpecError(
+        "; ".join(
+            [
+                f"backend.name: {spec.backend.name!r} needs a launcher that provides {rendezvous!r}; "
+                f"installed: {', '.join(names)}",
+                *dict.fromkeys(broken),
+            ]
+        )
+    )
+
+
+def made_launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str, Any], job: Resolved) -> Launcher:
+    """Construct the launcher from the ``facts`` of the plan and its own options.
+
+    Raises:
+        SpecError: ``launcher.options`` has a key that the launcher does not know, or that the plan sets.
+    """
+    own_options = {**job.registry.defaults("launchers", name).options, **job.spec.launcher.options}
+    reserved = sorted(own_options.keys() & LaunchOptions.model_fields.keys())
+    if reserved:
+        raise SpecError(
+            f"launcher.options.{reserved[0]}: mtrain sets it, from the section `cluster` and the machine; leave it out"
+        )
+    options = job.registry.options("launchers", name, {**own_options, **facts}, path="launcher.options")
+    launcher: Launcher = job.registry.construct("launchers", name, launcher_class, options)
+    return launcher

@@ -1,0 +1,202 @@
+"""Decide ``train.max_micro_batch: auto`` by trials on this host, once, before a job starts.
+
+A trial is a job of one rank and two updates, on the framework and device of the job, whose memory its own record tells. The
+number becomes a value of the run's spec. A resumed run has the one of its checkpoint.
+"""
+
+import copy
+import dataclasses
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.core import micro_batches
+from mtrain.core.checkpoint.format import described
+from mtrain.core.micro_batches import SHARE, Choice
+from mtrain.errors import LaunchError, SpecError
+from mtrain.jobs import start
+from mtrain.jobs.plan import Plan
+from mtrain.spec import bounds
+from mtrain.spec.model import Spec
+from mtrain.system import runfolder
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded
+
+KEY = "train.max_micro_batch"
+MIB = 1 << 20
+
+
+def is_open(loaded: "Loaded") -> bool:
+    """Return whether the spec leaves the largest micro batch to trials."""
+    return loaded.spec.train.max_micro_batch == "auto"
+
+
+def settled(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None], trials: "Trials | None" = None) -> "Loaded":
+    """Return the spec with a number in place of ``auto``, and a note that says how it was found.
+
+    Args:
+        loaded: The spec of a job that trains.
+        plan: Its plan, which says the ranks of each host and the checkpoint.
+        note: Receives a sentence before each trial.
+        trials: Trials that were run before; None: they are run now.
+
+    Raises:
+        SpecError: Trials cannot decide it, or not even one sample fits.
+    """
+    if not is_open(loaded):
+        return loaded
+    check(loaded)
+    if plan.resume is not None:
+        saved = ((described(plan.resume).get("spec") or {}).get("train") or {}).get("max_micro_batch")
+        saved = None if saved == "auto" else saved
+        return changed(loaded, {KEY: saved}, note=f"{KEY}: {saved or 'no limit'}, as the checkpoint's run has it")
+    trials = trials or run_trials(loaded, plan, note=note)
+    choice = trials.choice()
+    if choice.micro_batch == 0:
+        raise SpecError(
+            f"{KEY}: auto, but no micro batch fits: {trials.reason or trials.budget_words()}; use fewer ranks on each host, "
+            "smaller inputs, or train.recompute: true"
+        )
+    return changed(
+        loaded, {KEY: choice.micro_batch}, note=f"{KEY}: {words(choice, trials.share, trials.budget_words())}"
+    )
+
+
+def run_trials(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None]) -> "Trials":
+    """Run the trials of a job on this host."""
+    ranks = max(host.slots for host in plan.hosts)
+    trials = Trials(loaded, share=loaded.spec.train.batch_size // plan.size, ranks=ranks, note=note)
+    trials.run()
+    return trials
+
+
+def check(loaded: "Loaded") -> None:
+    """Refuse a spec whose micro batch trials cannot decide.
+
+    Raises:
+        SpecError: It is that of a script, or fixes the number of micro batches.
+    """
+    train = loaded.spec.train
+    if loaded.script is not None:
+        raise SpecError(f"{KEY}: auto given for a script, whose own loop decides the micro batch; give a number")
+    if loaded.spec.cluster.min_nodes is not None or loaded.spec.cluster.shards is not None:
+        raise SpecError(
+            f"{KEY}: auto given with cluster.min_nodes or cluster.shards, under which the number of ranks of a host may change; "
+            "give a number"
+        )
+    if train.accumulate != "auto":
+        raise SpecError(
+            f"{KEY}: auto given with train.accumulate: {train.accumulate}, which decides the micro batch itself; set "
+            "train.accumulate: auto"
+        )
+
+
+def words(choice: Choice, share: int, budget: str) -> str:
+    """Return what was found as a sentence without its beginning."""
+    sizes = ", ".join(f"{micro}: {needed / MIB:,.0f} MiB" for micro, needed in choice.measured.items())
+    limit = "all of them" if choice.too_large is None else f"{choice.too_large} would be too many"
+    return (
+        f"{choice.micro_batch} of the {share} samples of a rank in an update fit at once ({limit}; measured {sizes}; {budget}), "
+        f"so accumulate is {share // choice.micro_batch}; the run's spec has the number from now on"
+    )
+
+
+class Trials:
+    """Jobs of one rank with growing micro batches."""
+
+    def __init__(self, loaded: "Loaded", *, share: int, ranks: int, note: Callable[[str], None]) -> None:
+        """``share``: samples of a rank in an update; ``ranks``: the most ranks of a host."""
+        self._loaded = loaded
+        self.share = share
+        self._ranks = ranks
+        self._free_bytes: Sequence[int] = [bounds.available_bytes()]
+        self._note = note
+        self._device_bytes: int | None = None
+        self._found = Choice(micro_batch=0)
+        self.reason = ""
+        """Why the last trial that failed did; empty: none has."""
+
+    def also_on(self, free_bytes: Sequence[int]) -> None:
+        """Take the free memory of further hosts into account."""
+        self._free_bytes = [self._free_bytes[0], *free_bytes]
+
+    @property
+    def budget_bytes(self) -> float:
+        """Return the bytes that one rank may use."""
+        return SHARE * (min(self._free_bytes) / self._ranks if self._device_bytes is None else self._device_bytes)
+
+    def budget_words(self) -> str:
+        """Return where the limit comes from."""
+        if self._device_bytes is not None:
+            return f"limit {self.budget_bytes / MIB:,.0f} MiB, {SHARE:.0%} of the free memory of the device"
+        hosts = len(self._free_bytes)
+        where = "here" if hosts == 1 else f"on the fullest of {hosts} hosts"
+        return (
+            f"limit {self.budget_bytes / MIB:,.0f} MiB, {SHARE:.0%} of the {min(self._free_bytes) / MIB:,.0f} MiB that are free "
+            f"{where}, for {self._ranks} rank{'s' if self._ranks > 1 else ''}"
+        )
+
+    def run(self) -> None:
+        """Run the trials."""
+        with tempfile.TemporaryDirectory(prefix="mtrain-micro-batch-") as folder:
+            self._found = micro_batches.grown(
+                self.share, lambda micro: self.measure(micro, Path(folder)), budget=lambda: self.budget_bytes
+            )
+
+    def choice(self) -> Choice:
+        """Return the largest micro batch that fits on every host."""
+        return micro_batches.fitting(self.share, self._found, budget_bytes=self.budget_bytes)
+
+    def measure(self, micro: int, folder: Path) -> int | None:
+        """Return the bytes that a rank needs for a micro batch; None: the trial has failed."""
+        self._note(f"{KEY}: tries a micro batch of {micro}")
+        run_dir = folder / f"micro-{micro}"
+        runfolder.make(run_dir)
+        where = start.Where(run_dir=run_dir, checkpoint=None, fixed=True)
+        trial = changed(self._loaded, self._values(micro, folder))
+        try:
+            result = start.run_job(trial, where, quiet=True, stream=io.StringIO())
+        except LaunchError as error:
+            self.reason = str(error)
+            return None
+        if result.code != 0:
+            self.reason = f"its trial ended: {result.reason}"
+            return None
+        measured = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["measured"][0]
+        if "device_free_bytes" in measured:
+            self._device_bytes = int(measured["device_free_bytes"])
+        return int(measured["memory_bytes"])
+
+    def _values(self, micro: int, folder: Path) -> Mapping[str, Any]:
+        """Return the values of a trial's spec, by dotted path."""
+        device = str(self._loaded.spec.backend.options.get("device", "auto"))
+        one = start.one_process(start.framework_of(self._loaded), device=device)
+        kept = {"train.distil", "model.weights"}
+        return {path: value for path, value in one.items() if path not in kept} | {
+            "train.batch_size": micro,
+            KEY: None,
+            "train.epochs": None,
+            "train.updates": 2,
+            "evaluate.enabled": False,
+            "report.name": None,
+            "report.dir": str(folder),
+            "report.tensorboard": False,
+            "report.reporters": {},
+            "report.plots": False,
+            "report.metrics_port": None,
+        }
+
+
+def changed(loaded: "Loaded", values: Mapping[str, Any], *, note: str = "") -> "Loaded":
+    """Return the spec with other values, by dotted path, and one note more."""
+    plain = copy.deepcopy(dict(loaded.values))
+    for path, value in values.items():
+        section, key = path.split(".")
+        plain[section][key] = value
+    spec: Spec = type(loaded.spec).model_validate(plain)
+    notes = (*loaded.notes, note) if note else loaded.notes
+    return dataclasses.replace(loaded, spec=spec, values=plain, notes=notes)

@@ -1,0 +1,143 @@
+"""Preflight of a job on several hosts: find what would keep it from running, before any rank is started.
+
+``preflight`` asks all agents at once for the facts that ``requirements`` lists, lets the hosts connect to one another,
+and compares the answers (``comparison.py``). The first host is the reference: a finding about a difference names the
+other host.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mtrain.jobs.hosts.channel import Channel, Message, ask_all
+from mtrain.jobs.preflight.comparison import HostFacts, compare
+from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.preflight.folder_listing import first_difference
+from mtrain.jobs.preflight.requirements import requirements
+
+__all__ = ["preflight", "requirements"]
+
+ASK_S = 20.0
+"""Seconds for one round of questions. The answers take far less unless a host is in trouble."""
+
+
+def preflight(
+    channels: Sequence[Channel | None],
+    required: Sequence[Mapping[str, Any]],
+    *,
+    earlier: Sequence[Finding] = (),
+    now: Callable[[], float] = time.time,
+) -> list[Finding]:
+    """Check all hosts at once. Nothing is started except listeners for the test of reachability, which agents close.
+
+    Args:
+        channels: one to the agent of each host; None for a host that was not reached.
+        required: the requirements for each host, see ``requirements``.
+        earlier: findings from before, for example why a host was not reached; they come first in the result.
+        now: this machine's wall clock.
+    """
+    reached = {index: channel for index, channel in enumerate(channels) if channel is not None}
+    questions = [{"wanted": dict(required[index])} for index in reached]
+    answers = ask_all(list(reached.values()), "facts", timeout_s=ASK_S, each=questions)
+    findings = list(earlier)
+    hosts, host_channels = [], []
+    for (index, channel), answer in zip(reached.items(), answers, strict=True):
+        if "error" in answer:
+            findings.append(_no_answer(str(required[index]["address"]), str(answer["error"])))
+        else:
+            hosts.append(HostFacts(index=index, required=required[index], facts=answer["facts"]))
+            host_channels.append(channel)
+    between = _between(hosts, host_channels, now)
+    _compare_data(hosts, host_channels)
+    compared = [*compare(hosts), *between]
+    if len(hosts) < len(required):  # Without names, "ok" would be claimed for the hosts that did not answer, too.
+        addresses = tuple(host.address for host in hosts)
+        compared = [finding if finding.hosts else replace(finding, hosts=addresses) for finding in compared]
+    return [*findings, *compared]
+
+
+def _no_answer(address: str, reason: str) -> Finding:
+    remedy = "look at that host, then start again"
+    return Finding(
+        check="agent", state="bad", hosts=(address,), text=f"tells nothing of itself: {reason}", remedy=remedy
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- between hosts
+def _between(hosts: Sequence[HostFacts], channels: Sequence[Channel], now: Callable[[], float]) -> list[Finding]:
+    """Test whether every host reaches every other, and set each host's ``skew_s`` from the clocks in the answers."""
+    asked_at = now()
+    listening = [{"address": host.meeting_address or host.address} for host in hosts]
+    answers = ask_all(channels, "listen", timeout_s=ASK_S, each=listening)
+    answered_at = now()
+    listeners: dict[int, Message] = {}
+    for host, answer in zip(hosts, answers, strict=True):
+        if "clock" in answer:
+            # The host read its clock at an unknown moment between the two, which bounds the difference from both sides.
+            host.skew_s = (answer["clock"] - answered_at, answer["clock"] - asked_at)
+        if "port" in answer and host.meeting_address is not None:
+            listeners[host.index] = {"address": host.meeting_address, "port": answer["port"], "word": answer["word"]}
+    targets = [[other for other in hosts if other is not host and other.index in listeners] for host in hosts]
+    questions = [
+        {"targets": [listeners[other.index] for other in others], "source": host.meeting_address}
+        for host, others in zip(hosts, targets, strict=True)
+    ]
+    answers = ask_all(channels, "connect", timeout_s=ASK_S, each=questions)
+    findings = []
+    for host, others, answer in zip(hosts, targets, answers, strict=True):
+        problems = answer.get("reached", [answer.get("error")] * len(others))
+        findings += [
+            _unreached(host, other, problem) for other, problem in zip(others, problems, strict=True) if problem
+        ]
+    ways = sum(map(len, targets))
+    if ways and not findings:
+        findings = [Finding(check="reach", state="ok", text=f"all {ways} ways between {len(hosts)} hosts, over TCP")]
+    return findings
+
+
+def _unreached(source: HostFacts, target: HostFacts, problem: str) -> Finding:
+    return Finding(
+        check="reach",
+        state="bad",
+        hosts=(source.label,),
+        text=f"does not reach {target.label} over TCP: {problem}",
+        remedy=(
+            "let firewalls pass all TCP between the hosts, mend the route, or name addresses of another network in "
+            "cluster.ips"
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def _compare_data(hosts: Sequence[HostFacts], channels: Sequence[Channel]) -> None:
+    """Set ``first_difference`` of each host whose data differs from the first host's.
+
+    Asks both for the names of one bucket.
+    """
+    listed = [host for host in hosts if (host.facts["data"] or {}).get("complete")]
+    for host in listed[1:]:
+        bucket = _first_bucket(listed[0].facts["data"]["digests"], host.facts["data"]["digests"])
+        if bucket is None:
+            continue
+        both = [channels[hosts.index(each)] for each in (listed[0], host)]
+        expected, actual = (
+            answer.get("files", []) for answer in ask_all(both, "files", timeout_s=ASK_S, bucket=bucket)
+        )
+        difference = first_difference([tuple(each) for each in expected], [tuple(each) for each in actual])
+        if difference is not None:
+            host.first_difference = _in_words(*difference)
+
+
+def _first_bucket(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """Return the number of the first bucket whose digests differ, or None."""
+    return next((number for number, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
+
+
+def _in_words(name: str, expected: int | None, actual: int | None) -> str:
+    """Word a difference between two sizes of a file; -1: it is missing."""
+    if actual == -1:
+        return f"{name} is missing"
+    if expected == -1:
+        return f"{name} is one too many"
+    return f"{name} has {actual} bytes, expected {expected}"

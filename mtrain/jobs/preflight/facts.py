@@ -1,0 +1,257 @@
+"""Facts about one host, which its agent collects to answer the questions of ``checks``. JSON in, JSON out.
+
+An agent keeps one ``FactCollector`` and passes every such question to ``FactCollector.answer``::
+
+    {"do": "resolve", "hosts": [...]}                          -> {"addresses": {host: [address, ...]}}
+    {"do": "facts", "wanted": {...}}                           -> {"facts": collect(wanted)}
+    {"do": "listen", "address": A}                             -> {"port": P, "word": W}
+    {"do": "connect", "targets": [{address, port, word}...], "source": A}   -> {"reached": ["" or what is wrong, ...]}
+    {"do": "files", "bucket": N}                               -> {"files": [[name, bytes], ...]}
+
+Each answer also contains ``clock``, the wall clock in seconds since 1970. If collecting fails, ``error`` stands in
+place of the result. ``QUESTIONS`` are the values of ``do``. ``wanted`` holds the requirements for this host, see
+``requirements.py``.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mtrain.jobs.preflight import interpreter_probe
+from mtrain.jobs.preflight.folder_listing import Listing, list_folder
+from mtrain.jobs.preflight.reachability import Listeners, reach
+from mtrain.spec.files import open_file
+from mtrain.system import environment, names, placement
+
+__all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "interpreter", "reach"]
+
+QUESTIONS = ("resolve", "facts", "listen", "connect", "files")
+PACKAGES = (
+    *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
+    "faster-coco-eval",
+)
+"""Distributions that influence the computed values, besides the modules that the backend needs."""
+INTERPRETER_TIMEOUT_S = 12.0
+"""Seconds within which an interpreter must answer."""
+HASHED_BYTES = 64 << 20
+"""How many bytes of a file are hashed, from its beginning."""
+RESOLVE_S = 3.0
+"""Seconds that looking up names may take."""
+DRIVER = "/proc/driver/nvidia/gpus/*/information"
+"""Files in which NVIDIA's driver describes each GPU."""
+
+
+class FactCollector:
+    """Answers questions about this host, and keeps the listeners and the file list that later questions use.
+
+    Close it at the end.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._listeners = Listeners()
+        self._listing: Listing | None = None
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one question, see the head of this file; an exception becomes the answer's ``error``."""
+        try:
+            facts = self._collect(question)
+        except (
+            Exception
+        ) as error:  # A fact that cannot be collected is reported as missing; the agent must keep running.
+            facts = {"error": f"{type(error).__name__}: {error}"}
+        return {**facts, "clock": self._clock()}
+
+    def _collect(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        do = question["do"]
+        if do == "resolve":
+            return {"addresses": names.look_up(question["hosts"], limit_s=RESOLVE_S)}
+        if do == "facts":
+            facts, self._listing = _collect(question["wanted"])
+            return {"facts": facts}
+        if do == "listen":
+            port, word = self._listeners.open(question["address"])
+            return {"port": port, "word": word}
+        if do == "connect":
+            return {"reached": reach(question["targets"], source=question.get("source"))}
+        if do == "files":
+            return {"files": [] if self._listing is None else self._listing.bucket(int(question["bucket"]))}
+        return {"error": f"{do!r} is none of {', '.join(QUESTIONS)}"}
+
+    def close(self) -> None:
+        """Stop listening. Can be called twice."""
+        self._listeners.close()
+
+
+def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all facts about this host that the requirements ``wanted`` are compared with."""
+    return _collect(wanted)[0]
+
+
+def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]:
+    """Return the facts, and the list of files from which the data's digests were made."""
+    folder = Path(wanted.get("cwd") or ".")
+    environ = environment.cleaned(environment.caller())
+    data, listing = _data(wanted.get("data"), folder)
+    facts = {
+        "host": socket.gethostname(),
+        "addresses": [list(pair) for pair in placement.own_addresses()],
+        "names": names.look_up([*wanted.get("names", ()), socket.gethostname()], limit_s=RESOLVE_S),
+        "python": interpreter(wanted.get("python"), _modules(wanted), folder),
+        "ports": {str(port): _taken_by(wanted["address"], port) for port, _ in wanted.get("ports", ())},
+        "disk": _disk(folder / wanted.get("run_dir", ".")),
+        "shm": _free(Path("/dev/shm")),  # noqa: S108 - only its size is read
+        "devices": {"present": placement.count_devices(environ), "models": _device_models()},
+        "identity": _identity(),
+        "cores": placement.usable_cores(),
+        "data": data,
+        "files": {key: _file(folder / Path(path).expanduser()) for key, path in wanted.get("files", {}).items()},
+    }
+    return facts, listing
+
+
+# ------------------------------------------------------------------------------------------------------------- Python
+def _modules(wanted: Mapping[str, Any]) -> list[str]:
+    return [*wanted.get("modules", ()), *wanted.get("plugin_modules", ())]
+
+
+def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return the versions and modules of an interpreter, see ``interpreter_probe.probe``.
+
+    Or a mapping with ``error`` alone.
+
+    ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
+    """
+    question: dict[str, Any] = {"packages": list(PACKAGES), "modules": list(modules), "code": "mtrain"}
+    if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
+        return interpreter_probe.probe(**question)
+    text = Path(interpreter_probe.__file__).read_text(encoding="utf-8")
+    try:
+        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
+            [python, "-c", text, json.dumps(question)],
+            capture_output=True,
+            text=True,
+            timeout=INTERPRETER_TIMEOUT_S,
+            check=True,
+            cwd=folder,
+        )
+        return dict(json.loads(process.stdout))
+    except FileNotFoundError:
+        missing = python if folder.is_dir() else str(folder)
+        return {"error": f"{missing} is not there"}
+    except OSError as error:
+        return {"error": f"{python}: {error.strerror or error}"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"{python} did not answer within {INTERPRETER_TIMEOUT_S:g} s"}
+    except subprocess.CalledProcessError as error:
+        return {"error": f"{python}: {(error.stderr.strip().splitlines() or [f'exit code {error.returncode}'])[-1]}"}
+    except ValueError:
+        return {"error": f"{python} does not answer as Python does"}
+
+
+# ------------------------------------------------------------------------------------------------- ports, disk, devices
+def _taken_by(address: str, port: int) -> str:
+    """Return why no server can listen at ``port`` of ``address``, or "" if one can."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for bound_address in (
+        address,
+        "",
+    ):  # Some rendezvous servers listen at every address, whichever one they are given.
+        with socket.socket(family) as listener:
+            # Without this, a port would count as taken for a while after the job that used it has ended (TIME_WAIT).
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((bound_address, port))
+                listener.listen(1)
+            except OSError as error:
+                return _listener_at(port) or error.strerror or str(error)
+    return ""
+
+
+def _listener_at(port: int) -> str:
+    """Name the process that listens on a port; return "" where this user may not see it."""
+    try:
+        sockets = [item for item in psutil.net_connections("tcp") if item.laddr and item.laddr.port == port]
+        pid = next(item.pid for item in sockets if item.status == psutil.CONN_LISTEN and item.pid)
+        return f"process {pid} ({psutil.Process(pid).name()}) listens there"
+    except (psutil.Error, OSError, StopIteration):
+        return ""
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    """Return the free bytes of the disk on which a folder is or would be created, and whether it can be written."""
+    existing = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    return {**_free(existing), "path": str(existing), "writable": os.access(existing, os.W_OK | os.X_OK)}
+
+
+def _free(path: Path) -> dict[str, Any]:
+    try:
+        statistics = os.statvfs(path)
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {"free": statistics.f_bavail * statistics.f_frsize, "total": statistics.f_blocks * statistics.f_frsize}
+
+
+def _identity() -> str:
+    """Return a text that is equal for two agents on one machine and in one network namespace.
+
+    "" where /proc lacks it.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return ""
+
+
+def _device_models() -> list[str]:
+    """Return the models of the GPUs according to NVIDIA's driver; empty where there is no such driver."""
+    models = []
+    for file in sorted(glob.glob(DRIVER)):
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def _data(requirement: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str, Any] | None, Listing | None]:
+    """Return facts about the data folder, and its list of files; None where the job reads no folder."""
+    if requirement is None:
+        return None, None
+    root = folder / Path(requirement["root"]).expanduser()
+    try:
+        listing = list_folder(root, skip=[folder / path for path in requirement.get("skip", ())])
+    except OSError as error:
+        return {"root": str(root), "error": error.strerror or str(error)}, None
+    return {
+        "root": str(root),
+        "complete": listing.complete,
+        "files": len(listing.files),
+        "sized": listing.sized,
+        "bytes": listing.nbytes,
+        "digests": listing.digests(),
+    }, listing
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """Return the size of a file, and the digest of its first ``HASHED_BYTES``."""
+    try:
+        size = path.stat().st_size
+        with open_file(path) as file:
+            digest = hashlib.sha256(file.read(HASHED_BYTES)).hexdigest() if path.is_file() else ""
+    except OSError as error:
+        return {"path": str(path), "error": error.strerror or str(error)}
+    return {"path": str(path), "bytes": size, "digest": digest}

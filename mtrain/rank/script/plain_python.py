@@ -1,0 +1,61 @@
+"""A script's job when plain Python runs the script: one rank, in a run folder of its own."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank.process import StopRequest
+from mtrain.rank.script.settings import PLAIN, changed
+from mtrain.rank.script_mode import RankJob
+from mtrain.records.console import make_display
+from mtrain.spec import config, terminal
+from mtrain.system import runfolder
+from mtrain.system.runfolder import RunFolder
+
+
+@contextlib.contextmanager
+def solo_job(framework: str | None) -> Iterator[RankJob]:
+    """Make the job of one rank that ``mtrain.session`` uses without ``mtrain run``.
+
+    Raises:
+        ScriptError: ``framework`` is not a framework.
+    """
+    if framework is None:
+        framework = "paddle" if "paddle" in sys.modules and "torch" not in sys.modules else "torch"
+    if framework not in ("torch", "paddle"):
+        raise ScriptError(f"mtrain.session: framework={framework!r} given; expected 'torch' or 'paddle'")
+    loaded = config.load(PLAIN, environ={})
+    spec = changed(loaded.spec, {"backend.name": "solo", "backend.options": {"framework": framework}})
+    name = Path(sys.argv[0]).stem or "script"
+    folder = RunFolder(runfolder.create(Path(spec.report.dir), name))
+    folder.make()
+    stop = StopRequest()
+    # Python sets signal handlers in its main thread only.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    display = make_display(spec.report.display, title=f"{folder.path.name}: {name} on solo")
+    job = RankJob(
+        resolved=loaded.job.with_spec(spec),
+        run_folder=folder,
+        resume=None,
+        outside_paths=frozenset(),
+        stop=stop,
+        save_requested=stop.save,
+        leave=_nothing,
+        display=display,
+    )
+    try:
+        with contextlib.closing(display), stop.listening() if in_main_thread else contextlib.nullcontext():
+            yield job
+    except Interrupted as error:
+        left_out = ", ".join((runfolder.read_summary(folder.path) or {}).get("left_out") or ())
+        way_on = f"mtrain run --backend solo --resume {folder.path} {sys.argv[0]}"
+        terminal.say(f"{error}: {way_on}" + (f"; left out: {left_out}" if left_out else ""), err=True)
+        raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
+
+
+def _nothing(error: BaseException) -> None:
+    """Do nothing: plain Python prints the traceback itself, and there is no starter that would read a record."""

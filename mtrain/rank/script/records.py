@@ -1,0 +1,207 @@
+"""The reports, checkpoints and summary of a script's job. Rank 0 writes them; the other ranks call the same methods."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.checkpoint import store
+from mtrain.core.interfaces import Backend, Progress, RankSession, Why
+from mtrain.core.record_files import RESULTS
+from mtrain.errors import CheckpointError, ScriptError
+from mtrain.rank import copying, random_layers
+from mtrain.rank.records import report_of, report_update, reported_run
+from mtrain.rank.script import kept
+from mtrain.rank.script.settings import described_script
+from mtrain.rank.script_mode import RankJob, digest_of
+from mtrain.rank.training_records import TrainingRecords
+from mtrain.records.adapted import of_objects
+from mtrain.records.reporter import Report
+from mtrain.spec.disclosure import without_places
+
+
+class Records:
+    """The reports, checkpoints and kept objects of a script's job."""
+
+    def __init__(
+        self,
+        job: RankJob,
+        backend: Backend,
+        rank: RankSession,
+        saved: store.Saved | None,
+        *,
+        reporters: Sequence[Any] = (),
+    ) -> None:
+        self._job = job
+        self._backend = backend
+        self._rank = rank
+        self._saved = saved
+        self._started = time.perf_counter()
+        self._kept: dict[str, Any] = {}
+        self._warned_of_zero = False
+        metrics = {} if saved is None else saved.meta["extra"].get("results", {})
+        self._best: dict[str, Any] = dict(metrics.get("best", {}))
+        self._last: dict[str, Any] = dict(metrics.get("last", {}))
+        self.choices: Sequence[tuple[str, str]] = ()
+        """Messages about what was chosen for ``auto``: (kind, sentence)."""
+        self.report = self._report(reporters)
+        self.training = TrainingRecords(job.spec, job.run_folder, rank, self.report, saved)
+        copying.catch_up(self.training.copies, job.run_folder)
+
+    def _report(self, reporters: Sequence[Any]) -> Report:
+        """Return the report of this rank, with the display of its process and the script's own ``reporters``."""
+        saved, job = self._saved, self._job
+        run = reported_run(
+            job.spec,
+            job.run_folder,
+            self._rank.collective,
+            start_update=0 if saved is None else saved.progress.update,
+        )
+        shown = [] if job.display is None else [("display", job.display)]
+        return report_of(job.resolved, run, [*shown, *of_objects(reporters, run)])
+
+    # -------------------------------------------------------------------------------------------------- kept objects
+    def keep(self, name: str, kept_object: Any) -> None:
+        """See ``Session.keep``."""
+        if not (hasattr(kept_object, "state_dict") and hasattr(kept_object, "load_state_dict")):
+            raise ScriptError(
+                f"session.keep({name!r}): an object of type {type(kept_object).__name__} has no state_dict() and "
+                "load_state_dict(state); give it both"
+            )
+        if name in self._kept:
+            raise ScriptError(f"session.keep({name!r}): this name is taken; give each object a name of its own")
+        kept.as_plain(kept_object.state_dict(), name=name)
+        self._kept[name] = kept_object
+        if self._saved is None:
+            return
+        states = self._saved.meta["extra"].get("kept", {})
+        if name not in states:
+            raise CheckpointError(
+                f"session.keep({name!r}): the checkpoint has no state of that name; it has {', '.join(states) or 'none'}. "
+                "Start a new run, or use the name of the script that wrote it"
+            )
+        kept_object.load_state_dict(kept.from_plain(states[name], self._tensor))
+
+    def _tensor(self, array: Any) -> Any:
+        """Return an array as a tensor of this rank's framework, on its device."""
+        return next(iter(self._rank.batches([{"value": array}])))["value"]
+
+    # --------------------------------------------------------------------------------------------------- the records
+    def announce(
+        self,
+        spec: Any,
+        *,
+        model: str,
+        samples: int | None,
+        updates_per_epoch: int | None,
+        total_updates: int,
+        fields: Mapping[str, Any],
+    ) -> None:
+        """Write the first record, which says what is about to be trained; every rank must call.
+
+        ``fields``: further ones of the record.
+        """
+        facts = {
+            "total_updates": total_updates,
+            "updates_per_epoch": updates_per_epoch,
+            "precision": spec.train.precision,
+            "model": model,
+            "train_samples": samples,
+        }
+        self.training.start(self._backend, resume=self._job.resume, fields={**facts, **fields})
+        if self._saved is not None and self._saved.meta["extra"].get("script") != script_mark():
+            self.report.event("warning", message="the script has changed since the checkpoint was written")
+        for kind, sentence in self.choices:
+            self.report.event(kind, message=sentence)
+        self.training.report_changes(spec, shards=self._shards(spec))
+
+    def _shards(self, spec: Any) -> int:
+        """Return the number of parts of an update that draw random numbers of their own."""
+        return self._rank.collective.size * int(spec.train.accumulate)
+
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Report the record of one update, with a warning if the update was skipped or changed nothing."""
+        report_update(self.report, record)
+        if record["gradient_norm"] == 0 and not self._warned_of_zero:
+            self._warned_of_zero = True
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient is zero; check that the loss is computed from the model that "
+                "session.prepare returned",
+            )
+
+    def scored(
+        self, metrics: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float
+    ) -> float | None:
+        """Report an evaluation. Return its score if it is the best so far, else None.
+
+        Raises:
+            ScriptError: there is no metric of the name ``score``.
+        """
+        name = score or ("score" if "score" in metrics else None)
+        if name is not None and name not in metrics:
+            raise ScriptError(f"session.evaluate: score={name!r} given, the metric has {', '.join(metrics)}")
+        self._last = {"update": update, "epoch": epoch, **metrics}
+        best = name is not None and metrics[name] > self._best.get(name, -math.inf)
+        if best:
+            self._best = self._last
+        self.report.evaluation(
+            metrics, update=update, epoch=epoch, headline=list(metrics)[:3], best=best, seconds=seconds
+        )
+        return metrics[name] if best and name is not None else None
+
+    def saved_stream(self) -> Any:
+        """Return the state of the stream in the checkpoint that is resumed; None: it has none."""
+        assert self._saved is not None
+        state = self._saved.meta["extra"].get("stream")
+        return None if state is None else kept.from_plain(state, self._tensor)
+
+    def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
+        """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
+        states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
+        extra = {
+            "kept": states,
+            "stream": None if stream is None else kept.as_plain(stream, name="the stream"),
+            "script": script_mark(),
+            random_layers.KEY: self._shards(spec),
+            "results": {"best": self._best, "last": self._last},
+        }
+        content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
+        self.training.save(state, progress, score=score, why=why, content=content)
+
+    def end(
+        self,
+        reason: str,
+        progress: Progress,
+        *,
+        spec: Any,
+        total_updates: int | None,
+        state: Any,
+        measured: Sequence[Mapping[str, float]] | None,
+    ) -> None:
+        """Write the last record and the summary.
+
+        ``state``: the job's state at its end; None: it did not get there. ``measured``: measurements by rank.
+        """
+        self.training.settle(reason, stop=self._job.stop)
+        not_done = [RESULTS] if spec.report.plots else []
+        summary: dict[str, Any] = {
+            **self.training.summary(reason, progress, total_updates=total_updates, not_done=not_done),
+            "seconds": round(time.perf_counter() - self._started, 2),
+            "best": self._best,
+            "last": self._last,
+            "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
+        }
+        if state is not None:
+            summary |= {"measured": measured, **self.training.result(state)}
+        self.training.end(reason, summary)
+
+
+def script_mark() -> str | None:
+    """Return the digest of the running script; None where there is no file, as in a notebook."""
+    try:
+        return digest_of(Path(sys.argv[0]))
+    except OSError:
+        return None

@@ -1,0 +1,171 @@
+"""Read a script's data set: which samples this rank gets, in which order, with which random numbers."""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mtrain.core.sampler import Shares, Shuffled
+from mtrain.data import trees
+from mtrain.data.objects import Seed, first_unrepeatable, repeated_sample, unusable
+from mtrain.errors import DataError, ScriptError
+from mtrain.rank.script.order import Order, OwnOrder
+from mtrain.rank.script.workers import Request, Workers
+
+
+class Samples:
+    """The samples of a data set in the order of a job, as a function of (seed, epoch, index) alone.
+
+    Before each sample, the random generators of Python, numpy and the framework are seeded by (seed, epoch, index), so
+    that augmentation repeats for every number of ranks and after every resume.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        seed: int,
+        order: Order | None,
+        collate: Callable[[Sequence[Any]], Any] | None,
+        seed_framework: Seed,
+    ) -> None:
+        """Check that the data set can be used.
+
+        Raises:
+            ScriptError: it has no length or no items, fewer samples than one update needs, or an order that cannot be followed.
+        """
+        check_dataset(dataset, call="session.batches")
+        self.dataset = dataset
+        self.length = len(dataset)
+        self.global_batch = global_batch
+        self._seed = seed
+        self._collate = collate or trees.collate
+        self._seed_framework = seed_framework
+        if order is None and self.length < global_batch:
+            raise ScriptError(
+                f"session.batches: global_batch={global_batch}, but the data set has {self.length} samples; use at most "
+                f"{self.length}"
+            )
+        self._workers: Workers | None = None
+        self._order: Shuffled | OwnOrder = (
+            Shuffled(self.length, global_batch=global_batch, seed=seed)
+            if order is None
+            else OwnOrder(order, dataset, global_batch=global_batch, seed=seed, seed_framework=seed_framework)
+        )
+        self._marks: dict[int, int] = {}
+
+    def use_workers(self, count: int) -> None:
+        """Read samples in ``count`` processes of their own.
+
+        Raises:
+            ScriptError: the data set or ``collate`` cannot be sent to them.
+        """
+        self._workers = Workers(count, self.dataset, self._collate, seed=self._seed)
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Number of complete global batches in one epoch."""
+        return self._order.updates_per_epoch
+
+    def mark(self, epoch: int) -> int:
+        """Return a checksum of the order of ``epoch``, by which ranks see that they read in the same one."""
+        self._marks = {read: mark for read, mark in self._marks.items() if read >= epoch}
+        return self._marks.get(epoch, 0)
+
+    def ends_after(self, epoch: int, position: int) -> bool:
+        """Return whether update ``position`` is the last one of its epoch."""
+        return position + 1 == self.updates_per_epoch
+
+    def state_before(self, epoch: int, position: int) -> Any:
+        """Return nothing: which samples form an update needs no state."""
+
+    def micro_batches(self, epoch: int, start: int, *, shares: Shares) -> Iterator[Any]:
+        """Yield the micro batches of this rank from update ``start`` to the end of the epoch.
+
+        Raises:
+            ScriptError: the length of the data set has changed, or a sample cannot be used.
+        """
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        if len(self.dataset) != self.length:
+            raise ScriptError(
+                f"session.batches: the data set had {self.length} samples at the start and has {len(self.dataset)} in epoch "
+                f"{epoch}; keep its length, so that epochs can be divided among ranks and resumed"
+            )
+        requests = self._requests(epoch, start, shares)
+        try:
+            if self._workers is not None:
+                yield from self._workers.read(requests)
+                return
+            for _, indices in requests:
+                yield self._collate([self.sample(epoch, index) for index in indices])
+        except DataError as error:
+            raise ScriptError(f"session.batches: {error}") from error
+
+    def close(self) -> None:
+        """End the processes that read samples."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def _requests(self, epoch: int, start: int, shares: Shares) -> Iterator[Request]:
+        """Yield the sample numbers of this rank's micro batches."""
+        order = self._order.permutation(epoch)
+        self._marks[epoch] = zlib.crc32(order.tobytes())
+        for update in range(start, self.updates_per_epoch):
+            batch = order[update * self.global_batch : (update + 1) * self.global_batch]
+            for share in shares.divided(batch):
+                yield epoch, [int(index) for index in share]
+
+    def sample(self, epoch: int, number: int) -> Any:
+        """Return one sample, read with the random numbers of (seed, epoch, number); see ``repeated_sample``."""
+        return repeated_sample(self.dataset, number, seed=self._seed, epoch=epoch, seed_framework=self._seed_framework)
+
+    def check_repeatable(self) -> None:
+        """Refuse an order or a data set that returns different values for the same (seed, epoch, index).
+
+        Raises:
+            ScriptError: it does, so a resumed job could not continue to the same weights.
+        """
+        if isinstance(self._order, OwnOrder):
+            self._order.check_repeatable()
+        index = first_unrepeatable(lambda number: self.sample(0, number), self.length)
+        if index is not None:
+            raise ScriptError(
+                f"session.batches: sample {index} differs when it is read twice with the same seeds, so a resumed job would "
+                "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
+                "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
+            )
+
+
+def refuse_loader(dataset: Any, *, call: str) -> None:
+    """Refuse a DataLoader of torch or Paddle, which makes batches itself, and say which line to write.
+
+    Raises:
+        ScriptError: it is one.
+    """
+    if type(dataset).__name__ != "DataLoader" or not hasattr(dataset, "dataset"):
+        return
+    size = getattr(dataset, "batch_size", None)
+    count = getattr(dataset, "num_workers", 0)
+    training = call == "session.batches"
+    settings = [f"global_batch={size or '...'}", "epochs=..."] if training else [f"batch_size={size or '...'}"]
+    settings += [f"workers={count}"] if count and training else []
+    named = getattr(dataset, "collate_fn", None)
+    if named is not None and getattr(named, "__name__", "").startswith("default_") is False:
+        settings.append("collate=loader.collate_fn")
+    line = f"{call}({'' if training else 'model, '}loader.dataset, {', '.join(settings)})"
+    raise ScriptError(
+        f"{call}: a DataLoader given, whose batches would be the same on every rank; give the data set, whose samples mtrain "
+        f"divides among the ranks: {line}"
+    )
+
+
+def check_dataset(dataset: Any, *, call: str) -> None:
+    """Refuse a data set without a length or without items.
+
+    Raises:
+        ScriptError: it lacks one of them.
+    """
+    refuse_loader(dataset, call=call)
+    if problem := unusable(dataset):
+        raise ScriptError(f"{call}: {problem}")

@@ -1,0 +1,485 @@
+"""``mtrain.session``: joins the ranks of a job from a user's own training script."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtrain.core import cadence
+from mtrain.core.cadence import Cadences
+from mtrain.core.checkpoint.sharing import load_everywhere
+from mtrain.core.completeness import check_session
+from mtrain.core.evaluate import interruptible
+from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
+from mtrain.core.loop import Hooks, Job, Loop
+from mtrain.core.recipe import make_recipe
+from mtrain.core.recomputing import patterns
+from mtrain.core.sampler import Shares
+from mtrain.core.stepping import Stepper
+from mtrain.data import trees
+from mtrain.data.objects import seeded_sample
+from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank.precision import settled
+from mtrain.rank.script import evaluation, gradients
+from mtrain.rank.script.building import Building
+from mtrain.rank.script.feed import ScriptFeed
+from mtrain.rank.script.in_turn import InTurn, check_in_turn
+from mtrain.rank.script.loop import ScriptLoop, Updater
+from mtrain.rank.script.native import NativeOptimizer, recorded
+from mtrain.rank.script.order import Order
+from mtrain.rank.script.plain_python import solo_job
+from mtrain.rank.script.records import Records
+from mtrain.rank.script.rules import Curve, RateOf, Rule
+from mtrain.rank.script.samples import Samples, check_dataset, refuse_loader
+from mtrain.rank.script.schedules import learning_rates_of
+from mtrain.rank.script.settings import changed, changes_of, check_loop, loop_changes
+from mtrain.rank.script.stream import Shard, Stream
+from mtrain.rank.script.training_data import Request, check_continues, number_of_updates, opened
+from mtrain.rank.script.trials import nudge, on_trial, shortened
+from mtrain.rank.script.workers import is_imported_by_worker
+from mtrain.rank.script_mode import RUNNING, RankJob, running, without_own_frames
+from mtrain.rank.tracing import Tracing
+from mtrain.spec.calls import explained
+
+
+@explained
+@contextmanager
+def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> Iterator["Session"]:
+    """Join the ranks of this job, and leave them at the end of the ``with`` block.
+
+    Backend, ranks, device and seed are those of ``mtrain run``. A script that plain Python runs is a job of one rank.
+
+    Args:
+        framework: With plain Python, ``torch`` or ``paddle``; None: the one that the script has imported, else torch.
+        reporters: Objects with methods of ``mtrain.core.interfaces.reporter.Reporter``, or functions of one record, beside those of the
+            spec. They receive the records of rank 0, or of each rank where they have ``every_rank = True``.
+
+    Raises:
+        ScriptError: the script already has a session, or an object of ``reporters`` is none.
+        UsageError: the ranks cannot be joined, or the backend's session is incomplete.
+    """
+    if is_imported_by_worker():
+        raise ScriptError(
+            "mtrain.session: called while a process that reads samples imports the script; put the code that trains under "
+            'if __name__ == "__main__":'
+        )
+    around = running()
+    if around.session_is_open:
+        raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
+    with ExitStack() as stack:
+        job = around.job or stack.enter_context(solo_job(framework))
+        backend = job.resolved.backend
+        rank = stack.enter_context(backend)
+        check_session(rank, backend=backend, name=job.spec.backend.name)
+        if job.spec.report.times_waits:
+            rank.capabilities.time_waits()
+        current = Session(job, backend, rank, reporters)
+        before = RUNNING.set(replace(around, session_is_open=True))
+        try:
+            yield current
+            current._finish("done")
+        except Interrupted:
+            current._finish("interrupted")
+            raise
+        except BaseException as error:
+            # Recorded before the backend is left, so before other ranks notice.
+            job.leave(without_own_frames(error))
+            current._finish("failed")
+            raise
+        finally:
+            RUNNING.reset(before)
+
+
+@explained
+class Session:
+    """One rank of a script's job."""
+
+    def __init__(self, job: RankJob, backend: Backend, rank: RankSession, reporters: Sequence[Any] = ()) -> None:
+        self._job = job
+        self._rank = rank
+        self._spec = job.spec
+        self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
+        self._progress = Progress() if self._saved is None else self._saved.progress
+        self._module: Any = None
+        """The module that the script has built; ``_model`` is what the backend has made of it."""
+        self._model: Any = None
+        self._updater: Updater | None = None
+        self._learning_rate_of: RateOf | None = None
+        self._read: Samples | Stream | None = None
+        self._loop: ScriptLoop | None = None
+        shares = 1 if job.trial is None else job.trial.shares
+        self._collective: Collective = (
+            rank.collective if shares == 1 else InTurn(rank.collective, shares, self._in_loss)
+        )
+        self._total: int | None = None
+        self._tracing: Tracing | None = None
+        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
+
+    # ------------------------------------------------------------------------------------------- facts about the job
+    @property
+    def collective(self) -> Collective:
+        """Communication among the ranks: ``all_reduce`` and ``all_gather``."""
+        return self._collective
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        return self.collective.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.collective.size
+
+    @property
+    def device(self) -> str:
+        """This rank's device as torch names it: ``cpu`` or ``cuda:1``. Batches and models are on it already."""
+        return str(self._rank.device).partition(" ")[0]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the job has come: ``update``, ``epoch``, ``position`` and more."""
+        return self._progress if self._loop is None else self._loop.progress
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder, in which checkpoints, curves and logs are."""
+        return self._job.run_folder.path
+
+    # ------------------------------------------------------------------------------------------------ model and data
+    def prepare(
+        self,
+        build: Callable[[], Any],
+        *,
+        optimizer: Rule | NativeOptimizer | None = None,
+        schedule: Curve | RateOf | None = None,
+        clip_norm: float | None = None,
+        accumulate: int | None = None,
+        ema: float | None = None,
+        precision: str | None = None,
+        sync_batchnorm: bool | None = None,
+        freeze: Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> tuple[Any, Updater]:
+        """Build the model on this rank, and bind an optimizer to it. Every rank must call.
+
+        What is None is taken from the spec of ``mtrain run``, and is off where that sets nothing. A value that
+        contradicts one that was set there is refused.
+
+        Args:
+            build: Makes the model, a native module of the framework; called once, with the job's seed set.
+            optimizer: The update rule, such as ``mtrain.AdamW(learning_rate=1e-3)``, or a function from the model to an optimizer of
+                the framework, for backends that do not split arrays.
+            schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
+            clip_norm: Largest global L2 norm of the gradient.
+            accumulate: Micro batches per update.
+            ema: Decay of an exponential moving average of the weights, which is evaluated in their place.
+            precision: ``fp32``, ``bf16``, ``fp16`` (mixed), ``fp64``, or ``auto``, see ``train.precision``.
+            sync_batchnorm: BatchNorm statistics over all ranks.
+            freeze: Regular expressions; parameters in whose name one is found are not trained.
+            seed: Of start values, order, augmentation and dropout.
+
+        Returns:
+            The model to call in the loop, and its optimizer.
+
+        Raises:
+            ScriptError: a value is wrong or contradicts the spec, or ``prepare`` was called before.
+        """
+        if self._updater is not None:
+            raise ScriptError("session.prepare: called twice; one session trains one model with one optimizer")
+        building = Building(build)
+        changes = changes_of(
+            optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
+            precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze, seed=seed,
+        )  # fmt: skip
+        if self._spec.train.accumulate == "auto" and accumulate is None:
+            changes["train.accumulate"] = 1
+        self._change(changes, call="session.prepare")
+        self._learning_rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
+        check_in_turn(self._spec, self._job.trial)
+        self._spec = on_trial(self._spec, self._job.trial)
+        self._spec, self._records.choices = settled(self._spec, self._rank)
+        # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
+        sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
+        native_optimizer = recorded(optimizer, self._job.outside_paths)
+        recipe = replace(
+            make_recipe(sized, size=self.size),
+            own_model=True,
+            native_optimizer=native_optimizer,
+            recompute=patterns(sized.train, (), model="of the script"),
+        )
+        self._model, native = self._rank.prepare(building, recipe)
+        self._module = building.module
+        gradients.watch(self._module, lambda: None if self._loop is None else self._loop.saw_gradients())
+        self._updater = Updater(native)
+        if native_optimizer is not None:
+            self._change({"optimizer.learning_rate": native_optimizer.learning_rate}, call="session.prepare")
+        if self._saved is not None:
+            self._rank.restore(self._model, native, self._saved.state)
+        elif self._job.trial is not None and self._job.trial.nudged:
+            nudge(self._rank, self._model, native)
+        return self._model, self._updater
+
+    def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
+        self._spec = changed(self._spec, changes, outside_paths=self._job.outside_paths, call=call)
+
+    def keep(self, name: str, kept_object: Any) -> None:
+        """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
+
+        The object has ``state_dict()`` and ``load_state_dict(state)``. The state of rank 0 is saved, and restored on
+        all ranks. Call it before ``batches``.
+
+        Raises:
+            ScriptError: the object lacks these methods, the name is taken, or the state cannot be stored.
+            CheckpointError: the checkpoint that is resumed has no state of this name.
+        """
+        self._records.keep(name, kept_object)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int | None = None,
+        epochs: int | None = None,
+        updates: int | None = None,
+        order: Order | None = None,
+        shard: Shard | None = None,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        nondeterministic: str = "refuse",
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """Yield the micro batches of this rank, from where the job stands to its end. Every rank must iterate.
+
+        Which samples form an update depends on (seed, epoch, update) alone, so it is the same for every number of
+        ranks. Between updates the job is saved as the spec's ``checkpoint`` section says, and a request to end is
+        followed. Call ``optimizer.update(loss)`` once for each batch.
+
+        Args:
+            dataset: Any object with ``__len__`` and ``__getitem__``, or a stream: any object with ``__iter__``.
+            global_batch: Samples per update over all ranks.
+            epochs: Passes over the data set; give this or ``updates``.
+            updates: Updates in all.
+            order: Maps an epoch to the numbers of its samples, in place of mtrain's own order. However many they are, they
+                are the epoch, so a number may be left out or come repeatedly.
+            shard: Maps (rank, number of ranks) to the part of a stream that this rank reads; None: each rank reads all
+                of it, and keeps its share.
+            collate: Joins a list of samples to a batch, in place of stacking.
+            nondeterministic: ``allow``: accept a data set that returns other values when it is read again.
+            workers: Processes per rank that read samples ahead; 0: this process reads them.
+
+        Raises:
+            ScriptError: the data set or a value cannot be used.
+        """
+        if self._updater is None:
+            raise ScriptError("session.batches: called before session.prepare; prepare the model first")
+        if self._loop is not None:
+            raise ScriptError("session.batches: called twice; one session has one training loop")
+        refuse_loader(dataset, call="session.batches")  # before its batch is missed: the message has the whole line
+        outside = self._job.outside_paths
+        changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
+        self._change(changes, call="session.batches")
+        check_loop(self._spec, size=self.size)
+        request = Request(order=order, shard=shard, collate=collate, nondeterministic=nondeterministic, workers=workers)
+        self._read = samples = opened(dataset, request, self._spec, self._rank.capabilities.seed)
+        self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
+        if self._saved is not None:
+            check_continues(self._progress, samples)
+            if isinstance(samples, Stream):
+                samples.restore(self._records.saved_stream())
+        self._tracing = tracing = Tracing(
+            self._spec.report.trace,
+            self._rank,
+            self._model,
+            self._updater.native,
+            accumulate=self._shares().passes,
+        )
+        self._records.announce(
+            self._spec,
+            model=type(self._module).__name__,
+            samples=samples.length,
+            updates_per_epoch=samples.updates_per_epoch,
+            total_updates=self._total,
+            fields=tracing.start(),
+        )
+        self._module.train()
+        self._loop = self._begin(samples, tracing)
+        return self._loop
+
+    def _begin(self, samples: Samples | Stream, tracing: Tracing) -> ScriptLoop:
+        """Make the training loop with everything that it calls."""
+        assert self._total is not None
+        assert self._updater is not None
+        spec, shares = self._spec, self._shares()
+        schedule = learning_rates_of(
+            spec,
+            self._learning_rate_of,
+            updates_per_epoch=samples.updates_per_epoch or self._total,
+            total_updates=self._total,
+        )
+        job = Job(
+            session=self._rank,
+            steppers=[Stepper(self._updater.native, schedule, count=self._progress.update)],
+            feed=ScriptFeed(rank=self._rank, samples=samples, shares=shares, floats=self._floats(), saw=tracing.saw),
+            total_updates=self._total,
+            shares=shares,
+            seeds_shards=True,
+        )
+        cadences = Cadences(
+            report_every=spec.report.every_updates,
+            saves=cadence.saves(spec.checkpoint),
+            evaluate_at_end=False,
+            max_nonfinite=spec.train.max_nonfinite,
+        )
+        hooks = Hooks(
+            on_update=lambda record: self._records.updated({**record, "unit": "samples", **tracing.updated(record)}),
+            save=self._save,
+            stop=self._asked_to_end,
+            save_requested=self._job.save_requested,
+        )
+        return ScriptLoop(Loop(job, cadences, hooks, self._progress), self._updater)
+
+    def _shares(self) -> Shares:
+        """Return which shards of an update this rank computes; in a trial, also those of further ranks."""
+        train, trial = self._spec.train, self._job.trial
+        in_turn = 1 if trial is None else trial.shares
+        assert train.accumulate != "auto"  # ``prepare`` has decided it
+        return Shares(rank=self.rank, size=self.size, shards=self.size * in_turn, rounds=train.accumulate // in_turn)
+
+    # --------------------------------------------------------------------------------------- evaluation and logging
+    def evaluate(
+        self,
+        model: Any,
+        dataset: Any,
+        *,
+        metric: evaluation.Metric,
+        step: Callable[[Any, Any], evaluation.Outcome] | None = None,
+        batch_size: int | None = None,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        score: str | None = None,
+    ) -> dict[str, float]:
+        """Return metrics of the model on a data set that the ranks share, equal on every rank. Every rank must call.
+
+        Every sample counts once, and predictions are in the order of the samples, for any number of ranks. With ``ema``
+        the averaged weights are used.
+
+        Args:
+            model: The model from ``prepare``.
+            dataset: Any object with ``__len__`` and ``__getitem__``.
+            metric: Maps (predictions, targets) of all samples, as numpy arrays, to a number or a dict of numbers.
+            step: Maps (model, batch) to (predictions, targets) of the batch; None: ``model.predict(batch)``, else
+                ``model(inputs)`` with a batch (inputs, targets).
+            batch_size: Samples per rank and forward pass; None: those of a micro batch.
+            collate: Joins a list of samples to a batch.
+            score: Name of the metric whose largest value marks the best checkpoint; None: ``score`` if there is one.
+
+        Raises:
+            ScriptError: the data set, the model's output or the metric's result cannot be used.
+        """
+        if self._updater is None or model is not self._model:
+            raise ScriptError("session.evaluate: expected the model that session.prepare returned")
+        check_dataset(dataset, call="session.evaluate")
+        began = time.perf_counter()
+        runner = evaluation.Step(self._module, step or evaluation.predicted)
+        order = evaluation.shares(len(dataset), self._rank.collective, batch_size or self._micro_batch())
+        try:
+            outcome = self._outcome(runner, dataset, order, collate or trees.collate)
+        except Interrupted as error:
+            if self._loop is None:
+                raise
+            self._loop.loop.interrupt()
+            raise Interrupted(
+                f"{error} after update {self.progress.update}, state saved; go on with --resume"
+            ) from None
+        metrics = evaluation.scored(self._rank.collective, metric, *outcome)
+        loop, progress = self._loop, self.progress
+        best_score = self._records.scored(
+            metrics,
+            # In the body of the loop the update in hands is done, but not counted yet.
+            update=progress.update + (loop is not None and loop.loop.has_updated),
+            epoch=progress.epoch,
+            score=score,
+            seconds=time.perf_counter() - began,
+        )
+        if loop is not None and best_score is not None:
+            loop.loop.score = best_score
+        return metrics
+
+    def _in_loss(self) -> bool:
+        return self._loop is not None and self._loop.in_loss
+
+    def _micro_batch(self) -> int:
+        """Return the samples of a micro batch; before ``batches`` that of the spec's batch size."""
+        train = self._spec.train
+        return max(1, int(train.batch_size) // (self.size * int(train.accumulate)))
+
+    def _outcome(
+        self, runner: evaluation.Step, dataset: Any, order: Iterator[list[int]], collate: Callable[[Any], Any]
+    ) -> evaluation.Outcome:
+        """Return (predictions, targets) of ``dataset``, computed with the averaged weights in evaluation mode."""
+        assert self._updater is not None
+        native, seed, seed_framework = self._updater.native, self._spec.train.seed, self._rank.capabilities.seed
+
+        def batch_of(indices: Sequence[int]) -> Any:
+            return collate([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
+
+        order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
+        with native.averaged():
+            self._module.eval()
+            try:
+                return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
+            finally:
+                self._module.train()
+
+    def _floats(self) -> Any:
+        """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
+        return np.float64 if self._spec.train.precision == "fp64" else None
+
+    def log(self, **values: Any) -> None:
+        """Report values of the current update: numbers or tensors, as means over micro batches and ranks.
+
+        Every rank must log the same names. Tensors are read after the update, so nothing waits for the device here.
+        """
+        if self._loop is None:
+            raise ScriptError("session.log: called outside of the loop of session.batches")
+        self._loop.log(values)
+
+    def print(self, *values: Any) -> None:
+        """Show a line on the terminal of the job, from rank 0 alone."""
+        self._records.report.event("note", message=" ".join(map(str, values)))
+
+    def save(self) -> None:
+        """Save a checkpoint after the current update, in addition to those of the spec. Every rank must call."""
+        if self._loop is None:
+            raise ScriptError("session.save: called outside of the loop of session.batches")
+        self._loop.loop.save_now = True
+
+    # ---------------------------------------------------------------------------------------------- saving and ending
+    def _asked_to_end(self) -> bool:
+        self._records.training.check()
+        return self._job.stop()
+
+    def _save(self, progress: Progress, score: float | None, why: Why) -> None:
+        assert self._updater is not None
+        if why == "requested":
+            self._job.save_requested.served()
+        state = self._rank.state(self._model, self._updater.native)
+        assert self._read is not None
+        stream = self._read.state_before(progress.epoch, progress.position)
+        self._records.save(state, progress, score=score, why=why, spec=self._spec, stream=stream)
+
+    def _finish(self, reason: str) -> None:
+        """Write what is left to write at the end; ``failed``: without the other ranks."""
+        loop, state = self._loop, None
+        if reason == "done" and loop is not None:
+            loop.leave()
+            loop.loop.finish()
+        if reason == "done" and self._updater is not None:
+            state = self._rank.state(self._model, self._updater.native)
+        measured = self._tracing.measured() if state is not None and self._tracing is not None else None
+        self._records.end(
+            reason, self.progress, spec=self._spec, total_updates=self._total, state=state, measured=measured
+        )

@@ -1,0 +1,48 @@
+"""Trace a training for ``mtrain compare``, as ``report.trace`` asks: fields for its records."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtrain.core.interfaces import HostBatch, Loader, Optimizer, RankSession
+from mtrain.core.trace import Shares, Tracer, traffic
+
+
+class Tracing:
+    """The trace of a training. Every rank must call its methods, except ``saw`` and ``watch``."""
+
+    def __init__(self, wanted: str, rank: RankSession, model: Any, optimizer: Optimizer, *, accumulate: int) -> None:
+        """``wanted``: the setting ``report.trace``."""
+        self._wanted = wanted
+        self._rank = rank
+        self._shares = Shares()
+        self._tracer: Tracer | None = None
+        if wanted == "state":
+            self._tracer = Tracer(
+                rank.collective, optimizer.groups, lambda: rank.state(model, optimizer), accumulate=accumulate
+            )
+
+    def watch(self, loader: Loader) -> Loader:
+        """Return a loader of which this rank's micro batches are noted."""
+        return loader if self._tracer is None else self._tracer.watch(loader)
+
+    def saw(self, batch: HostBatch) -> None:
+        """Take note of this rank's next micro batch, where no loader is watched."""
+        if self._tracer is not None:
+            self._tracer.saw(batch)
+
+    def start(self) -> dict[str, Any]:
+        """Return the fields for the first record."""
+        return {} if self._tracer is None else {"trace": self._tracer.look()}
+
+    def updated(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields for the record of an update."""
+        self._shares.take(record)
+        if self._wanted == "none":
+            return {}
+        return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
+
+    def measured(self) -> list[dict[str, float]]:
+        """Return what each rank has measured, by rank."""
+        mine = {**self._rank.measure(), **self._shares.summary()}
+        everyone: list[dict[str, float]] = self._rank.collective.all_gather(mine)
+        return everyone

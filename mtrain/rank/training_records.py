@@ -1,0 +1,131 @@
+"""The records of a training on one rank, of a spec and of a script alike: report, checkpoints and their copies."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.checkpoint import store
+from mtrain.core.collective import barrier
+from mtrain.core.interfaces import Backend, Progress, RankSession, State, Why
+from mtrain.rank import copying, precision, random_layers
+from mtrain.rank.assembly import unused_gpus
+from mtrain.rank.records import checkpoints_of, left_out, progress_summary, result_summary, text_of
+from mtrain.records.reporter import Report
+from mtrain.spec.model import Spec
+from mtrain.system.devices import device_words
+from mtrain.system.runfolder import RunFolder, adopt
+
+log = logging.getLogger(__name__)
+
+
+class TrainingRecords:
+    """Rank 0 writes them; every rank must call the same methods."""
+
+    def __init__(
+        self, spec: Spec, run_folder: RunFolder, session: RankSession, report: Report, saved: store.Saved | None
+    ) -> None:
+        """``saved``: the checkpoint that is resumed; None: the training starts anew."""
+        self._spec = spec
+        self._run_folder = run_folder
+        self._session = session
+        self._saved = saved
+        self.report = report
+        self.copies = copying.made(spec, run_folder, session.collective)
+        self.checkpoints = checkpoints_of(spec, run_folder, session.collective.rank, self.copies)
+        self._device = session.device
+        """Description of this rank's device; once ``start`` was called, of all ranks' devices."""
+
+    def start(self, backend: Backend, *, resume: Path | None, fields: Mapping[str, Any]) -> None:
+        """Write the first record, which says what is about to be trained, with further ``fields``."""
+        collective = self._session.collective
+        self._device = device_words(collective.all_gather(self._session.device))
+        if self._saved is not None:
+            barrier(collective)  # every rank has restored the checkpoint
+            if collective.rank == 0:
+                adopt(self._run_folder)
+        progress = Progress() if self._saved is None else self._saved.progress
+        self.report.event(
+            "start",
+            update=progress.update,
+            epoch=progress.epoch,
+            ranks=collective.size,
+            device=self._device,
+            backend=self._spec.backend.name,
+            resumed_from=text_of(resume),
+            **fields,
+        )
+        if unused := unused_gpus(self._spec, backend, self._session, os.environ):
+            self.report.event("warning", message=unused)
+
+    def report_changes(self, spec: Spec, *, shards: int) -> None:
+        """Warn of what goes on otherwise than before the checkpoint that is resumed.
+
+        ``shards``: number of parts of an update that draw random numbers of their own.
+        """
+        if self._saved is None:
+            return
+        warnings = (
+            precision.changed_since(self._saved.spec, spec),
+            random_layers.changed_since(self._saved.meta["extra"], shards),
+        )
+        for warning in filter(None, warnings):
+            self.report.event("warning", message=warning)
+
+    def check(self) -> None:
+        """Notice a failed background save before the next save does, and report copies.
+
+        Raises:
+            TrainingError: A background save has failed.
+        """
+        self.checkpoints.check()
+        copying.report(self.copies, self.report)
+
+    def save(
+        self, state: State, progress: Progress, *, score: float | None, why: Why, content: Mapping[str, Any]
+    ) -> None:
+        """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``."""
+        self.checkpoints.save(state, progress, score=score, **content)
+        folder = str(self._run_folder.checkpoints)
+        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why)
+
+    def settle(self, reason: str, *, stop: Callable[[], bool]) -> None:
+        """Wait for the last checkpoint and its copy; every rank must call, unless ``reason`` is "failed"."""
+        try:
+            self.checkpoints.wait()
+        except Exception:
+            if reason != "failed":
+                raise
+            log.exception("a checkpoint could not be written")
+        if reason != "failed":
+            # A job that is ending was asked to; a second request then ends its processes.
+            stop = (lambda: False) if reason == "interrupted" else stop
+            copying.settle(self._spec, self.copies, self._session.collective, self.report, stop=stop)
+        self.copies.close()
+
+    def summary(
+        self, reason: str, progress: Progress, *, total_updates: int | None, not_done: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return what the summaries of all trainings have; ``not_done``: see ``left_out``."""
+        job = progress_summary(
+            reason,
+            progress,
+            run=self._run_folder.path,
+            backend=self._spec.backend.name,
+            session=self._session,
+            total_updates=total_updates,
+        )
+        return {**job, "device": self._device, **left_out(reason, not_done), **self.copies.summary()}
+
+    def result(self, state: State) -> dict[str, Any]:
+        """Return what the summary of a training that is done has in addition."""
+        return result_summary(state, self.checkpoints)
+
+    def end(self, reason: str, summary: Mapping[str, Any], **fields: Any) -> None:
+        """Write the last record, with further ``fields``, and the summary; unless ``reason`` is "failed", every rank must call."""
+        self.report.event("end", **summary, **fields)
+        self.report.close(summary)
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
+            barrier(self._session.collective)

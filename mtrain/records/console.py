@@ -1,0 +1,121 @@
+"""Displays of a job's progress on the console, and the choice among all displays."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Literal
+
+from mtrain.core.interfaces.reporter import Record
+from mtrain.records.display import Display
+from mtrain.records.wording import evaluation_line, event_line, update_line
+from mtrain.spec import terminal
+
+Mode = Literal["auto", "rich", "plain", "quiet"]
+
+
+def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
+    """Return the display for ``mode``; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere."""
+    stream = stream or sys.stdout
+    if mode == "quiet":
+        return Quiet(stream)
+    if mode == "auto" and is_of_a_cell(stream):
+        from mtrain.records.notebook import Notebook
+
+        return Notebook(title=title)
+    if mode == "plain" or (mode == "auto" and not stream.isatty()):
+        return Plain(stream, title=title)
+    from mtrain.records.rich import Rich
+
+    return Rich(stream, title=title, force=mode == "rich")
+
+
+def is_of_a_cell(stream: IO[str]) -> bool:
+    """Return whether text written to ``stream`` appears below the running cell of a notebook.
+
+    The stream's class tells it without an import. A kernel's stream that a cell has replaced, as ``%%capture`` does, is none.
+    """
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+class Quiet(Display):
+    """A display that prints only warnings and notes."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def message(self, record: Record) -> None:
+        """Print the record if it is a warning."""
+        if record.get("kind") == "warning":
+            self.note(event_line(record))
+
+    def note(self, text: str) -> None:
+        """Print the text as a line of its own."""
+        terminal.say(text, stream=self._stream)
+
+
+class Notes(Quiet):
+    """A display of notes and warnings. On a terminal each note takes the place of the one before it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self._is_open = False
+
+    def message(self, record: Record) -> None:
+        """Print the record; a warning is a line of its own."""
+        if record.get("kind") != "note" or not self._stream.isatty():
+            self.note(event_line(record))
+            return
+        self._is_open = True
+        print(f"\r\x1b[K{terminal.one_line(event_line(record))}", end="", file=self._stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print the text as a line of its own."""
+        self.close()
+        super().note(text)
+
+    def close(self) -> None:
+        """End the line of a note."""
+        if self._is_open:
+            self._is_open = False
+            print(file=self._stream, flush=True)
+
+
+class Plain(Display):
+    """A display for logs and pipes, one line a record.
+
+    It prints an update at most every ``every_s`` seconds, and always the last one, evaluations, notes, warnings, requested
+    checkpoints, the start and the end.
+    """
+
+    def __init__(
+        self, stream: IO[str], *, title: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        self._every_s = every_s
+        self._clock = clock
+        self._last = -float("inf")
+        self.note(title)
+
+    def update(self, record: Record) -> None:
+        """Print a line, unless the last one was a short time ago."""
+        last = record.get("update", 0) + 1 == record.get("total_updates")
+        if last or self._clock() - self._last >= self._every_s:
+            self._last = self._clock()
+            self.note(update_line(record))
+
+    def evaluation(self, record: Record) -> None:
+        """Print the metrics in one line."""
+        self.note(evaluation_line(record))
+
+    def start(self, record: Record) -> None:
+        """Print the record in one line, if there is something to say."""
+        if line := event_line(record):
+            self.note(line)
+
+    checkpoint = message = end = failure = start
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        terminal.say(text, stream=self._stream)

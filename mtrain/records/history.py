@@ -1,0 +1,127 @@
+"""Read ``metrics.jsonl``, either while it grows or as a whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtrain.spec.files import open_file, parse_json
+
+Record = Mapping[str, Any]
+
+
+class Tail:
+    """Reads the new records of a growing file, from its present end on or, with ``from_start``, from its beginning.
+
+    A line that is only half written is read once it is complete.
+    """
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self.path = path
+        self._offset = 0 if from_start or not path.exists() else path.stat().st_size
+
+    @property
+    def offset(self) -> int:
+        """Number of bytes that were read."""
+        return self._offset
+
+    def read(self, *, limit: int = -1) -> list[Record]:
+        """Return the records completed since the last call. Lines that are not JSON objects are skipped.
+
+        ``limit``: largest number of bytes to read now; a longer line is skipped. -1: all that there are.
+        """
+        try:
+            with open_file(self.path) as file:
+                file.seek(self._offset)
+                content = file.read(limit)
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole and len(content) == limit:
+            whole = content
+        self._offset += len(whole)
+        return [record for record in map(_parsed, whole.splitlines()) if record]
+
+
+@dataclass(kw_only=True)
+class History:
+    """The records of one run, with each update once: updates that a resumed run repeats replace the earlier records."""
+
+    updates: dict[int, Record] = field(default_factory=dict)
+    evaluations: dict[int, Record] = field(default_factory=dict)
+    start: Record = field(default_factory=dict)
+    end: Record | None = None
+    checkpoints: int = 0
+    copied: Record = field(default_factory=dict)
+    """The newest copy of a checkpoint (``checkpoint.copy_to``); empty if there is none."""
+
+    def add(self, record: Record) -> None:
+        """Add the next record, in the order of the file."""
+        kind, update = record.get("kind"), record.get("update")
+        if kind == "start":
+            self._forget_from(int(update or 0))
+            self.start, self.end = record, None
+        elif kind == "update" and isinstance(update, int):
+            self.updates[update] = record
+        elif kind == "evaluation" and isinstance(update, int):
+            self.evaluations[update] = record
+        elif kind == "checkpoint":
+            self.checkpoints += 1
+        elif kind == "copy":
+            self.copied = record
+        elif kind == "end":
+            self.end = record
+
+    def _forget_from(self, update: int) -> None:
+        """Drop the records after ``update``, at which a resumed run has started again."""
+        self.updates = {number: record for number, record in self.updates.items() if number < update}
+        self.evaluations = {
+            number: record for number, record in self.evaluations.items() if number <= update and update
+        }
+
+
+def read_history(path: Path) -> History:
+    """Read the whole file; the history is empty if the file does not exist."""
+    history = History()
+    for record in Tail(path, from_start=True).read():
+        history.add(record)
+    return history
+
+
+def learning_rate_of(record: Record) -> float | None:
+    """Return the learning rate in an update record. Of several groups it is that of the last, the general one."""
+    learning_rate = record.get("learning_rate", record.get("learning_rates"))
+    if isinstance(learning_rate, list):
+        learning_rate = learning_rate[-1] if learning_rate else None
+    return float(learning_rate) if isinstance(learning_rate, int | float) else None
+
+
+NUMBERS = ("momentum", "gradient_norm", "samples_per_second", "data_wait_share", "memory_bytes", "skipped_updates")
+"""Numbers in the record of an update that have a curve, beside losses and learning rate."""
+
+
+def points(record: Record) -> dict[str, Any]:
+    """Return the numbers of an update's or an evaluation's record under the names that every reporter gives them.
+
+    They are ``loss/NAME`` and ``metric/NAME``, ``learning_rate`` (of the last parameter group, which is the general one)
+    and ``NUMBERS``. A number that the record lacks is None.
+    """
+    if "metrics" in record:
+        return {f"metric/{name}": value for name, value in record["metrics"].items()}
+    values: dict[str, Any] = {f"loss/{name}": value for name, value in (record.get("losses") or {}).items()}
+    return {**values, "learning_rate": learning_rate_of(record), **{name: record.get(name) for name in NUMBERS}}
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and _is_sound(record) else None
+
+
+def _is_sound(record: Record) -> bool:
+    """Return whether the fields that readers count on have their types; those of a damaged file may be anything."""
+    tables = (record.get(name) or {} for name in ("metrics", "losses"))
+    numbers = (record.get(name) or 0 for name in ("update", "epoch", "total_updates"))
+    return all(isinstance(table, dict) for table in tables) and all(isinstance(number, int) for number in numbers)

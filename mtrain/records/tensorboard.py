@@ -1,0 +1,58 @@
+"""Write TensorBoard events with TensorBoard's own writer, which needs neither TensorFlow nor torch.
+
+The usual ``SummaryWriter`` classes import torch wherever it is installed, but a rank may import only one framework.
+"""
+
+import io
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from mtrain.records.history import points
+
+
+class Events:
+    """Writes the curves of one run. In a resumed run they replace those written after ``start_update`` before."""
+
+    def __init__(self, folder: Path, *, start_update: int = 0) -> None:
+        self._writer = EventFileWriter(str(folder))
+        if start_update:
+            started = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=start_update, session_log=started))
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Write losses, learning rate and speed of one update."""
+        self._write(points(record), int(record["update"]))
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write the metrics of one evaluation."""
+        self._write(points(record), int(record["update"]))
+
+    def image(self, tag: str, content: bytes, *, update: int) -> None:
+        """Write an image, given as the content of its file."""
+        with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+        summary = Summary(
+            value=[
+                Summary.Value(
+                    tag=tag, image=Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
+                )
+            ]
+        )
+        self._writer.add_event(Event(wall_time=time.time(), step=update, summary=summary))
+
+    def close(self) -> None:
+        """Flush and end the writer's thread."""
+        self._writer.close()
+
+    def _write(self, values: Mapping[str, Any], step: int) -> None:
+        """Write one event with every number in ``values``; other values, such as None, are left out."""
+        numbers = {tag: float(value) for tag, value in values.items() if isinstance(value, int | float)}
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()])
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))

@@ -1,1 +1,0 @@
-"""Reporters that mtrain ships. They are loaded by name; the interface is ``core.reporter``."""

@@ -1,0 +1,84 @@
+"""Calls of mtrain's Python functions with arguments that they do not have: answered with the caller's line and the known names."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mtrain.errors import ScriptError
+from mtrain.spec.suggest import closest
+
+T = TypeVar("T", bound=Callable[..., Any])
+PACKAGE = str(Path(__file__).parent.parent)
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "learning_rate": "learning_rate",
+    "batch_size": "global_batch",
+    "model": "build",
+    "scheduler": "schedule",
+    "max_norm": "clip_norm",
+    "gradient_accumulation_steps": "accumulate",
+    "num_workers": "workers",
+    "collate_fn": "collate",
+    "sampler": "order",
+    "steps": "updates",
+    "max_steps": "updates",
+    "nproc_per_node": "ranks",
+    "output": "out",
+    "to": "out",
+}
+"""Names that other libraries give to an argument -> its name here."""
+
+
+class WrongCall(ScriptError, TypeError):
+    """A function of mtrain was called with an argument that it does not have, or without one that it needs."""
+
+
+def explained(target: T) -> T:
+    """Return a function or class whose wrong calls raise ``WrongCall``; of a class, also those of its public methods."""
+    if not isinstance(target, type):
+        return _explained(target, target.__name__)  # type: ignore[return-value]
+    for name, member in list(vars(target).items()):
+        if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+            shown = target.__name__ if name == "__init__" else f"{target.__name__.lower()}.{name}"
+            setattr(target, name, _explained(member, shown))
+    return target
+
+
+def _explained(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise WrongCall(_message(shown, signature, kwargs, problem=str(error))) from None
+            raise
+
+    return call
+
+
+def _message(shown: str, signature: inspect.Signature, kwargs: dict[str, Any], *, problem: str) -> str:
+    names = [name for name in signature.parameters if name != "self"]
+    unknown = [name for name in kwargs if name not in names]
+    known = f"known: {', '.join(names)}" if names else "it takes none"
+    if not unknown:
+        return f"{_place()}{shown}: {problem}; {known}"
+    word = unknown[0]
+    near = OTHER_NAMES.get(word)
+    near = near if near in names else closest(word, names)
+    meant = f"did you mean {near!r}? " if near else ""
+    return f"{_place()}{shown}({word}=...): unknown keyword {word!r}; {meant}{known}"
+
+
+def _place() -> str:
+    """Return the file and line of the caller, the first one outside of mtrain; empty: there is none."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""

@@ -1,0 +1,107 @@
+"""Translate PaddleDetection's YAML of a PP-YOLOE job to a spec."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mtrain.errors import SpecError
+from mtrain.spec.importers import paddledetection_data as data
+from mtrain.spec.importers import paddledetection_network as network
+from mtrain.spec.importers import paddledetection_training as training
+from mtrain.spec.importers.documents import Document
+from mtrain.spec.importers.importer import Importer
+from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.yaml_reader import Path
+
+CARDS = 8
+"""Number of cards of the machine for which the published files are written."""
+_KEYS = ("architecture", "LearningRate", "OptimizerBuilder", "TrainReader", "EvalReader", "TrainDataset", "EvalDataset")
+_PLACES = ("xpu", "npu", "mlu", "gcu", "ipu")
+"""Devices besides GPUs that Paddle supports."""
+
+
+class PaddleDetection(Importer):
+    """PaddleDetection's YAML of a PP-YOLOE job; it names its bases itself."""
+
+    expected: ClassVar[str] = "PaddleDetection's YAML with `architecture`"
+
+    def recognises(self, documents: Sequence[Document]) -> bool:
+        """Return whether a file has keys of PaddleDetection."""
+        return any(map(_is_one, documents))
+
+    def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
+        """Translate one file; ``cards``: see ``translate`` of this module."""
+        if len(documents) > 1:
+            first = next(filter(_is_one, documents), documents[0])
+            raise SpecError(f"{first.name}: import a config of PaddleDetection alone; it names its bases itself")
+        return [translate(documents[0], cards=cards)]
+
+
+def _is_one(document: Document) -> bool:
+    return any(key in document.values for key in _KEYS)
+
+
+def translate(document: Document, *, cards: int | None) -> Book:
+    """Translate a file that names an architecture, and return its book.
+
+    Args:
+        cards: number of cards for which the batch per card and the learning rate of the file are meant; None: eight.
+
+    Raises: ``SpecError`` where it describes what mtrain does not have.
+    """
+    book = Book(document)
+    model = network.translate(book)
+    data.translate(book, cards=CARDS if cards is None else cards, cards_given=cards is not None)
+    training.translate(book)
+    _runtime(book)
+    _weights(book, model)
+    book.note("backend: not set, so mtrain's default trains; `--backend fleet` trains the same with Paddle Fleet")
+    book.close()
+    return book
+
+
+def _runtime(book: Book) -> None:
+    book.carry("log_iter", "report.every_updates")
+    book.carry("save_dir", "report.dir")
+    if book.has("snapshot_epoch"):
+        every = book.get("snapshot_epoch")
+        book.put("evaluate.every_epochs", every, "snapshot_epoch")
+        book.carry("snapshot_epoch", "checkpoint.every_epochs", remark=f"and evaluate.every_epochs: {shown(every)}")
+        book.note(
+            "evaluate.every_epochs: PaddleDetection scores at its snapshots where --eval is given; mtrain always does"
+        )
+    if book.truth("use_gpu", default=True):
+        book.same("use_gpu", "mtrain takes the GPUs that it finds")
+    else:
+        book.carry("use_gpu", "backend.options.device", "cpu")
+    for place in _PLACES:
+        if not book.truth(f"use_{place}", default=False):
+            book.same(f"use_{place}", "off, as always in mtrain")
+    if book.has("amp"):
+        book.carry("amp", "train.precision", "fp16" if book.truth("amp", default=False) else "fp32")
+    book.drop("custom_black_list", "names operators for Paddle's own mixed precision")
+    book.drop("find_unused_parameters", "every parameter of PP-YOLOE takes part in every update")
+    book.drop("weights", "names what PaddleDetection evaluates; `mtrain evaluate` takes a run")
+    book.drop("export", "belongs to PaddleDetection's export")
+    _metric(book)
+
+
+def _metric(book: Book) -> None:
+    if equal(book.get("metric"), "COCO"):
+        book.same("metric", "mtrain scores COCO's AP")
+    book.drop("metric", "mtrain scores COCO's AP; evaluate.score: AP50 is next to VOC's")
+    book.drop("num_classes", "the classes are those of the annotations, which must be as many")
+
+
+def _weights(book: Book, model: str) -> None:
+    source: str | Path = "pretrain_weights"
+    weights = book.get(source)
+    if weights in (None, ""):
+        book.same(source, "mtrain's default: from scratch")
+    elif not isinstance(weights, str) or "://" in weights:
+        remedy = (
+            f"`mtrain weights import FILE --model {model} --to start.safetensors`, -o model.weights=start.safetensors"
+        )
+        book.drop(source, f"mtrain downloads nothing; fetch the file, then {remedy}")
+        book.note(f"pretrain_weights is not carried over: as it stands, the spec trains {model} from scratch")
+    else:
+        book.carry(source, "model.weights", weights if weights.endswith(".pdparams") else f"{weights}.pdparams")

@@ -1,0 +1,140 @@
+"""Translate training transforms of a PaddleDetection file: distortion, expansion, crop, flip, sides drawn per batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtrain.spec.importers.key_report import Book, equal, is_number, shown
+from mtrain.spec.importers.paddledetection_transforms import normalisation, square, transforms
+from mtrain.spec.yaml_reader import Path
+
+INTERPOLATIONS = ("nearest", "linear", "cubic", "area", "lanczos4")
+"""Interpolations by OpenCV's number."""
+ALL_INTERPOLATIONS = ["nearest", "linear", "area", "cubic", "lanczos4"]
+LETTERBOX_OFF = ("mosaic", "translate", "scale", "hsv_h", "hsv_s", "hsv_v", "flip_ud")
+"""Augmentations that are on by default in mtrain and missing in PaddleDetection's PP-YOLOE."""
+_SPAN = [0.5, 1.5]
+"""PaddleDetection's default range of saturation, contrast and brightness."""
+_HALF = 0.5
+"""PaddleDetection's default of every probability."""
+_DONE = ("Decode", "Permute", "PadGT")
+
+
+def translate(book: Book) -> None:
+    """Enter the transforms of TrainReader; those that it does not name are off."""
+    if not book.has("TrainReader"):
+        book.note("data.augment: the file has no TrainReader, so training has no augmentation")
+    for name in LETTERBOX_OFF:
+        book.assume(f"data.augment.{name}", 0.0, "not among PaddleDetection's transforms")
+    translators = {
+        "RandomDistort": _distort,
+        "RandomExpand": _expand,
+        "RandomCrop": _crop,
+        "RandomFlip": _flip,
+        "BatchRandomResize": _sizes,
+        "NormalizeImage": normalisation,
+    }
+    for part in ("sample_transforms", "batch_transforms"):
+        for at, name in transforms(book, ("TrainReader", part)):
+            if name in translators:
+                translators[name](book, at)
+            elif name in _DONE:
+                book.same(at, "as always in mtrain")
+            else:
+                book.drop(at, "mtrain has no such transform")
+    book.otherwise("data.augment.flip_lr", 0.0, "no RandomFlip in TrainReader")
+    book.otherwise("data.resize", "stretch", "PaddleDetection's PP-YOLOE")
+
+
+def _distort(book: Book, at: Path) -> None:
+    target = "data.augment.distort"
+    ranges = {key: book.get((*at, key), [*_SPAN, _HALF]) for key in ("saturation", "contrast", "brightness")}
+    ranges["hue"] = book.get((*at, "hue"), [-18, 18, _HALF])
+    for key, value in ranges.items():
+        if not _is_list_of_numbers(value) or len(value) != 3:
+            raise book.refuse((*at, key), "expected [smallest, largest, chance of no change]")
+    chance = ranges["brightness"][2]
+    book.put(f"{target}.probability", 1.0 - chance, at)
+    for key, value in ranges.items():
+        translated = _degrees(value) if key == "hue" else value[:2]
+        book.put(f"{target}.{key}", translated, (*at, key))
+        if value[2] != chance:
+            book.drop((*at, key), f"mtrain has one chance for all four steps: brightness's {shown(chance)} is taken")
+        if key == "hue" and value[0] != -value[1]:
+            book.drop((*at, key), f"mtrain's hue turns equally far both ways: {translated:g} degrees are taken")
+        book.same((*at, key), f"{target}.{key}: {shown(translated)}")
+    _options(book, at, {"random_apply": True, "count": 4, "random_channel": False}, what="mtrain's distortion")
+    book.bare(at, target)
+
+
+def _degrees(hue: Sequence[float]) -> float:
+    """Return the hue's range in degrees. PaddleDetection's angle counts half turns, so +-18 is every angle."""
+    return min(180.0 * max(abs(hue[0]), abs(hue[1])), 180.0)
+
+
+def _expand(book: Book, at: Path) -> None:
+    target = "data.augment.expand"
+    book.put(f"{target}.probability", 1.0 - book.number((*at, "prob"), _HALF), (*at, "prob"))
+    book.same((*at, "prob"), f"{target}.probability (theirs is the chance of no change)")
+    book.put(f"{target}.ratio", book.number((*at, "ratio"), 4.0), (*at, "ratio"))
+    book.same((*at, "ratio"), f"{target}.ratio")
+    fill = book.get((*at, "fill_value"), 127.5)
+    book.put(f"{target}.fill", fill if isinstance(fill, list) else [fill] * 3, (*at, "fill_value"))
+    book.same((*at, "fill_value"), f"{target}.fill")
+    book.bare(at, target)
+
+
+def _crop(book: Book, at: Path) -> None:
+    target = "data.augment.crop"
+    defaults: Mapping[str, Any] = {
+        "thresholds": [0.0, 0.1, 0.3, 0.5, 0.7, 0.9],
+        "allow_no_crop": True,
+        "scaling": [0.3, 1.0],
+        "aspect_ratio": [0.5, 2.0],
+        "num_attempts": 50,
+    }
+    for key, value in defaults.items():
+        book.put(f"{target}.{key}", book.get((*at, key), value), (*at, key))
+        book.same((*at, key), f"{target}.{key}")
+    _options(book, at, {"cover_all_box": False, "is_mask_crop": False, "ioumode": "iou"}, what="mtrain's crop")
+    book.bare(at, target)
+
+
+def _flip(book: Book, at: Path) -> None:
+    book.put("data.augment.flip_lr", book.get((*at, "prob"), _HALF), (*at, "prob"))
+    book.same((*at, "prob"), "data.augment.flip_lr")
+    book.bare(at, "data.augment.flip_lr")
+
+
+def _sizes(book: Book, at: Path) -> None:
+    sizes = book.get((*at, "target_size"))
+    if book.truth((*at, "random_size"), default=True):
+        book.carry((*at, "target_size"), "data.augment.sizes", remark="one for each update, on all ranks")
+    else:
+        side = square(sizes)
+        if side is None:
+            raise book.refuse((*at, "target_size"), "expected one side in pixels or two equal ones")
+        book.carry((*at, "target_size"), "data.augment.sizes", [side])
+    book.same((*at, "random_size"), "data.augment.sizes")
+    if book.truth((*at, "random_interp"), default=False):
+        names = ALL_INTERPOLATIONS
+        book.drop((*at, "interp"), "random_interp is true, and counts")
+    else:
+        number = book.integer((*at, "interp"), 0)
+        if not 0 <= number < len(INTERPOLATIONS):
+            raise book.refuse((*at, "interp"), f"expected OpenCV's number of one of {', '.join(INTERPOLATIONS)}")
+        names = [INTERPOLATIONS[number]]
+        book.same((*at, "interp"), f"data.augment.interpolations: {shown(names)}")
+    book.put("data.augment.interpolations", names, (*at, "random_interp"))
+    book.same((*at, "random_interp"), f"data.augment.interpolations: {shown(names)}")
+    if equal(book.get((*at, "keep_ratio")), other=False):
+        book.same((*at, "keep_ratio"), "data.resize: stretch")
+    book.drop((*at, "keep_ratio"), "mtrain's pre-processing of PP-YOLOE stretches images to a square")
+
+
+def _options(book: Book, at: Path, fixed: Mapping[str, Any], *, what: str) -> None:
+    for key, value in fixed.items():
+        book.fixed((*at, key), value, what=what)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))

@@ -1,0 +1,52 @@
+"""Read the list of transforms of a PaddleDetection reader, and the transforms that evaluation and training share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.yaml_reader import Path
+
+MEAN_STD: Mapping[str, Any] = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "is_scale": True,
+    "norm_type": "mean_std",
+}
+"""Normalisation of images, which is part of mtrain's PP-YOLOE."""
+
+
+def normalisation(book: Book, at: Path) -> None:
+    """Enter a NormalizeImage, which must be the model's own.
+
+    Raises: ``SpecError`` for another normalisation: weights and metrics would differ from those of the file.
+    """
+    for key in book.section(at):
+        if key not in MEAN_STD:
+            continue
+        if not equal(book.get((*at, key)), MEAN_STD[key]):
+            raise book.refuse(
+                (*at, key),
+                f"expected {shown(MEAN_STD[key])}: mtrain's PP-YOLOE normalises images so, and has no other way "
+                "(PP-YOLOE+ gives them to the network without)",
+            )
+        book.same((*at, key), "always so in mtrain's PP-YOLOE")
+
+
+def square(size: Any) -> int | None:
+    """Return the side of a square given as one number or two; None for anything else."""
+    sides: Sequence[Any] = size if isinstance(size, list) else [size]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    return sides[0] if whole and len(sides) in (1, 2) and sides[0] == sides[-1] else None
+
+
+def transforms(book: Book, path: Path) -> list[tuple[Path, str]]:
+    """Return (path, name) of each transform in a reader's list of one-key mappings.
+
+    Raises: ``SpecError`` if the value is no such list.
+    """
+    entries = book.get(path)
+    if entries is None:
+        return []
+    if not isinstance(entries, list) or not all(isinstance(item, dict) and len(item) == 1 for item in entries):
+        raise book.refuse(path, "expected a list such as [Decode: {}, RandomFlip: {}]")
+    return [((*path, position, name), name) for position, item in enumerate(entries) for name in item]

@@ -1,0 +1,1 @@
+"""Many jobs and one answer: comparisons and sweeps."""

@@ -1,0 +1,117 @@
+"""Find the inexact backend: by the first update in float64, and by the effect of nudging weights by one unit in the
+last place."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mtrain.studies.compare.differences import LOSS, MEASURED, NORM, WORDS, Difference
+from mtrain.studies.compare.profiles import Profile
+from mtrain.studies.compare.traces import MOMENTS, Trace
+
+EXACT = 3e-5
+"""Largest relative distance of loss and gradient norm of the first update in float32 from float64."""
+GROWTH = 10.0
+"""Largest difference of two jobs, as a multiple of the nudged job's: a nudge rounds the weights once, a job rounds in
+each layer."""
+LEAST = 1e-5
+"""Differences up to this are allowed, however small the effect of the nudge is."""
+SAME = 3e-6
+"""Two backends whose loss and norm in float64 are closer than this compute the same function."""
+QUANTITIES = (LOSS, NORM, MOMENTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referee:
+    """Measurements that settle a dispute between backends."""
+
+    exact: Mapping[str, Trace] = field(repr=False)
+    """First update in float64 of each backend. The reference's one is the standard; the others show whether they
+    compute the same."""
+    label: str
+    """Label of the reference."""
+    nudge: Difference | None = field(default=None, repr=False)
+    """The reference compared with itself, started with every weight one unit in the last place away; None: it was not
+    run."""
+
+    def distances(self, trace: Trace) -> dict[str, float]:
+        """Return the relative distance of a job's first update from float64 in loss, gradient norm and moments; inf if
+        not finite."""
+        return _distances(trace, self.exact[self.label])
+
+    def otherwise(self, label: str) -> dict[str, float]:
+        """Return the quantities in which a backend's own float64 differs from the reference's: rounding does not
+        explain that."""
+        if label not in self.exact:
+            return {}
+        distances = self.distances(self.exact[label])
+        return {name: size for name, size in distances.items() if name != MOMENTS and not size <= SAME}
+
+    def allowed(self, name: str) -> float:
+        """Return the allowed distance of a job's first update from float64 in this quantity."""
+        base_bound = EXACT if name != MOMENTS else LEAST
+        if self.nudge is None:
+            return base_bound if name != MOMENTS else math.inf
+        return max(base_bound, GROWTH * float(self.nudge.gaps[name].curve[0]))
+
+    def inexact(self, distances: Mapping[str, float]) -> list[str]:
+        """Return the quantities that are farther from float64 than allowed, as text."""
+        return [
+            f"{WORDS[name]} of update 1 {distances[name]:.1e} from float64, allowed {self.allowed(name):.0e}"
+            for name in QUANTITIES
+            if name in distances and not distances[name] <= self.allowed(name)
+        ]
+
+
+def _distances(trace: Trace, exact: Trace) -> dict[str, float]:
+    distances = {
+        LOSS: _relative(trace.losses["total"][0] - exact.losses["total"][0], exact.losses["total"][0]),
+        NORM: _relative(trace.norms[0] - exact.norms[0], exact.norms[0]),
+    }
+    if exact.named(MOMENTS):
+        ours, theirs = trace.sketch(MOMENTS)[1], exact.sketch(MOMENTS)[1]
+        distances[MOMENTS] = _relative(float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(theirs)))
+    return distances
+
+
+def _relative(gap: float, exact: float) -> float:
+    distance = abs(float(gap)) / max(abs(float(exact)), 1e-300)
+    return distance if math.isfinite(distance) else math.inf
+
+
+def measured(profile: Profile, referee: Referee) -> Profile:
+    """Return ``profile`` with the bounds that float64 and the nudge give for this job; unchanged without a nudge."""
+    if referee.nudge is None:
+        return profile
+    gaps = referee.nudge.gaps
+    first = {name: max(LEAST, GROWTH * float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
+    # Each of two jobs may be off by the distance allowed from float64.
+    first |= {name: 2 * referee.allowed(name) for name in QUANTITIES if name in gaps}
+    # Training can jump when rounding moves a box to another cell, and the nudged job may have missed such a jump.
+    # So it widens the bounds on later updates and never narrows them.
+    all_over = {
+        name: max(bound, GROWTH * gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps
+    }
+    return replace(
+        profile, at_start=_replaced(first, profile.at_start), throughout=_replaced(all_over, profile.throughout)
+    )
+
+
+def _replaced(bounds: Mapping[str, float], profile_bounds: Mapping[str, float]) -> dict[str, float]:
+    return {name: bounds.get(name, bound) for name, bound in profile_bounds.items()}
+
+
+def ranking(referee: Referee, distances: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
+    """Return sentences that compare the first update with float64, the farthest backend first; ``distances`` by
+    backend."""
+    exact, sentences = referee.exact[referee.label], []
+    values = {LOSS: f" ({exact.losses['total'][0]:.7g})", NORM: f" ({exact.norms[0]:.7g})"}
+    for name in QUANTITIES:
+        labels = [label for label in distances if name in distances[label]]
+        order = sorted(labels, key=lambda label: -distances[label][name])
+        sizes = ", ".join(f"{label} {distances[label][name]:.1e}" for label in order)
+        if sizes:
+            sentences.append(f"{WORDS[name]} off from float64{values.get(name, '')}: {sizes}")
+    return sentences

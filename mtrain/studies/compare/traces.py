@@ -1,0 +1,114 @@
+"""Read the trace of one job: numbers and digests of every update."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.interfaces import Array
+from mtrain.core.trace import SIZE
+from mtrain.errors import TrainingError
+from mtrain.records.history import History, Record
+
+WEIGHTS, MOMENTS, BUFFERS, EMA = "weights", "moments", "buffers", "ema"
+SCRIPT_LOSS = "loss"
+"""Name under which a script's job reports the loss that it trains."""
+STATE = (MOMENTS, WEIGHTS, BUFFERS, EMA)
+"""Kinds of parts of a job's state, in the order in which an update computes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The trace of a job of ``U`` updates. State has ``U + 1`` entries: entry ``u`` is the state before update
+    ``u``."""
+
+    losses: Mapping[str, Array]
+    """Mean over the global batch of each loss, (U,) by name."""
+    norms: Array
+    """(U,) norm of the gradient before clipping."""
+    rates: Array
+    """(U, groups) learning rates."""
+    momenta: Sequence[float | None]
+    """Momentum of each update; None: that of the groups."""
+    samples: Sequence[str]
+    """U digests of the samples of all ranks."""
+    digests: Mapping[str, Sequence[str]]
+    """U + 1 digests of each part (see ``core.trace.parts``)."""
+    sketches: Mapping[str, Array] = field(repr=False)
+    """(U + 1, SIZE) sketches of each part."""
+    drifted: int | None = None
+    """Number of updates after which the ranks first held different weights; None: never."""
+
+    @property
+    def updates(self) -> int:
+        """Return the number of updates, U."""
+        return len(self.norms)
+
+    def first(self, updates: int) -> "Trace":
+        """Return the trace of the first ``updates`` updates."""
+        if updates == self.updates:
+            return self
+        return replace(
+            self,
+            losses={name: values[:updates] for name, values in self.losses.items()},
+            norms=self.norms[:updates],
+            rates=self.rates[:updates],
+            momenta=self.momenta[:updates],
+            samples=self.samples[:updates],
+            digests={part: values[: updates + 1] for part, values in self.digests.items()},
+            sketches={part: values[: updates + 1] for part, values in self.sketches.items()},
+            drifted=self.drifted if self.drifted is not None and self.drifted <= updates else None,
+        )
+
+    def named(self, kind: str) -> list[str]:
+        """Return the names of all parts of a kind, sorted."""
+        return sorted(name for name in self.digests if kind_of(name) == kind)
+
+    def sketch(self, kind: str) -> Array:
+        """Return the (U + 1, SIZE) sketch of all parts of a kind together."""
+        total: Array = sum((self.sketches[name] for name in self.named(kind)), np.zeros((self.updates + 1, SIZE)))
+        return total
+
+
+def kind_of(part: str) -> str:
+    """Return which of ``STATE`` a part is."""
+    head = part.partition("/")[0]
+    return head if head in STATE else MOMENTS
+
+
+def trace_of(history: History, *, loss: str | None = None) -> Trace:
+    """Return the trace of a finished job that was run with ``report.trace: state``.
+
+    ``loss``: name of the trained loss among the values that a script reports, which are otherwise left out because they
+    may be anything, such as times. None: all values are losses, and ``total`` is trained.
+
+    Raises:
+        TrainingError: the job's records contain no trace.
+    """
+    records = [history.updates[update] for update in sorted(history.updates)]
+    if "trace" not in history.start or not records:
+        raise TrainingError("the job left no trace: expected records of a job with report.trace: state")
+    entries = [history.start["trace"], *(record["trace"] for record in records)]
+    reported = {name: name for name in records[0]["losses"]} if loss is None else {"total": loss}
+    parts = sorted(entries[0]["digests"])
+    return Trace(
+        losses={name: _numbers(record["losses"].get(key) for record in records) for name, key in reported.items()},
+        norms=_numbers(record["gradient_norm"] for record in records),
+        rates=np.array([record["learning_rates"] for record in records], dtype=float),
+        momenta=[record.get("momentum") for record in records],
+        samples=[record["trace"]["samples"] for record in records],
+        digests={part: [entry["digests"].get(part, "") for entry in entries] for part in parts},
+        sketches={part: np.array([entry["sketches"][part] for entry in entries]) for part in parts},
+        drifted=next((i for i, entry in enumerate(entries) if not entry["ranks_agree"]), None),
+    )
+
+
+def _numbers(values: Any) -> Array:
+    """Convert values to (U,); a value that was not finite becomes NaN."""
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def seconds_of(records: Sequence[Record]) -> Array:
+    """Return the (U,) wall times of updates, in seconds."""
+    return np.array([record["update_seconds"] for record in records], dtype=float)

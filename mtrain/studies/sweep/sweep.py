@@ -1,0 +1,316 @@
+"""Run a sweep: propose trials, start their jobs, judge them while they run, and note how they end."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from optuna.trial import FrozenTrial, TrialState
+
+from mtrain.errors import MtrainError, UsageError
+from mtrain.spec.outputs import make_folder, write_text
+from mtrain.spec.yaml_reader import dumped
+from mtrain.studies.sweep import journal as journals
+from mtrain.studies.sweep import outputs
+from mtrain.studies.sweep.gpus import Shares
+from mtrain.studies.sweep.journal import REASON, SECONDS, UPDATE, Journal
+from mtrain.studies.sweep.places import Place
+from mtrain.studies.sweep.proposals import judged, proposed
+from mtrain.studies.sweep.records import Records, Score, best
+from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.table import shown_params
+from mtrain.studies.sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob
+from mtrain.system import placement, runfolder
+from mtrain.system.processes import Requests
+
+POLL_S = 0.2
+RESTARTS = 3
+"""A trial that something outside has killed is continued so many times."""
+EXIT_CODES = {2: 130, 15: 143}
+"""Exit code for the signal that ended a sweep."""
+
+Reason = Literal["finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a sweep may do this time."""
+
+    folder: Path
+    """Folder of the sweep, absolute."""
+    request: Request
+    jobs: int = 1
+    """Number of trials at the same time."""
+    max_failures: int = 3
+    """So many failed trials in a row end the sweep."""
+    queued: bool = False
+    """Trials are given to the queue of a scheduler."""
+    gpus: Shares = ()
+    """GPUs of each of the trials that run at the same time; empty: they are not divided."""
+    tell: Callable[[str], None] = print
+    """Receives one line at a time about the progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How a sweep ended."""
+
+    reason: Reason
+    code: int
+    text: str = ""
+    """What to do, if it has not finished."""
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """A trial that runs now, or is about to."""
+
+    trial: FrozenTrial
+    place: Place
+    records: Records
+    slot: int = 0
+    """Which of the trials at the same time it is, from 0: the lowest number that no other one has."""
+    job: TrialJob | None = None
+    judged: int = 0
+    """Number of evaluations that the pruner has seen."""
+    pruned: list[Score] | None = None
+    """The scores up to the one at which the trial was pruned."""
+    restarts: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def number(self) -> int:
+        return self.trial.number
+
+
+def run(order: Order) -> Verdict:
+    """Run a sweep to its end, or go on with it. Must be called from the main thread, which receives signals.
+
+    Raises:
+        UsageError: the metric is no metric of the evaluations, or the folder is in use or damaged.
+    """
+    runfolder.keep_private()
+    with journals.owned(order.folder), contextlib.chdir(order.request.folder), Requests() as requests:
+        journal = Journal(order.folder, direction=order.request.direction)
+        order.tell(f"sweep folder: {order.folder}")
+        try:
+            verdict = _Sweep(order, journal, requests).run()
+            outputs.write(order.folder, order.request, journal.trials())
+        finally:
+            journal.close()
+    return verdict
+
+
+class _Sweep:
+    """One process's work on a sweep."""
+
+    def __init__(self, order: Order, journal: Journal, requests: Requests) -> None:
+        self._order = order
+        self._request = order.request
+        self._journal = journal
+        self._requests = requests
+        self._running: list[_Running] = []
+        self._stopped = 0
+        self._failures = 0
+        self._last_reason = ""
+
+    def run(self) -> Verdict:
+        try:
+            while True:
+                for running in list(self._running):
+                    self._step(running)
+                if self._requests.any():
+                    self._stop_all()
+                elif self._failures < self._order.max_failures:
+                    self._fill()
+                if not self._running:
+                    return self._verdict()
+                time.sleep(POLL_S)
+        except BaseException:
+            self._abandon()
+            raise
+
+    # ------------------------------------------------------------------------------------------------ starting trials
+    def _fill(self) -> None:
+        """Begin trials while there is room: first those that the journal has as running, then new ones."""
+        while len(self._running) < self._order.jobs and self._failures < self._order.max_failures:
+            trials = self._journal.trials()
+            active = {running.number for running in self._running}
+            waiting = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.number not in active]
+            if waiting:
+                self._begin(waiting[0])
+            elif len(trials) < self._request.trials:
+                number = self._journal.add(proposed(self._request, trials, len(trials)))
+                self._begin(self._journal.trials()[number])
+            else:
+                return
+            if self._requests.any():
+                return
+
+    def _begin(self, trial: FrozenTrial) -> None:
+        place = Place(self._order.folder, trial.number)
+        taken = {running.slot for running in self._running}
+        slot = next(slot for slot in range(self._order.jobs) if slot not in taken)
+        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._request), slot=slot)
+        self._running.append(running)
+        self._judge(running)  # of an earlier process of this sweep
+        if running.pruned is not None or running.records.is_done():
+            self._finish(running, Ended(code=0))
+            return
+        self._order.tell(f"trial {trial.number}: {shown_params(trial.params)}")
+        self._start(running)
+
+    def _start(self, running: _Running) -> None:
+        try:
+            running.job = self._job(running)
+        except MtrainError as error:
+            reason = str(error).replace("\n", "; ")
+            self._finish(running, Ended(code=2, reason=reason))
+
+    def _job(self, running: _Running) -> TrialJob:
+        place = running.place
+        report = {"dir": str(place.runs), "name": place.name}
+        gpus = self._order.gpus[running.slot] if self._order.gpus else None
+        loaded = self._request.trial_spec(running.trial.params, report=report, gpus=gpus)
+        for folder in (place.spec.parent, place.log.parent, place.runs):
+            make_folder(folder)
+        write_text(place.spec, dumped(loaded.values))
+        return QueuedTrial(place, loaded) if self._order.queued else LocalJob(place, gpus=gpus)
+
+    # ------------------------------------------------------------------------------------------------ watching trials
+    def _step(self, running: _Running) -> None:
+        ended = running.job.poll() if running.job else None  # asked first, so that no record of an ended job is missed
+        if running.pruned is None and self._judge(running) and running.job is not None and ended is None:
+            running.job.stop()
+        if ended is not None:
+            self._ended(running, ended)
+
+    def _judge(self, running: _Running) -> bool:
+        """Look at the evaluations since the last time; return whether the trial is pruned by one of them."""
+        scores = running.records.scores()
+        while running.judged < len(scores):
+            seen = scores[: running.judged + 1]
+            others = [trial for trial in self._journal.trials() if trial.number != running.number]
+            judgement = judged(self._request, others, [score.value for score in seen])
+            self._journal.report(running.number, len(seen), seen[-1].value, judgement.notes)
+            running.judged += 1
+            if judgement.pruned:
+                running.pruned = seen
+                return True
+        return False
+
+    def _ended(self, running: _Running, ended: Ended) -> None:
+        if running.pruned is not None or running.records.is_done():
+            self._finish(running, Ended(code=0))
+        elif self._requests.any() and ended.code in (0, 130, 143):
+            self._running.remove(running)
+            updates = runfolder.read_summary(running.place.run_dir).get("updates")
+            self._order.tell(f"trial {running.number}: saved{f' at update {updates}' if updates is not None else ''}")
+        elif self._requests.any():
+            self._running.remove(running)
+        elif ended.killed and running.restarts < RESTARTS:
+            running.restarts += 1
+            self._order.tell(f"trial {running.number}: {ended.reason}; goes on from its checkpoint")
+            self._start(running)
+        else:
+            self._finish(running, ended)
+
+    def _finish(self, running: _Running, ended: Ended) -> None:
+        """Note how a trial has ended."""
+        self._running.remove(running)
+        seconds = round(time.monotonic() - running.started, 1)
+        scores = running.pruned if running.pruned is not None else running.records.scores()
+        score = best(scores, self._request)
+        notes: dict[str, Any] = {SECONDS: seconds}
+        reason = ended.reason
+        if ended.code == 0 and score is None:
+            reason = f"{self._request.metric} was never a finite number" if scores else "it made no evaluation"
+        if ended.code != 0 or (score is None and running.pruned is None):
+            self._failures, self._last_reason = self._failures + 1, reason
+            self._journal.end(running.number, TrialState.FAIL, notes={**notes, REASON: reason})
+            self._order.tell(f"trial {running.number}: failed: {reason}")
+            return
+        self._failures = 0
+        value, notes[UPDATE] = (None, scores[-1].update) if score is None else (score.value, score.update)
+        state = TrialState.COMPLETE if running.pruned is None else TrialState.PRUNED
+        if running.pruned is not None:
+            notes[REASON] = f"pruned after evaluation {len(scores)}, at update {scores[-1].update}"
+        self._journal.end(running.number, state, value=value, notes=notes)
+        word = "pruned" if running.pruned is not None else "done"
+        shown = "not a number" if value is None else f"{value:.6g}"
+        self._order.tell(f"trial {running.number}: {word}: {self._request.metric} {shown} at update {notes[UPDATE]}")
+
+    # ------------------------------------------------------------------------------------------------------ the end
+    def _stop_all(self) -> None:
+        """Pass the requests to end on to all trials, each once."""
+        while self._stopped < self._requests.count:
+            self._stopped += 1
+            for running in self._running:
+                if running.job is not None:
+                    running.job.stop(at_once=self._stopped > 1)
+
+    def _abandon(self) -> None:
+        """Ask all trials to save and end, and wait for them: this process cannot go on."""
+        for running in self._running:
+            if running.job is not None:
+                with contextlib.suppress(MtrainError, OSError):
+                    running.job.stop()
+        for running in self._running:
+            with contextlib.suppress(MtrainError, OSError):
+                while running.job is not None and running.job.poll() is None and self._requests.count < 2:
+                    time.sleep(POLL_S)
+
+    def _verdict(self) -> Verdict:
+        at_once = f" --jobs {self._order.jobs}" if self._order.jobs > 1 else ""
+        go_on = f"go on with: mtrain sweep --resume --out {shlex.quote(str(self._order.folder))}{at_once}"
+        if self._requests.first is not None:
+            return Verdict(
+                reason="interrupted", code=EXIT_CODES[self._requests.first], text=f"ended, trials are saved; {go_on}"
+            )
+        if self._failures >= self._order.max_failures:
+            text = f"{self._failures} trials in a row failed, the last one with: {self._last_reason}; correct the cause, then {go_on}"
+            return Verdict(reason="failed", code=1, text=text)
+        trials = self._journal.trials()
+        if not any(trial.state == TrialState.COMPLETE for trial in trials):
+            return Verdict(
+                reason="failed",
+                code=1,
+                text=f"no trial has reached its end; their logs are in {self._order.folder}/logs",
+            )
+        return Verdict(reason="finished", code=0)
+
+
+def refuse_what_cannot_work(order: Order) -> None:
+    """Check what every trial needs, before anything starts.
+
+    Raises:
+        UsageError: trials would have nothing to be judged by, or the job cannot be planned.
+    """
+    from mtrain.jobs import means, start
+    from mtrain.jobs.preflight import job_checks
+
+    loaded = order.request.trial_spec(
+        {one.name: one.start if one.start is not None else one.extremes()[0] for one in order.request.parameters}
+    )
+    evaluate = loaded.spec.evaluate
+    if evaluate.every_epochs is None and evaluate.every_updates is None:
+        raise UsageError(
+            "evaluate.every_epochs and every_updates are null: trials are judged by their evaluations; set one"
+        )
+    if order.queued:
+        return
+    if means.is_several(loaded.spec):
+        if means.is_by_hand(loaded.spec):
+            raise UsageError(
+                "cluster.name: trials on several hosts need a cluster that starts them, such as --cluster ssh"
+            )
+        if loaded.spec.cluster.ips and not placement.is_here(loaded.spec.cluster.ips[0]):
+            raise UsageError(
+                f"cluster.ips: the first host is {loaded.spec.cluster.ips[0]}, which has the records of a job; start the sweep there"
+            )
+        return
+    plan = start.planned(loaded, start.Where(run_dir=order.folder / "trials" / "0000", checkpoint=None))
+    job_checks.check(loaded.job, size=plan.size)

@@ -1,0 +1,68 @@
+"""Find the run that a job continues, and the checkpoint from which it goes on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtrain.core.record_files import METRICS
+from mtrain.errors import CheckpointError
+from mtrain.system.runfolder import is_numbered
+
+IF_ANY = "if-any"
+"""The value of ``--resume`` for one command that starts a job the first time and continues it each further time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The run that a job continues, and the checkpoint that it starts from."""
+
+    run: Path
+    """Run folder in which the job was started and goes on."""
+    checkpoint: Path | None
+    """None with ``IF_ANY``: there is no intact one, so the job begins."""
+
+
+def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
+    """Find the run to resume and its newest intact checkpoint.
+
+    Args:
+        requested: a checkpoint or a run folder; None: the newest run of ``name`` in ``base`` that has an intact
+            checkpoint; ``IF_ANY``: the run folder ``name`` itself, with or without a checkpoint.
+
+    Raises:
+        CheckpointError: there is no intact checkpoint; every folder that was searched is named.
+    """
+    from mtrain.core.checkpoint import store as checkpoint
+
+    if requested == IF_ANY:
+        return Resume(base / name, checkpoint.newest(base / name / "checkpoints"))
+    if requested is not None:
+        path = Path(requested)
+        if path.name.startswith(checkpoint.PREFIX):
+            problems = checkpoint.verify(path)
+            if problems:
+                raise CheckpointError(
+                    f"--resume {requested}: {'; '.join(problems)}; give the run folder to use its newest intact one"
+                )
+            return Resume(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
+        runs = [path.parent if path.name == "checkpoints" else path]
+    else:
+        runs = _runs_of(base, name)
+    for run in runs:
+        newest = checkpoint.newest(run / "checkpoints")
+        if newest is not None:
+            return Resume(run, newest)
+    searched_folders = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
+    raise CheckpointError(
+        f"--resume{f' {requested}' if requested else ''}: no intact checkpoint in {searched_folders}; "
+        "give the path of one, or leave --resume out"
+    )
+
+
+def _runs_of(base: Path, name: str) -> list[Path]:
+    """Return the run folders ``name``, ``name-2`` ..., the most recently written one first."""
+    runs = [path for path in base.glob(f"{name}*") if path.is_dir() and is_numbered(path.name, name)]
+    return sorted(runs, key=_last_written, reverse=True)
+
+
+def _last_written(run: Path) -> float:
+    return max((p.stat().st_mtime for p in (run, run / METRICS, run / "checkpoints") if p.exists()), default=0.0)

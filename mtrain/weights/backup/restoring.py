@@ -1,0 +1,306 @@
+"""Restore a run from its copies: ``--resume s3://bucket/prefix/run`` on a host that has nothing of it."""
+
+import atexit
+import hashlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtrain.core.checkpoint import format as files
+from mtrain.core.checkpoint import store
+from mtrain.errors import CheckpointError
+from mtrain.spec import outputs
+from mtrain.spec.addresses import is_address
+from mtrain.spec.files import MAX_OWN_BYTES, read_bytes
+from mtrain.system import disk, resuming, runfolder
+from mtrain.system.resuming import IF_ANY, Resume
+from mtrain.system.runfolder import RunFolder
+from mtrain.weights.backup import form
+from mtrain.weights.backup.form import BadCopy, Companions, Entry
+from mtrain.weights.backup.place import Place, PlaceError
+from mtrain.weights.backup.run_copies import Copy, RunCopies, newest_first
+
+SPARE_BYTES = 16 << 20
+"""Space that must be left on the disk after a copy is restored."""
+SPEC_FILES = ("spec.yml", "spec.json", runfolder.CHOSEN)
+"""Files of a run folder that tell the spec of a job which goes on."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """The copies that an address names."""
+
+    copies: RunCopies
+    step: str | None
+    """The one copy that it names; None: all of the run."""
+
+    @property
+    def shown(self) -> str:
+        """Return the address for messages."""
+        return self.copies.place.shown + (f"/{self.step}" if self.step else "")
+
+    @classmethod
+    def of(cls, address: str) -> "Source":
+        """Read an address: that of a run, or of one of its copies.
+
+        Raises:
+            UsageError: it is no address, or a package is missing for it.
+        """
+        place = Place(address)
+        if form.STEP.fullmatch(place.name):
+            return cls(copies=RunCopies(place.parent), step=place.name)
+        return cls(copies=RunCopies(place), step=None)
+
+    def run(self) -> str:
+        """Return the id of the run.
+
+        Raises:
+            CheckpointError: there are no copies, or they cannot be reached.
+        """
+        try:
+            run = self.copies.run()
+            inside = [] if run is not None else self.copies.place.folders()
+        except (PlaceError, BadCopy) as error:
+            raise CheckpointError(f"{self.shown}: cannot be read: {error}") from error
+        if run is None:
+            runs = [name for name in inside if name != "checkpoints"]
+            hint = f"; it holds {', '.join(runs[:8])}: add one of these names" if runs else ""
+            raise CheckpointError(f"{self.shown}: no copies of a run are there{hint}")
+        return run
+
+    def candidates(self, *, best: bool = False) -> list[Copy]:
+        """Return the copies to try, in this order. Others are named in a warning.
+
+        Raises:
+            CheckpointError: there is none, or they cannot be reached.
+        """
+        try:
+            copies, bad = self.copies.listed()
+        except PlaceError as error:
+            raise CheckpointError(f"{self.shown}: cannot be read: {error}") from error
+        if self.step is not None:
+            copies = [copy for copy in copies if copy.name == self.step]
+            bad = {name: why for name, why in bad.items() if name == self.step}
+        for name, why in bad.items():
+            log.warning("copy %s/%s is passed over: %s", self.copies.place.shown, name, why)
+        if not copies:
+            raise CheckpointError(f"{self.shown}: no intact copy of a checkpoint is there")
+        return newest_first(copies, best=best)
+
+
+def restored(address: str, base: Path, *, best: bool = False) -> Resume:
+    """Restore a run from an address into ``base``: its newest intact copy, or with ``best`` that of the best score.
+
+    A checkpoint that is in the run folder already is not fetched again. What is fetched is compared with its digests
+    before it appears under its name.
+
+    Raises:
+        CheckpointError: there is no intact copy, it cannot be reached, the run folder is that of another run, or the disk
+            has too little room.
+    """
+    source = Source.of(address)
+    run = source.run()
+    folder = RunFolder(base / source.copies.place.name)
+    own = form.own_id(folder.path)
+    if own != run and folder.path.exists() and any(folder.path.iterdir()):
+        raise CheckpointError(
+            f"{folder.path} is another run than {source.shown}; move it away, or restore elsewhere with -o report.dir=FOLDER"
+        )
+    for copy in source.candidates(best=best):
+        try:
+            checkpoint = _fetched(source.copies, copy, folder, run)
+        except BadCopy as error:
+            log.warning("copy %s/%s is passed over: %s", source.copies.place.shown, copy.name, error)
+            continue
+        except PlaceError as error:
+            raise CheckpointError(f"{source.copies.place.shown}/{copy.name}: cannot be read: {error}") from error
+        except OSError as error:
+            raise CheckpointError(f"{folder.path}: cannot be written to: {error.strerror or error}") from error
+        return Resume(folder.path, checkpoint)
+    raise CheckpointError(f"{source.shown}: no intact copy of a checkpoint is there; see the warnings above")
+
+
+def _fetched(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
+    """Return the checkpoint of a copy in the run folder, which is made, as complete as a run on this host has left it.
+
+    Raises:
+        BadCopy: the copy is damaged.
+        PlaceError: it cannot be reached.
+        OSError: this disk is full or gone.
+    """
+    companions = copies.companions(copy)
+    if companions.run != run:
+        raise BadCopy("it belongs to another run")
+    final = folder.checkpoints / copy.name
+    if _same(final, copy):
+        return final
+    needed, free = copy.manifest.size + _size(companions) + SPARE_BYTES, disk.free_bytes(folder.path)
+    if needed > free:
+        raise CheckpointError(
+            f"{copies.place.shown}/{copy.name}: needs {disk.in_words(needed)}, and {disk.in_words(free)} are free on the disk of "
+            f"{folder.path}; make room, or restore elsewhere with -o report.dir=FOLDER"
+        )
+    runfolder.keep_private()
+    folder.make()
+    temporary = folder.checkpoints / f"{store.TEMPORARY}{copy.name}@{socket.gethostname()}@{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        for name, entry in copy.manifest.entries.items():
+            _download(copies.place, f"{copy.name}/{name}", entry, temporary / name)
+        for name, entry in companions.entries.items():
+            _download(copies.place, f"{copy.name}/run/{name}", entry, temporary / f".{name}")
+        outputs.write_bytes(temporary / files.MANIFEST, copy.manifest.content)
+        for name in companions.entries:  # What the run folder has is newer, or the person's own.
+            fetched = temporary / f".{name}"
+            fetched.unlink() if (folder.path / name).exists() else fetched.replace(folder.path / name)
+        files.flush_folder(temporary)
+        files.publish(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    form.write_id(folder.path, run)
+    return final
+
+
+def _size(companions: Companions) -> int:
+    return sum(entry.size for entry in companions.entries.values())
+
+
+def _same(checkpoint: Path, copy: Copy) -> bool:
+    """Return whether the checkpoint on this host is the copied one, and intact."""
+    try:
+        there = read_bytes(checkpoint / files.MANIFEST, limit=MAX_OWN_BYTES)
+    except OSError:
+        return False
+    return there == copy.manifest.content and not store.verify(checkpoint)
+
+
+def _download(place: Place, name: str, entry: Entry, path: Path) -> None:
+    """Fetch one object into a new file.
+
+    Raises:
+        BadCopy: it is missing, or not what the copy's manifest says; at most one part too much is written.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        with outputs.open_to_write(path, "xb") as file:
+            for part in place.chunks(name, limit=entry.size):
+                digest.update(part)
+                size += len(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+    except PlaceError as error:
+        if error.missing:
+            raise BadCopy(f"{name.partition('/')[2]} is missing") from None
+        raise
+    if size != entry.size:
+        raise BadCopy(f"{name.partition('/')[2]}: {size} bytes or more, expected {entry.size}")
+    if digest.hexdigest() != entry.sha256:
+        raise BadCopy(f"{name.partition('/')[2]}: its SHA-256 is not the one written (bits changed)")
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str | None) -> Resume:
+    """Find the run to resume and its newest intact checkpoint, on this host or at an address; see ``resuming.find_resume``.
+
+    ``requested``: also an address. None and ``IF_ANY``: where ``copy_to`` has newer copies of the run than this host, or this
+    host has none, the run is restored from there.
+
+    Raises:
+        CheckpointError: there is no intact checkpoint, or it cannot be found out whether there are copies.
+    """
+    if requested is not None and is_address(requested):
+        return restored(requested, base)
+    if copy_to is None or requested not in (None, IF_ANY):
+        return resuming.find_resume(requested, base=base, name=name)
+    try:
+        here = resuming.find_resume(requested, base=base, name=name)
+    except CheckpointError:
+        here = Resume(base / name, None)
+    try:
+        return _newer(here, copy_to, base) or here
+    except CheckpointError as error:
+        if here.checkpoint is None:
+            raise
+        log.warning("copies are not looked at, the job goes on from what this host has: %s", error)
+        return here
+    except _NoCopies:
+        return here if requested == IF_ANY else resuming.find_resume(requested, base=base, name=name)
+
+
+class _NoCopies(Exception):
+    """There are no copies of a run."""
+
+
+def _newer(here: Resume, copy_to: str, base: Path) -> Resume | None:
+    """Restore the run's newest copy if it is newer than what this host has; None: it is not.
+
+    Raises:
+        CheckpointError: the copies cannot be read, or none of them is intact.
+        _NoCopies: there are none.
+    """
+    source = Source.of(f"{copy_to}/{here.run.name}")
+    try:
+        run = source.copies.run()
+    except (PlaceError, BadCopy) as error:
+        raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
+    if run is None:
+        raise _NoCopies
+    if here.checkpoint is not None:
+        own = form.own_id(here.run)
+        newest = source.candidates()[0].manifest.order
+        if own != run or newest <= store.order_of(here.checkpoint):
+            return None
+    return restored(source.copies.place.address, base)
+
+
+def spec_at(address: str) -> Path:
+    """Fetch the spec of the run that an address names, and what was chosen for it, into a temporary folder.
+
+    Returns the path of ``spec.yml`` there.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    source = Source.of(address)
+    source.run()
+    for copy in source.candidates():
+        folder = Path(tempfile.mkdtemp(prefix="mtrain-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            entries = source.copies.companions(copy).entries
+            if "spec.yml" not in entries:
+                raise BadCopy("it has no spec.yml")
+            for name in SPEC_FILES:
+                if name in entries:
+                    _download(source.copies.place, f"{copy.name}/run/{name}", entries[name], folder / name)
+        except BadCopy as error:
+            log.warning("copy %s/%s is passed over: %s", source.copies.place.shown, copy.name, error)
+            continue
+        except PlaceError as error:
+            raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
+        return folder / "spec.yml"
+    raise CheckpointError(f"{source.shown}: no intact copy of a run's spec is there; give the spec with -c")
+
+
+def states(address: str) -> tuple[Source, Sequence[Copy], dict[str, str]]:
+    """Return the copies that an address names, and for each other folder why it is none; for a list of them.
+
+    Raises:
+        CheckpointError: there are none, or they cannot be reached.
+    """
+    source = Source.of(address)
+    source.run()
+    try:
+        copies, bad = source.copies.listed()
+    except PlaceError as error:
+        raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
+    chosen = [copy for copy in copies if source.step in (None, copy.name)]
+    return source, chosen[::-1], {name: why for name, why in bad.items() if source.step in (None, name)}

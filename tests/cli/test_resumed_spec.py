@@ -1,0 +1,146 @@
+"""A resumed job has the spec of its run with the typed values on top; nothing that only the run folder names is run."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mtrain.cli import main
+from mtrain.core.checkpoint.format import Saved, write
+from mtrain.core.interfaces import Progress, State
+from mtrain.jobs import choices
+from mtrain.spec import config
+
+OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return the folder of a run of ZeRO on two ranks with a checkpoint, as a command line has started it."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.yml").write_text(OWN)
+    overrides = ["backend.name=deepspeed", "backend.options.stage=2", "cluster.nproc_per_node=2", "train.seed=42"]
+    loaded = config.load("own.yml", overrides=overrides, environ={})
+    folder = tmp_path / "runs/own"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "spec.json").write_text(config.resolved_json(loaded.spec))
+    (folder / "spec.yml").write_text(yaml.safe_dump(dict(loaded.values)))
+    (folder / "chosen.json").write_text(json.dumps(choices.describe(loaded, framework="torch")))
+    saved = Saved(state=State(weights={}), progress=Progress(update=1), spec={})
+    write(folder / "checkpoints/step-00000001", saved)
+    return folder
+
+
+def plan(capsys, *words) -> tuple[dict, str]:
+    code = main(["plan", "--json", *words])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out), err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--resume", "runs/own"],
+        ["--resume", "runs/own", "-c", "own.yml"],
+        ["--resume", "-c", "own.yml"],
+        ["--resume", "if-any", "-c", "own.yml"],
+        ["--resume", "runs/own/checkpoints/step-00000001", "-c", "own.yml"],
+    ],
+)
+def test_a_resumed_job_keeps_backend_ranks_and_options_of_its_run(run, capsys, words):
+    planned, told = plan(capsys, *words)
+    assert planned["backend"] == "deepspeed"
+    assert planned["numbers"]["ranks"] == 2 or "2" in str(planned["numbers"]["ranks"])
+    assert planned["run_dir"].endswith("runs/own")
+    assert "not as in the run" not in told
+
+
+def test_what_is_typed_on_top_is_told_with_both_values(run, capsys):
+    Path("own.yml").write_text(OWN + "optimizer: {learning_rate: 0.123}\n")
+    planned, told = plan(capsys, "--resume", "runs/own", "-c", "own.yml", "-b", "ddp", "--seed", "7")
+    assert planned["backend"] == "ddp"
+    line = next(line for line in told.splitlines() if "not as in the run" in line)
+    for change in ("backend.name deepspeed there, ddp here (--backend ddp)", "train.seed 42 there, 7 here (--seed 7)"):
+        assert change in line
+    assert "optimizer.learning_rate" in line
+    assert "own.yml:3" in line
+
+
+def test_a_comparison_of_plans_goes_on_from_the_run_too(run, capsys):
+    code = main(["plan", "--diff", "deepspeed", "ddp", "--resume", "runs/own", "-c", "own.yml"])
+    difference = capsys.readouterr().out
+    assert code == 0
+    assert "--nproc-per-node=1" not in difference, "both have the ranks of the run"
+
+
+def test_functions_of_python_take_the_spec_of_the_run_too(run):
+    import mtrain
+
+    for spec in (None, "own.yml"):
+        planned = mtrain.plan(spec, resume="runs/own")
+        assert (planned.backend, planned.size) == ("deepspeed", 2)
+    assert mtrain.plan("own.yml", resume="auto", ranks=1).size == 1
+
+
+def edited(run, **sections):
+    values = yaml.safe_load((run / "spec.yml").read_text())
+    for name, content in sections.items():
+        values[name] = {**values[name], **content} if isinstance(content, dict) else content
+    (run / "spec.yml").write_text(yaml.safe_dump(values))
+
+
+def refused(capsys, *words) -> str:
+    assert main(list(words)) == 2
+    return capsys.readouterr().err
+
+
+COMMANDS = [["plan", "--resume", "runs/own"], ["train", "--resume", "runs/own"], ["evaluate", "--run", "runs/own"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("with_json", [True, False])
+def test_code_that_only_a_run_folder_names_is_refused_and_not_run(run, capsys, command, with_json):
+    if not with_json:  # a folder that somebody has made by hand is trusted no more
+        (run / "spec.json").unlink()
+    evil = run / "evil.py"
+    evil.write_text(f"#!{sys.executable}\nopen({str(run / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    evil.chmod(0o755)
+    toml = run / "evil.toml"
+    toml.write_text('[backends.deepspeed]\nmodule = "evil:Evil"\n')
+    spec = (run / "spec.yml").read_text()
+    for sections, words in (
+        ({"backend": {"python": str(evil)}}, f"-o backend.python={evil}"),
+        ({"plugins": str(toml)}, f"-o plugins={toml}"),
+        ({"report": {"reporters": {f"{evil}:Evil": True}}}, "-o 'report.reporters="),
+    ):
+        (run / "spec.yml").write_text(spec)
+        edited(run, **sections)
+        message = refused(capsys, *command)
+        assert "not trusted to run code" in message
+        assert words in message
+    (run / "spec.yml").write_text(spec)
+    shutil.move(toml, run / "plugins.toml")
+    assert f"-o plugins={run / 'plugins.toml'}" in refused(capsys, *command)
+    assert not (run / "ran").exists()
+
+
+def test_lines_for_a_shell_in_a_run_folder_are_refused(run, capsys):
+    edited(run, cluster={"name": "slurm", "options": {"setup": ["touch ran"]}, "nodes": 1})
+    assert "-o 'cluster.options.setup=" in refused(capsys, "plan", "-c", "runs/own/spec.yml")
+
+
+def test_a_reporter_that_the_run_and_the_typed_spec_both_name_is_one(run, capsys):
+    Path("watch.py").write_text("def told(record, a=0): pass\n")
+    edited(run, report={"reporters": {f"{Path('watch.py').resolve()}:told": {"a": 1}}})
+    Path("own.yml").write_text(OWN + "report: {reporters: {./watch.py:told: {a: 2}}}\n")
+    plan(capsys, "--resume", "runs/own", "-c", "own.yml")
+
+
+def test_the_current_folder_is_no_way_around(run, capsys, monkeypatch):
+    (run / "plugins.toml").write_text("")
+    monkeypatch.chdir(run)
+    assert "not trusted to run code" in refused(capsys, "plan", "--resume", ".")

@@ -1,0 +1,119 @@
+"""The job of a backend that trains in one process beside those of several ranks."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mtrain.core.cadence import Cadences
+from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import Progress, Rates
+from mtrain.core.loop import Hooks, Job, Loop
+from mtrain.core.recipe import make_recipe, rounds
+from mtrain.core.stepping import Stepper
+from mtrain.errors import ScriptError
+from mtrain.rank.script.in_turn import InTurn, check_in_turn
+from mtrain.rank.script.session import Session
+from mtrain.spec.trial import Trial
+from mtrain.studies.compare.benches import bench_of
+from mtrain.studies.compare.order import Order, parse_variants
+from mtrain.studies.compare.profiles import PROFILES
+
+
+def solo_bench(config: str, tmp_path: Path, *overrides: str):
+    variants = parse_variants("ddp,solo")
+    order = Order(
+        config=config, variants=variants, overrides=list(overrides), updates=2, ranks=2, profile=PROFILES["float32"],
+        rounds=0, out=tmp_path, tell=print,
+    )  # fmt: skip
+    return bench_of(order, variants[1])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_rank_computes_the_shards_of_the_others_in_turn(accumulate, tmp_path):
+    bench = solo_bench("digits", tmp_path, f"train.accumulate={accumulate}")
+    recipe = make_recipe(bench.spec, size=1)
+    assert (bench.ranks, recipe.shards, recipe.accumulate) == (1, 2, 2 * accumulate)
+    assert rounds(recipe, size=1) == accumulate
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "reason"),
+    [
+        ("unet_digits", (), "loss of unet"),
+        ("vit_digits", ("train.sync_batchnorm=true",), "train.sync_batchnorm"),
+    ],
+)
+def test_what_needs_all_ranks_at_once_is_refused_for_one_process(config, overrides, reason, tmp_path):
+    row = solo_bench(config, tmp_path, *overrides).row
+    assert row.outcome == "refused"
+    assert reason in row.reason
+    assert "compare without solo, or with --ranks 1" in row.reason
+
+
+def test_one_process_computes_ranges_of_inputs_shard_after_shard(tmp_path):
+    bench = solo_bench("digits", tmp_path, "train.quantise.start=1")
+    recipe = make_recipe(bench.spec, size=1)
+    assert (bench.row, recipe.shards, recipe.accumulate) == (None, 2, 2)
+
+
+class Noting:
+    """An optimizer that notes which micro batches move the buffers."""
+
+    def __init__(self):
+        self.moved = []
+
+    def seed_shard(self, shard):
+        pass
+
+    def micro_batch(self, *, last, moves_buffers=True):
+        self.moved.append(moves_buffers)
+        return nullcontext()
+
+
+@pytest.mark.parametrize(("shares", "moved"), [(1, [True] * 4), (2, [True, False] * 2), (4, [True] + [False] * 3)])
+def test_of_each_micro_batch_of_a_script_the_first_shard_moves_the_buffers(shares, moved):
+    optimizer = Noting()
+    trial = None if shares == 1 else Trial(updates=1, shares=shares)
+    session = SimpleNamespace(
+        rank=0,
+        size=1,
+        _spec=SimpleNamespace(train=SimpleNamespace(accumulate=4)),
+        _job=SimpleNamespace(trial=trial),
+    )
+    job = Job(
+        session=SimpleNamespace(collective=OneRank()),
+        steppers=[Stepper(optimizer, lambda update: Rates(learning_rates=(0.1,)))],
+        feed=SimpleNamespace(open=lambda progress: iter(range(4)), spans_epochs=True, close=lambda: None),
+        total_updates=1,
+        shares=Session._shares(session),
+        seeds_shards=True,
+    )
+    loop = Loop(job, Cadences(), Hooks(), Progress())
+    for _ in range(4):
+        next(loop)
+    loop.close()
+    assert optimizer.moved == moved
+
+
+def trial_of(sync_batchnorm: bool, shares: int):
+    return SimpleNamespace(train=SimpleNamespace(sync_batchnorm=sync_batchnorm)), Trial(updates=2, shares=shares)
+
+
+def test_statistics_over_ranks_are_refused_where_one_rank_trains_their_parts_in_turn():
+    check_in_turn(*trial_of(sync_batchnorm=True, shares=1))
+    check_in_turn(*trial_of(sync_batchnorm=False, shares=2))
+    with pytest.raises(ScriptError, match=r"sync_batchnorm.*compare without this backend"):
+        check_in_turn(*trial_of(sync_batchnorm=True, shares=2))
+
+
+@pytest.mark.parametrize("call", [lambda each: each.all_reduce(np.ones(2), "sum"), lambda each: each.all_gather(1)])
+def test_a_loss_of_parts_in_turn_exchanges_nothing(call):
+    in_loss = False
+    collective = InTurn(OneRank(), 2, lambda: in_loss)
+    assert np.all(call(collective) == np.ones(1)), "between micro batches a script may exchange what it likes"
+    in_loss = True
+    with pytest.raises(ScriptError, match=r"session\.collective.*compare without this backend"):
+        call(collective)

@@ -1,0 +1,178 @@
+"""ONNX files of users' own models: ONNX Runtime gives what the module's ``predict`` gives, for any size of batch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from mtrain.cli import main
+from mtrain.core.checkpoint.format import Saved, write
+from mtrain.core.interfaces import Progress, State
+from mtrain.deploy.exported.model import ExportedModel
+
+CODE = """
+import numpy as np
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=4, token="hunter2"):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.SiLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1),
+        )
+        self.side = nn.Linear(3, width)
+        self.head = nn.Linear(width, 2)
+
+    def scores(self, image, facts):
+        return self.head(self.body(image).flatten(1) + self.side(facts))
+
+    def forward(self, batch):
+        return nn.functional.cross_entropy(self.scores(batch["image"], batch["more"][0]), batch["label"])
+
+    def predict(self, batch):
+        scores = self.scores(batch["image"], batch["more"][0])
+        return {"scores": scores, "best": scores.argmax(1)}, batch["label"]
+
+class Plain(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+class Images:
+    def __init__(self, split="train", root_dir="/srv/acme/cells"):
+        self.split = split
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        image = np.full((1, 6, 5), index, np.float32)
+        return {"image": image, "more": (np.ones(3, np.float32), index), "label": index % 2}
+
+class Pairs:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return np.full(3, index, np.float32), index % 2
+"""
+SPEC = """
+model: {{name: ./nets.py:{model}, framework: {framework}}}
+data: {{format: ./nets.py:{data}}}
+train: {{updates: 4, batch_size: 2}}
+"""
+CANARIES = ("hunter2", "/srv", "acme", "cells", "root_dir", "token")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(CODE)
+    return tmp_path
+
+
+def run_of(folder: Path, module: nn.Module, *, name: str = "own", script: bool = False) -> None:
+    """Write the run folder of a finished job whose weights are those of ``module``."""
+    arrays = {key: tensor.detach().numpy().copy() for key, tensor in module.state_dict().items()}
+    checkpoints = folder / "runs" / name / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    spec = {} if script else {"model": {"name": f"/srv/acme/nets.py:{type(module).__name__}"}}
+    state = State(weights=arrays, ema={}, moments={}, counters={})
+    saved = Saved(
+        state=state, progress=Progress(update=4), spec=spec, meta={"extra": {"script": "abc"} if script else {}}
+    )
+    write(checkpoints / "step-00000004", saved)
+
+
+def spec(folder: Path, *, model: str = "Net", data: str = "Images", framework: str = "torch") -> str:
+    (folder / "own.yml").write_text(SPEC.format(model=model, data=data, framework=framework))
+    return "own.yml"
+
+
+def classes() -> dict:
+    names: dict = {}
+    exec(CODE, names)
+    return names
+
+
+def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folder, capsys):
+    torch.manual_seed(0)
+    net = classes()["Net"]()
+    net.scores(torch.randn(32, 1, 6, 5), torch.randn(32, 3))  # the statistics of BatchNorm move
+    run_of(folder, net)
+    assert main(["export", "--run", "runs/own", "-c", spec(folder)]) == 0, capsys.readouterr().err
+    session = onnxruntime.InferenceSession("own.onnx")
+    shapes = {given.name: (given.shape, given.type) for given in session.get_inputs()}
+    assert shapes == {"image": (["batch", 1, 6, 5], "tensor(float)"), "more.0": (["batch", 3], "tensor(float)")}
+    assert [output.name for output in session.get_outputs()] == ["scores", "best"]
+    for size in (1, 2, 5):
+        image, facts = torch.randn(size, 1, 6, 5), torch.randn(size, 3)
+        batch = {"image": image, "more": (facts, None), "label": None}
+        expected, _ = net.eval().predict(batch)
+        feed = {"image": image.numpy(), "more.0": facts.numpy()}
+        scores, best = session.run(None, feed)
+        np.testing.assert_allclose(scores, expected["scores"].detach(), rtol=1e-5, atol=1e-6)
+        assert best.tolist() == expected["best"].tolist()
+        opened = ExportedModel.open("own.onnx").outputs(feed)
+        np.testing.assert_array_equal(opened["scores"], scores)
+    content = Path("own.onnx").read_bytes().decode("latin-1")
+    assert [word for word in (*CANARIES, str(folder), str(Path.cwd())) if word in content] == []
+    told = json.loads(session.get_modelmeta().custom_metadata_map["mtrain"])
+    assert (told["model"], told["spec"], told["options"]) == ("nets.py:Net", {}, {})
+
+
+@pytest.mark.slow
+def test_the_module_of_a_script_is_called_with_the_first_part_of_a_batch(folder, capsys):
+    net = classes()["Plain"]()
+    run_of(folder, net, script=True)
+    assert main(["export", "--run", "runs/own", "-c", spec(folder, model="Plain", data="Pairs"), "--batch", "3"]) == 0
+    session = onnxruntime.InferenceSession("own.onnx")
+    rows = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    assert [given.shape for given in session.get_inputs()] == [[3, 3]]
+    (found,) = session.run(None, {"input_0": rows})
+    np.testing.assert_allclose(found, net(torch.from_numpy(rows)).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_whose_forward_is_the_loss_needs_predict(folder, capsys):
+    run_of(folder, classes()["Plain"]())
+    assert main(["export", "--run", "runs/own", "-c", spec(folder, model="Plain", data="Pairs")]) == 2
+    assert "Plain has no method predict(batch)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--format", "torch"], "--format torch"),
+        (["--format", "safetensors"], "--format safetensors"),
+        (["--precision", "fp16"], "--precision fp16"),
+        (["--form", "raw"], "--form raw"),
+    ],
+)
+def test_what_an_own_model_cannot_be_written_as_is_refused_at_once(folder, words, reason, capsys):
+    run_of(folder, classes()["Net"]())
+    assert main(["export", "--run", "runs/own", "-c", spec(folder), *words]) == 2
+    message = capsys.readouterr().err
+    assert reason in message
+    assert "leave the flag out" in message
+
+
+def test_an_own_model_of_paddle_is_refused_with_the_way_out(folder, capsys):
+    run_of(folder, classes()["Net"]())
+    words = ["-c", spec(folder, framework="paddle"), "-o", "backend.name=fleet"]
+    assert main(["export", "--run", "runs/own", *words]) == 2
+    message = capsys.readouterr().err
+    assert "Paddle" in message
+    assert "mtrain weights export" in message
+
+
+def test_without_the_spec_that_names_the_code_nothing_is_built(folder, capsys):
+    run_of(folder, classes()["Net"]())
+    assert main(["export", "--run", "runs/own"]) == 2
+    message = capsys.readouterr().err
+    assert "-c" in message
+    assert "mtrain weights export runs/own --to own.pt" in message

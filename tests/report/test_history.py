@@ -1,0 +1,65 @@
+"""Records of a run: which are read, which a resumed run replaces, and the curves that are made of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.records.history import History, Tail, learning_rate_of
+from mtrain.records.smoothing import smoothed
+
+
+def line(kind: str, update: int, **values: object) -> str:
+    return json.dumps({"kind": kind, "update": update, **values}) + "\n"
+
+
+def test_a_resumed_run_replaces_what_came_after_its_checkpoint() -> None:
+    history = History()
+    for update in range(6):
+        history.add({"kind": "update", "update": update, "loss": update})
+    for update in (0, 2, 4, 5):
+        history.add({"kind": "evaluation", "update": update})
+    history.add({"kind": "end", "update": 6})
+    history.add({"kind": "start", "update": 4})
+    assert (sorted(history.updates), sorted(history.evaluations), history.end) == ([0, 1, 2, 3], [0, 2, 4], None)
+    history.add({"kind": "update", "update": 4, "loss": 9})
+    assert history.updates[4]["loss"] == 9
+    history.add({"kind": "start", "update": 0})
+    assert (history.updates, history.evaluations) == ({}, {})
+
+
+def test_a_line_that_is_half_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(line("update", 0) + "no json\n[1]\n" + '{"kind": "upd')
+    tail = Tail(file, from_start=True)
+    assert [record["update"] for record in tail.read()] == [0]
+    with file.open("a") as out:
+        out.write('ate", "update": 1}\n' + line("update", 2))
+    assert [record["update"] for record in tail.read()] == [1, 2]
+    assert tail.read() == []
+    assert tail.offset == file.stat().st_size
+    later = Tail(file)
+    with file.open("a") as out:
+        out.write(line("update", 3))
+    assert [record["update"] for record in later.read()] == [3]
+
+
+def test_the_rate_of_an_update_is_that_of_its_last_group() -> None:
+    assert learning_rate_of({"learning_rates": [0.1, 0.2, 0.01]}) == 0.01
+    assert learning_rate_of({"learning_rate": 0.3}) == 0.3
+    assert (learning_rate_of({"learning_rates": []}), learning_rate_of({})) == (None, None)
+
+
+def test_smoothing_is_a_centred_mean_that_is_shorter_near_the_ends() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    result = smoothed(values, share=0.05)
+    expected = [values[max(0, i - 2) : i + 3].mean() for i in range(100)]
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    np.testing.assert_array_equal(smoothed(values[:20]), values[:20])
+
+
+@pytest.mark.parametrize("share", [0.04, 0.2])
+def test_smoothing_keeps_a_line(share: float) -> None:
+    values = np.full(200, 3.5)
+    np.testing.assert_allclose(smoothed(values, share=share), values)

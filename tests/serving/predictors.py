@@ -1,0 +1,34 @@
+"""A predictor without a model: what it finds is the colour of the image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mtrain.core.interfaces import Array
+from mtrain.core.interfaces.live import Found
+from mtrain.deploy.serve.predictor import Sample
+
+COLOURS = ("red", "green", "blue")
+
+
+class Colours:
+    """Implements ``Predictor``: one row with the colour of the largest mean, whose share of 255 is the score."""
+
+    batch_size = None
+
+    def description(self) -> dict[str, Any]:
+        return {"model": "colours"}
+
+    def sample(self, image: Array) -> Sample:
+        return Sample({"mean_C": image.mean((0, 1))}, (image.shape[1], image.shape[0]))
+
+    def outputs(self, samples: Sequence[Sample]) -> list[Any]:
+        return [sample.arrays["mean_C"] / 255 for sample in samples]
+
+    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
+        best = int(np.argmax(output))
+        return Found([{"class": COLOURS[best], "score": float(output[best])}])
+
+    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
+        return image
