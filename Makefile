@@ -106,11 +106,13 @@ checkpoint-matrix: $(VENV)/.installed-horovod  ## save under every backend, resu
 contract: $(VENV)/.installed-horovod  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)
 
-check: $(VENV)/.installed-dev  ## linters, types, import graph
+check: $(VENV)/.installed-dev  ## linters, types, import graph, and whether every test can be collected
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	@mkdir -p build
 	$(PY) -m pytest -q -p no:cacheprovider tests/test_imports.py
+	@$(PY) -m pytest -q -p no:cacheprovider --collect-only tests > build/collected.txt || { tail -30 build/collected.txt; false; }
 
 fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff check --fix .
