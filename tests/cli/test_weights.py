@@ -187,7 +187,15 @@ def test_a_job_starts_from_a_published_file_says_once_what_was_left_out_and_need
 
 @pytest.mark.slow
 def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
-    job = ("-b", "solo", "-c", "ppyoloe_s_bccd", "--nproc-per-node", "1", "-o", "data.root=digits", *SIZES)
+    data = (
+        "data.format=coco",
+        "data.root=digits",
+        "data.train=null",
+        "data.val=null",
+        "data.images=null",
+        "data.names=null",
+    )
+    job = ("-b", "solo", "-c", "ppyoloe_s_bccd", "--nproc-per-node", "1", "-o", *data, *SIZES)
     process = mtrain("train", *job, "--name", "deployed", "--epochs", "1", cwd=digits)
     assert process.returncode == 0, process.stdout + process.stderr
     exported = mtrain("weights", "export", "runs/deployed", "--deploy", "--to", "d.safetensors", cwd=digits)

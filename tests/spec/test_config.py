@@ -130,7 +130,7 @@ def test_bases_merge_mappings_and_replace_lists_and_the_later_wins(here):
     (here / "sub").mkdir()
     (here / "sub" / "one.yml").write_text("data: {names: [a, b], root: x}\ntrain: {seed: 1}\n")
     (here / "two.yml").write_text("data: {names: [c]}\ntrain: {seed: 2}\n")
-    (here / "a.yml").write_text("_BASE_: [sub/one.yml, two.yml, yolov5n_bccd]\ndata: {root: y}\n")
+    (here / "a.yml").write_text("_BASE_: [yolov5n_bccd, sub/one.yml, two.yml]\ndata: {root: y}\n")
     spec = load("a.yml").spec
     assert spec.data.names == ["c"]
     assert spec.data.root == "y"
