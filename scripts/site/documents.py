@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(\S*).*$")
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
+_ATTRIBUTE = re.compile(r"(<(?:img|source)\b[^>]*?\b(?:src|srcset)=\")([^\"\s]+)(\")")
+"""An image in HTML: `<picture>` has one for light pages and one for dark pages, for which Markdown has no form."""
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
 _CODE = re.compile(r"(`+)(?:(?!\1).)+?\1", re.DOTALL)
 _MARK = re.compile(r"<!-- not checked: (.+?) -->", re.DOTALL)
@@ -98,13 +100,16 @@ def change_links(text: str, change: Callable[[str], str]) -> str:
     """Return a document with every link's target changed; code keeps its text."""
 
     def in_prose(part: str) -> str:
-        spans = [match.span() for match in _CODE.finditer(part)]
+        spans: list[tuple[int, int]] = []
 
         def one(match: re.Match[str]) -> str:
             inside = any(start <= match.start(2) < end for start, end in spans)
             return match[0] if inside else f"{match[1]}{change(match[2])}{match[3]}"
 
-        return _LINK.sub(one, part)
+        for pattern in (_LINK, _ATTRIBUTE):
+            spans = [match.span() for match in _CODE.finditer(part)]
+            part = pattern.sub(one, part)
+        return part
 
     return prose(text, in_prose)
 

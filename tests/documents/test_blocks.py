@@ -29,7 +29,7 @@ from scripts.site.documents import Block
 
 ROOT = documents.ROOT
 BLOCKS = [block for page in documents.documents() for block in documents.blocks(page)]
-LANGUAGES = {"", "console", "mermaid", "python", "toml", "yaml"}
+LANGUAGES = {"", "console", "diff", "mermaid", "python", "toml", "yaml"}
 SYSTEM = {
     *(
         "cd",

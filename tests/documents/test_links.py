@@ -27,6 +27,10 @@ def test_every_link_of_a_document_leads_somewhere() -> None:
 def test_links_in_code_are_no_links_and_links_over_two_lines_are() -> None:
     text = "[a](b.md) `[c](d.md)`\n```\n[e](f.md)\n```\n[two\nlines](g.md#h) ![i](j.png)\n"
     assert documents.links(text) == ["b.md", "g.md#h", "j.png"]
+    picture = (
+        '<picture>\n<source media="(a)" srcset="k.svg">\n<img src="l.svg" alt="m">\n</picture>\n`<img src="n.svg">`\n'
+    )
+    assert documents.links(picture) == ["k.svg", "l.svg"]
 
 
 def test_anchors_are_those_of_repository_pages() -> None:

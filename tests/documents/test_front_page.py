@@ -1,0 +1,59 @@
+"""README.md: short, with one address of the repository, a picture of numbers that were measured, and a diff that is Python."""
+
+import ast
+import json
+import re
+import textwrap
+import tomllib
+
+import pytest
+
+from scripts.site import compare_picture, documents
+from tests.documents.test_blocks import check_names
+
+README = documents.ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PROJECT = tomllib.loads((documents.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 120
+
+
+def test_the_clone_line_has_the_address_of_pyproject() -> None:
+    address = PROJECT["urls"]["Repository"]
+    assert re.findall(r"\$ git clone (\S+) && cd mtrain$", TEXT, re.MULTILINE) == [address]
+    host = address.split("/")[2]
+    elsewhere = [page.name for page in documents.documents() if page != README and host in page.read_text("utf-8")]
+    assert not elsewhere, "README.md and pyproject.toml alone name it"
+
+
+@pytest.mark.parametrize("theme", compare_picture.THEMES)
+def test_the_picture_is_drawn_from_the_numbers_beside_it(theme: str) -> None:
+    numbers = json.loads(compare_picture.NUMBERS.read_text(encoding="utf-8"))
+    drawn = compare_picture.svg(numbers, compare_picture.THEMES[theme])
+    assert (documents.ROOT / f"docs/images/compare-{theme}.svg").read_text(encoding="utf-8") == drawn
+    assert f"docs/images/compare-{theme}.svg" in documents.links(TEXT)
+
+
+def test_what_the_picture_claims_is_in_its_numbers() -> None:
+    numbers = json.loads(compare_picture.NUMBERS.read_text(encoding="utf-8"))
+    verdicts = {backend["label"]: backend["verdict"] for backend in numbers["backends"]}
+    same = {"horovod", "deepspeed:stage=1", "deepspeed:stage=2", "deepspeed:stage=3"}
+    assert verdicts == {"ddp": "reference", "fleet": "within float32"} | dict.fromkeys(same, "same bits")
+    for backend in numbers["backends"][1:]:
+        assert len(backend["loss"]) == numbers["updates"] == len(numbers["nudged"])
+        assert (max(backend["loss"]) == 0) == (backend["label"] in same)
+    largest = max(numbers["backends"][-1]["loss"])
+    assert f"differs by at most {float(f'{largest:.1e}'):.1e}".replace("e-0", "e-") in TEXT
+
+
+def test_a_diff_adds_few_lines_and_its_result_is_python_that_mtrain_understands() -> None:
+    (block,) = [block for block in documents.blocks(README) if block.language == "diff"]
+    lines = block.text.splitlines()
+    before, after = ("\n".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+    ast.parse(textwrap.dedent(before))
+    check_names(ast.parse(textwrap.dedent(after)))
+    assert "loss.backward()" in before
+    assert "optimizer.update(loss)" in after
+    assert sum(line.startswith("+") for line in lines) == 5, "README says five lines"
