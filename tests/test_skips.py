@@ -38,6 +38,7 @@ def test_needs_a_program(): pytest.skip("valgrind is not installed")
         (TESTS + UNLISTED, "", [], 0),
         (TESTS + NO_PROGRAM, "", ["--no-skips"], 0),
         (TESTS + NO_PROGRAM, "true", ["--no-skips"], 1),
+        (TESTS + NO_PROGRAM, "", ["--no-skips", "-n", "2"], 0),
     ],
 )
 def test_a_skip_fails_the_run_unless_it_is_a_fact_of_the_machine(
@@ -52,6 +53,36 @@ def test_a_skip_fails_the_run_unless_it_is_a_fact_of_the_machine(
     assert ("test_some.py::test_not_listed: no such data here" in process.stdout) == (
         code == 1 and body == TESTS + UNLISTED
     )
+    left_out = "test_some.py::test_needs_a_program: valgrind\n" in process.stdout
+    assert left_out == (code == 0 and body == TESTS + NO_PROGRAM)
+
+
+def needed() -> list[str]:
+    """The packages of Debian that `make test` asks for."""
+    (names,) = re.findall(r"^\t@scripts/debian-packages (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return names.split()
+
+
+def test_every_package_that_make_test_installs_is_one_that_the_list_names() -> None:
+    entries = tomllib.loads(LIST.read_text())["skip"]
+    assert {name for entry in entries for name in entry.get("packages", ())} == set(needed())
+    assert not [entry for entry in entries if "packages" in entry and entry.get("in_ci", True)], "CI has them all"
+
+
+def test_without_apt_each_missing_package_is_named_with_its_purpose_and_none_is_installed(tmp_path: Path) -> None:
+    for name, script in (("dpkg-query", "exit 1"), ("apt-get", f"touch {tmp_path}/installed")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [ROOT / "scripts" / "debian-packages", *needed()]
+    process = subprocess.run(command, env={**environ, "NO_APT": "1"}, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == needed()
+    assert all(len(line.split()) > 3 for line in lines[1:-1]), "each says what for"
+    assert lines[-1].startswith("NO_APT=1: none is installed")
+    assert not (tmp_path / "installed").exists()
+    subprocess.run(command, env={**environ, "NO_APT": ""}, capture_output=True, check=True)
+    assert (tmp_path / "installed").exists() == (os.getuid() == 0)
 
 
 def test_every_reason_on_the_list_is_one_that_a_test_gives() -> None:
