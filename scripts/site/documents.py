@@ -40,8 +40,8 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Every document for people: those at the top of the repository, in docs, in benchmarks and beside examples."""
-    patterns = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*/README.md")
+    """Every document for people: those at the top of the repository, in docs, in benchmarks and in examples."""
+    patterns = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/README.md", "examples/*/README.md")
     return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
 
 

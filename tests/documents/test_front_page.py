@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from scripts.site import compare_picture, documents
+from scripts.site import absolute_links, compare_picture, documents
 from tests.documents.test_blocks import check_names
 
 README = documents.ROOT / "README.md"
@@ -20,8 +20,28 @@ def test_the_readme_is_short() -> None:
     assert len(TEXT.splitlines()) <= 120
 
 
+def test_links_lead_somewhere_from_a_package_index_too() -> None:
+    text = '[a](docs/b.md#c) ![d](docs/e.png) [f](https://g.h/i) [j](#k)\n<source srcset="docs/l.svg">\n`[m](n.md)`\n'
+    there = absolute_links.absolute(text, address="https://host/me", version="1.2")
+    assert documents.links(there) == [
+        "https://host/me/blob/v1.2/docs/b.md#c",
+        "https://host/me/raw/v1.2/docs/e.png",
+        "https://g.h/i",
+        "#k",
+        "https://host/me/raw/v1.2/docs/l.svg",
+    ]
+    assert "`[m](n.md)`" in there
+    relative = [link for link in documents.links(TEXT) if "//" not in link]
+    assert len(relative) > 20
+    assert all(
+        link.startswith("https://")
+        for link in documents.links(absolute_links.absolute(TEXT, address="https://a", version="1"))
+    )
+
+
 def test_the_clone_line_has_the_address_of_pyproject() -> None:
     address = PROJECT["urls"]["Repository"]
+    assert all(url.startswith(address) for url in PROJECT["urls"].values())
     assert re.findall(r"\$ git clone (\S+) && cd mtrain$", TEXT, re.MULTILINE) == [address]
     host = address.split("/")[2]
     elsewhere = [page.name for page in documents.documents() if page != README and host in page.read_text("utf-8")]
