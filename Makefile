@@ -93,7 +93,7 @@ test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow on
 mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
 	$(PY) -m tests.mutants $(MUTANTS_ARGS)
 
-parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/parity.png
+parity: $(VENV)/.installed-dev  ## torch and Paddle side by side: the table of differences and docs/images/torch-and-paddle-parity.png
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m tests.parity.report
 
 fingerprints: $(VENV)/.installed-horovod  ## digests of what tiny jobs learn; BASE=<commit>: compared with that commit's, bit for bit

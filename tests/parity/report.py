@@ -21,7 +21,7 @@ CASES = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--image", type=Path, default=ROOT / "docs" / "parity.png")
+    parser.add_argument("--image", type=Path, default=ROOT / "docs" / "images" / "torch-and-paddle-parity.png")
     target = parser.parse_args().image
     print(f"{'':<34}{'loss':>10}{'norm':>10}{'weights':>10}{'ema':>10}{'moments':>10}{'first loss':>12}")
     curves = {}
