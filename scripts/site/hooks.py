@@ -41,7 +41,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _places.clear()
     reference = reference_page(ROOT / "mtrain", _on_site("CONTRIBUTING.md"))
     files.append(File.generated(config, "reference.md", content=reference))
-    waiting = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+    waiting = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "benchmarks/README.md",
+        "examples/README.md",
+    ]
     for file in files.documentation_pages():
         if file.generated_by:
             continue
