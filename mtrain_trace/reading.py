@@ -1,0 +1,256 @@
+"""Read the trace of a training: the files of all its processes, joined update by update."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtrain_trace import mixing
+from mtrain_trace.recorder import ARRAYS, PROCESS, UPDATES
+
+PARTS = ("gradients", "weights", "moments", "buffers")
+
+
+class TraceError(Exception):
+    """A folder that cannot be compared; its message says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An array, or all arrays of a kind: a digest of the bits, the length, and a sketch."""
+
+    digest: int
+    norm: float
+    sketch: list[float]
+
+    def plus(self, other: Row) -> Row:
+        """Return the row of both parts of an array that is split."""
+        total = [a + b for a, b in zip(self.sketch, other.sketch)]
+        return Row((self.digest + other.digest) & mixing.MASK, (self.norm**2 + other.norm**2) ** 0.5, total)
+
+
+@dataclass
+class Update:
+    """One update of one optimizer, over all ranks."""
+
+    number: int
+    samples: Counter[str] = field(default_factory=Counter)
+    """Digests of the samples of the update on all ranks, in no order."""
+    targets: Counter[str] = field(default_factory=Counter)
+    rank_samples: list[list[str]] = field(default_factory=list)
+    """Digests in the order of each rank."""
+    rank_targets: list[list[str]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Sum over the micro batches of each rank."""
+    micro_batches: int = 0
+    """Passes of the first rank."""
+    clips: list[dict[str, float] | None] = field(default_factory=list)
+    rates: list[dict[str, Any]] = field(default_factory=list)
+    """Options of the parameter groups of the first rank."""
+    rank_rates: list[list[dict[str, Any]]] = field(default_factory=list)
+    groups: list[list[str]] = field(default_factory=list)
+    """Names of the arrays of each parameter group."""
+    steps: int | None = None
+    changed_outside: bool = False
+    modes: list[int] | None = None
+    autocast: str | None = None
+    rng: list[str | None] = field(default_factory=list)
+    parts: dict[str, Row] = field(default_factory=dict)
+    """All gradients, weights, moments and buffers."""
+    ranks_agree: dict[str, bool] = field(default_factory=dict)
+    """By part: whether all ranks have the same bits, where no array is split."""
+    arrays: dict[str, dict[str, Row]] = field(default_factory=dict)
+    """By part and name, at updates that were recorded in detail."""
+
+    @property
+    def loss(self) -> float:
+        """Return the mean over ranks of the sum over micro batches: what a training with averaged gradients minimises."""
+        return sum(self.losses) / len(self.losses) if self.losses else float("nan")
+
+    @property
+    def norm(self) -> float | None:
+        """Return the length of the gradient that the optimizer used; None where it was not recorded."""
+        return self.parts["gradients"].norm if "gradients" in self.parts else None
+
+
+@dataclass
+class Trace:
+    """A training: what its processes say of themselves, and the updates of one optimizer."""
+
+    folder: Path
+    processes: list[dict[str, Any]]
+    updates: list[Update]
+    start: dict[str, Row]
+    """Weights before the first update, by name."""
+    optimizer: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks that the training had."""
+        return max(int(process.get("ranks", 1)) for process in self.processes)
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Return what is known of the optimizer: its rule, groups, shapes."""
+        return dict(self.processes[0]["optimizers"][self.optimizer])
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Return the number of the parameter group of each array."""
+        return {name: number for number, group in enumerate(self.described["groups"]) for name in group}
+
+    @property
+    def samples_per_update(self) -> int:
+        """Return the samples of the first update on all ranks."""
+        return sum(self.updates[0].samples.values()) if self.updates else 0
+
+
+def optimizers_of(folder: Path) -> int:
+    """Return how many optimizers a trace holds."""
+    return max((len(process["optimizers"]) for process in _processes(folder)), default=0)
+
+
+def read(folder: Path, *, optimizer: int = 0) -> Trace:
+    """Read the trace in ``folder``.
+
+    Raises:
+        TraceError: the folder holds none, or a broken one.
+    """
+    processes = _processes(folder)
+    first = processes[0]
+    if optimizer >= len(first["optimizers"]):
+        raise TraceError(
+            f"{folder}: has {len(first['optimizers'])} optimizers; no number {optimizer} (they count from 0)"
+        )
+    sharded = bool(first["optimizers"][optimizer]["sharded"])
+    start: dict[str, Row] = {}
+    joined: dict[int, Update] = {}
+    for process in processes:
+        for record in _lines(process["folder"] / UPDATES):
+            if record["optimizer"] == optimizer:
+                _add(joined.setdefault(record["update"], Update(record["update"])), record, sharded=sharded)
+        for record in _lines(process["folder"] / ARRAYS):
+            if record["optimizer"] == optimizer:
+                _add_arrays(joined, start, record, sharded=sharded)
+    updates = [joined[number] for number in sorted(joined)]
+    if not updates:
+        raise TraceError(f"{folder}: no update was recorded; the training ended before its first optimizer step")
+    for update in updates:
+        update.groups = first["optimizers"][optimizer]["groups"]
+    return Trace(folder, processes, updates, start, optimizer, _remarks(folder, processes))
+
+
+def _remarks(folder: Path, processes: list[dict[str, Any]]) -> list[str]:
+    """Say what of a training is not in its trace."""
+    remarks = []
+    ranks = max(int(process.get("ranks", 1)) for process in processes)
+    missing = sorted(set(range(ranks)) - {int(process["rank"]) for process in processes})
+    if missing:
+        remarks.append(
+            f"{folder}: ranks {missing} of {ranks} left no trace; what is averaged over ranks is of the others"
+        )
+    for words in sorted({text for process in processes for kind in process["optimizers"] for text in kind["unseen"]}):
+        remarks.append(f"{folder}: not seen: {words}")
+    if any(process.get("compiled") for process in processes):
+        remarks.append(
+            f"{folder}: the model is compiled; kernels round otherwise, and parts of a forward pass are not seen"
+        )
+    return remarks
+
+
+def _add_arrays(joined: dict[int, Update], start: dict[str, Row], record: Mapping[str, Any], *, sharded: bool) -> None:
+    """Add one rank's record of each array, of an update or (number 0) of the start."""
+    if record["update"] == 0:
+        _join(start, _rows(record["weights"]), sharded=sharded)
+    elif record["update"] in joined:
+        for part in PARTS:
+            if part in record:
+                arrays = joined[record["update"]].arrays.setdefault(part, {})
+                _join(arrays, _rows(record[part]), sharded=sharded and part != "buffers")
+
+
+def _processes(folder: Path) -> list[dict[str, Any]]:
+    if not folder.is_dir():
+        raise TraceError(f"{folder}: no such folder; a trace is made by: mtrain-trace run --out {folder} -- COMMAND")
+    found = []
+    for path in sorted(folder.glob(f"rank-*/{PROCESS}")):
+        try:
+            facts = json.loads(path.read_text())
+        except ValueError as error:
+            raise TraceError(f"{path}: is no JSON ({error}); record the training again") from error
+        facts["folder"] = path.parent
+        found.append(facts)
+    if not found:
+        raise TraceError(
+            f"{folder}: holds no trace; no process of the command took a step of a torch optimizer "
+            "(is it another framework, or did it end early?)"
+        )
+    ranks = Counter(int(process["rank"]) for process in found)
+    twice = [rank for rank, count in ranks.items() if count > 1]
+    if twice:
+        raise TraceError(
+            f"{folder}: rank {twice[0]} has {ranks[twice[0]]} traces, of several starts; record each into a folder of its own"
+        )
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file; the last line of a process that was killed may be incomplete."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _rows(arrays: Mapping[str, Any]) -> dict[str, Row]:
+    return {name: Row(int(row[0], 16), row[1] ** 0.5, row[2]) for name, row in arrays.items()}
+
+
+def _join(into: dict[str, Row], rows: Mapping[str, Row], *, sharded: bool) -> None:
+    """Add a rank's rows: parts of split arrays add up, and of copies the first rank's counts."""
+    for name, row in rows.items():
+        if name not in into:
+            into[name] = row
+        elif sharded:
+            into[name] = into[name].plus(row)
+
+
+def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
+    """Add one rank's record of an update."""
+    first = not update.losses
+    micro_batches = record["micro_batches"]
+    samples = [digest for micro in micro_batches for digest in micro["samples"]]
+    targets = [digest for micro in micro_batches for digest in micro["targets"]]
+    update.samples.update(samples)
+    update.targets.update(targets)
+    update.rank_samples.append(samples)
+    update.rank_targets.append(targets)
+    update.losses.append(sum(micro["loss"] for micro in micro_batches))
+    update.clips.append(record["clip"])
+    update.rank_rates.append(record["rates"])
+    update.rng.append(record["rng"])
+    update.changed_outside = update.changed_outside or record["weights_changed_outside"]
+    for micro in micro_batches:
+        update.autocast = update.autocast or micro["autocast"]
+        update.modes = update.modes or micro["modes"]
+    if first:
+        update.micro_batches = len(micro_batches)
+        update.rates, update.steps = record["rates"], record["steps"]
+    for part in PARTS:
+        if part not in record:
+            continue
+        row = Row(int(record[part]["digest"], 16), record[part]["norm"], record[part]["sketch"])
+        split = sharded and part != "buffers"
+        if part not in update.parts:
+            update.parts[part] = row
+        elif split:
+            update.parts[part] = update.parts[part].plus(row)
+        else:
+            update.ranks_agree[part] = update.ranks_agree.get(part, True) and row.digest == update.parts[part].digest

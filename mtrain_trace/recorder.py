@@ -1,0 +1,130 @@
+"""The files of a trace: one folder for each process that trains, with lines of JSON.
+
+``process.json`` says who the process is (rank, ranks, versions, settings) and what each optimizer holds;
+``updates.jsonl`` has a line for each update, ``arrays.jsonl`` a line for each update at which every array is recorded.
+Framework-specific modules fill these; nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+FIRST_DETAILED = 8
+"""Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
+DETAILED_EVERY = 50
+PROCESS, UPDATES, ARRAYS = "process.json", "updates.jsonl", "arrays.jsonl"
+EVERY_VARIABLE, AT_VARIABLE, NUDGE_VARIABLE = "MTRAIN_TRACE_EVERY", "MTRAIN_TRACE_AT", "MTRAIN_TRACE_NUDGE"
+STACKS = ("deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers", "horovod")
+"""Packages on top of torch that change how an update is made; those loaded are noted."""
+RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""Variables by which starters tell a process its number and how many there are, in the order in which they count."""
+
+
+class Recorder:
+    """Writes the trace of this process. The folder appears with the first update, so launchers and workers leave none.
+
+    Args:
+        out: folder of the trace, which all processes of a training share.
+        every: full records (gradients, weights, moments) are made at every n-th update; losses, samples and settings at
+            each.
+        at: updates whose arrays are recorded one by one in addition to the usual ones.
+    """
+
+    def __init__(self, out: str, *, every: int | None = None, at: frozenset[int] | None = None) -> None:
+        self.out = Path(out)
+        self.every = every if every is not None else int(os.environ.get(EVERY_VARIABLE) or 1)
+        listed = os.environ.get(AT_VARIABLE, "").split(",")
+        self.at = at if at is not None else frozenset(int(number) for number in listed if number)
+        self.nudge = bool(os.environ.get(NUDGE_VARIABLE))
+        self._files: dict[str, IO[str]] = {}
+        self._facts: dict[str, Any] = {}
+        self._folder: Path | None = None
+        self._process = os.getpid()
+        self._finishers: list[Any] = []
+        atexit.register(self.close)
+
+    def is_full(self, update: int) -> bool:
+        """Return whether gradients, weights and moments of an update (from 1) are recorded."""
+        return update % self.every == 0 or update <= FIRST_DETAILED or self.is_detailed(update)
+
+    def is_detailed(self, update: int) -> bool:
+        """Return whether each array of an update (from 1) is recorded for itself."""
+        if update in self.at or update <= FIRST_DETAILED:
+            return True
+        return update % DETAILED_EVERY == 0 or update & (update - 1) == 0
+
+    def before_close(self, finish: Any) -> None:
+        """Call ``finish`` before the files are closed: it writes records that are still on their way to the host."""
+        self._finishers.append(finish)
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add facts about this process, and write ``process.json`` anew."""
+        self._facts.update(facts)
+        path = self._open_folder() / PROCESS
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self._facts, indent=1, default=str))
+        temporary.replace(path)
+
+    def write(self, file: str, record: Mapping[str, Any]) -> None:
+        """Append a line to ``updates.jsonl`` or ``arrays.jsonl``."""
+        if file not in self._files:
+            self._files[file] = (self._open_folder() / file).open("a", encoding="utf-8")
+        self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._files[file].flush()  # a training that is killed leaves a whole trace up to there
+
+    def close(self) -> None:
+        """Write what is outstanding and close the files. Copies of the process (data workers) close nothing."""
+        if os.getpid() != self._process:
+            return
+        for finish in self._finishers:
+            finish()
+        self._finishers = []
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def _open_folder(self) -> Path:
+        if self._folder is None:
+            rank, _ = place()
+            self._folder = self.out / f"rank-{rank:05d}-{socket.gethostname()}-{os.getpid()}"
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
+
+
+def place() -> tuple[int, int]:
+    """Return (number of this process, number of processes) of the training, from 0."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    for rank, size in RANK_VARIABLES:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def facts_of_process() -> dict[str, Any]:
+    """Return what is known of this process without a framework."""
+    rank, ranks = place()
+    return {
+        "form": 1,
+        "rank": rank,
+        "ranks": ranks,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "python": sys.version.split()[0],
+        "stacks": [name for name in STACKS if name in sys.modules],
+    }

@@ -1,0 +1,79 @@
+"""Digests prove equal bits over any division of an array; sketches estimate how far two arrays are apart."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from mtrain_trace import mixing, torch_mixing
+
+ARRAYS = [
+    np.random.default_rng(0).standard_normal(200_003).astype(np.float32),
+    np.random.default_rng(1).standard_normal((7, 11)),
+    np.arange(-5, 70_000, dtype=np.int32),
+    np.random.default_rng(2).standard_normal(33).astype(np.float16),
+    np.zeros(0, np.float32),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.size}")
+def test_torch_and_numpy_agree(array: np.ndarray) -> None:
+    tensor, seed = torch.from_numpy(array), mixing.name_seed("w")
+    assert int(torch_mixing.digest(tensor, seed)) & mixing.MASK == mixing.digest(array, "w")
+    assert torch_mixing.sketch(tensor, seed).numpy() == pytest.approx(mixing.sketch(array, "w"), abs=1e-9)
+    assert float(torch_mixing.square(tensor)) == pytest.approx(float((array.astype(np.float64) ** 2).sum()))
+
+
+@pytest.mark.parametrize("cuts", [(1,), (65_536,), (65_535, 131_073), (17, 18, 199_999)])
+def test_the_digests_and_sketches_of_parts_add_up_to_those_of_the_whole(cuts: tuple[int, ...]) -> None:
+    array, bounds = ARRAYS[0], (0, *cuts, ARRAYS[0].size)
+    parts = [(array[a:b], a) for a, b in itertools.pairwise(bounds)]
+    assert sum(mixing.digest(part, "w", start=start) for part, start in parts) & mixing.MASK == mixing.digest(
+        array, "w"
+    )
+    total = sum(mixing.sketch(part, "w", start=start) for part, start in parts)
+    assert total == pytest.approx(mixing.sketch(array, "w"), abs=1e-9)
+    late = sum(
+        int(torch_mixing.digest(torch.from_numpy(part), mixing.name_seed("w"), start=start)) for part, start in parts
+    )
+    assert late & mixing.MASK == mixing.digest(array, "w")
+
+
+def test_one_bit_an_exchange_of_two_elements_and_another_name_change_the_digest() -> None:
+    array = ARRAYS[0].copy()
+    before = mixing.digest(array, "w")
+    assert mixing.digest(array, "v") != before
+    array[123_456] = np.nextafter(array[123_456], np.float32(9))
+    assert mixing.digest(array, "w") != before
+    swapped = ARRAYS[0].copy()
+    swapped[[5, 70_000]] = swapped[[70_000, 5]]  # also across periods, whose coefficients are otherwise alike
+    assert mixing.digest(swapped, "w") != before
+    moved = np.concatenate([ARRAYS[0][mixing.PERIOD :], ARRAYS[0][: mixing.PERIOD]])
+    assert mixing.digest(moved, "w") != before
+
+
+def test_sketches_estimate_distances() -> None:
+    generator = np.random.default_rng(3)
+    for size in (5_000, 150_000):
+        estimates = []
+        for turn in range(40):
+            a = generator.standard_normal(size)
+            b = a + 1e-3 * generator.standard_normal(size)
+            true = float(np.linalg.norm(a - b))
+            estimates.append(mixing.distance(mixing.sketch(a, f"w{turn}"), mixing.sketch(b, f"w{turn}")) / true)
+        assert np.mean(estimates) == pytest.approx(1, abs=0.1)
+        assert np.std(estimates) < 0.3
+
+
+def test_rows_are_digested_one_by_one() -> None:
+    images = torch.rand(6, 3, 8, 8)
+    digests = torch_mixing.rows(images, 1)
+    assert len(set(digests.tolist())) == 6
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    assert torch_mixing.rows(images[order], 1).tolist() == digests[order].tolist()
+    nhwc = images.contiguous(memory_format=torch.channels_last)
+    assert torch_mixing.rows(nhwc, 1).tolist() == digests.tolist()
+    labels = torch.tensor([1, 2, 1])
+    assert torch_mixing.rows(labels, 1).tolist()[0] == torch_mixing.rows(labels, 1).tolist()[2]
+    assert torch_mixing.rows(labels.to(torch.int32), 1).tolist() == torch_mixing.rows(labels, 1).tolist()

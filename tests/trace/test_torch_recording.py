@@ -1,0 +1,142 @@
+"""A script is recorded without a change of it, and trains as if it were not."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain_trace import reading
+
+SCRIPT = """
+import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+data = TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,)))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for epoch in range(2):
+    for images, labels in DataLoader(data, batch_size=4, num_workers=int(os.environ.get("WORKERS", 0))):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        if epoch == 1 and os.environ.get("DIE"):
+            os.kill(os.getpid(), 9)
+    with torch.no_grad():
+        model(data.tensors[0])
+print(repr([p.sum().item() for p in model.parameters()]), loss.item())
+"""
+
+
+def run(folder: Path, *words: str, out: str | None = "t", **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    front = [sys.executable, "-m", "mtrain_trace", "run", "--out", str(folder / out), "--"] if out else []
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    command = [*front, *(words or (sys.executable, "train.py"))]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_script_trains_to_the_same_bits_and_leaves_one_trace(tmp_path: Path) -> None:
+    plain, traced = run(tmp_path, out=None), run(tmp_path, WORKERS="2")
+    assert traced.returncode == plain.returncode == 0, traced.stderr
+    assert traced.stdout == plain.stdout
+    folders = list((tmp_path / "t").iterdir())
+    assert len(folders) == 1  # none of the two workers of the data loader
+    trace = reading.read(tmp_path / "t")
+    assert len(trace.updates) == 12
+    assert [sum(update.samples.values()) for update in trace.updates] == [4] * 12  # the evaluation shows none
+    assert trace.updates[0].samples == trace.updates[6].samples
+    assert trace.updates[-1].loss == pytest.approx(float(plain.stdout.split()[-1]), rel=1e-6)
+    assert set(trace.start) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert "12 updates of 1 process(es)" in traced.stderr
+
+
+def test_a_launcher_leaves_no_trace_and_each_rank_one(tmp_path: Path) -> None:
+    port = "--rdzv-endpoint=127.0.0.1:0"
+    words = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--rdzv-backend=c10d",
+        port,
+        "--nproc-per-node=2",
+        "train.py",
+    )
+    done = run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name.split("-")[1] for path in (tmp_path / "t").iterdir())
+    assert names == ["00000", "00001"]
+    second = next((tmp_path / "t").glob("rank-00001-*"))
+    (second / "process.json").unlink()
+    assert "ranks [1] of 2 left no trace" in reading.read(tmp_path / "t").remarks[0]
+
+
+def test_a_killed_training_leaves_its_trace_and_its_exit_code(tmp_path: Path) -> None:
+    done = run(tmp_path, DIE="1")
+    assert done.returncode == 128 + 9
+    # The update before the kill is still held back, so that no device is waited for.
+    assert len(reading.read(tmp_path / "t").updates) == 6
+
+
+def test_a_repetition_from_weights_one_unit_apart_shows_how_rounding_grows(tmp_path: Path) -> None:
+    run(tmp_path, out="a")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "mtrain_trace"]
+    nudged = [*command, "run", "--out", "c", "--calibrate", "--", sys.executable, "train.py"]
+    assert subprocess.run(nudged, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    compare = [*command, "compare", "a", "c", "--json"]
+    done = subprocess.run(compare, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["verdict"] == "same up to rounding"
+    assert found["same_bits_until"] == 0
+    assert 0 < found["differences"]["weights"][-1] < 1e-4
+    strict = subprocess.run([*compare, "--bits"], cwd=tmp_path, capture_output=True, check=False)
+    assert strict.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--out", "t"], "no command; write it after --"),
+        (["run", "--out", ".", "--", "true"], "is not empty"),
+        (["run", "--out", "t", "--", "no-such-program"], "no-such-program: cannot be started"),
+        (["compare", "a", "b"], "a: no such folder"),
+        (["compare", ".", "."], "holds no trace"),
+    ],
+)
+def test_wrong_use_is_one_error_of_exit_code_2(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "something").touch()
+    command = [sys.executable, "-m", "mtrain_trace", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, "-c", "print('hello')")
+    assert done.returncode == 2
+    assert "nothing was recorded" in done.stderr
+    assert done.stdout == "hello\n"
+
+
+def test_the_package_keeps_to_the_syntax_of_python_3_9_and_to_numpy() -> None:
+    package = Path(reading.__file__).parent
+    for file in package.rglob("*.py"):
+        tree = ast.parse(file.read_text(), feature_version=(3, 9))
+        imported = {
+            name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+        }
+        imported |= {
+            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+        }
+        foreign = imported - set(sys.stdlib_module_names) - {"mtrain_trace", "numpy"}
+        assert foreign <= ({"torch"} if file.name.startswith("torch_") else set()), file

@@ -1,0 +1,129 @@
+"""Trainings with a planted mistake are told from their right ones, and the mistake is named; right ones raise no alarm."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain_trace import causes, comparing, reading
+from mtrain_trace.comparing import Comparison
+
+ZOO = Path(__file__).parent / "zoo.py"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of all trainings of the zoo: one process, whose copies train."""
+    out = tmp_path_factory.mktemp("zoo")
+    done = subprocess.run([sys.executable, ZOO, out], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "cannot record" not in done.stderr
+    return out
+
+
+def compared(traces: Path, a: str, b: str) -> Comparison:
+    result = comparing.compare(reading.read(traces / a), reading.read(traces / b))
+    result.sentences = causes.explain(result)
+    return result
+
+
+@pytest.mark.parametrize("pair", ["plain again", "plain foreach", "plain one-by-one", "plain held", "adam resumed"])
+def test_trainings_of_the_same_bits_are_called_so(traces: Path, pair: str) -> None:
+    assert compared(traces, *pair.split()).verdict == "same bits"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "plain two",
+        "plain halves",
+        "plain two-halves",
+        "two halves",
+        "plain split",
+        "two split",
+        "adam adam-two",
+        "adam adam-split",
+        "adam-two adam-split",
+    ],
+)
+def test_other_ranks_passes_and_splits_of_the_same_training_are_rounding(traces: Path, pair: str) -> None:
+    result = compared(traces, *pair.split())
+    assert result.verdict == "same up to rounding"
+    assert max(result.curves[comparing.WEIGHTS]) < 1e-4
+
+
+MISTAKES = [
+    ("halves", "undivided", comparing.LOSS, 1, "not divided by the 2 micro batches"),
+    ("two-halves", "no-sync", comparing.GRADIENT, 1, "not exchanged"),
+    ("two", "same-shard", comparing.SAMPLES, 1, "all ranks of B read the same samples"),
+    ("two", "set-epoch", comparing.SAMPLES, 9, "set_epoch"),
+    ("plain", "clipped", comparing.GRADIENT, 1, "A clips to a norm of 0.5, B to 0.25"),
+    ("plain", "unclipped", comparing.GRADIENT, 1, "A clips the gradient to a norm of 0.5"),
+    ("unclipped", "plain", comparing.GRADIENT, 1, "B clips the gradient to a norm of 0.5"),
+    ("two", "clip-before-exchange", comparing.GRADIENT, 1, "clipped before the exchange"),
+    ("two", "rate-scaled", comparing.SETTINGS, 1, "lr 0.1 and 0.2"),
+    ("plain", "rate-scaled", comparing.SETTINGS, 1, "scaled with the ranks"),
+    ("norm", "batch-norm-of-a-rank", comparing.LOSS, 1, "from 8 samples in A and 4 in B"),
+    ("drop", "same-dropout", comparing.LOSS, 1, "all ranks of B draw the same random numbers"),
+    (
+        "adam",
+        "decay-on-biases",
+        comparing.SETTINGS,
+        1,
+        "weight decay of biases and norms differs: 0.bias, 2.bias, 4.bias",
+    ),
+    ("plain", "average-stays", comparing.LOSS, 7, "something else than the optimizer has written to the weights of B"),
+    ("adam", "resumed-without-moments", comparing.WEIGHTS, 7, "has counted 6 steps before this one, that of B 0"),
+    ("norm", "eval-mode", comparing.LOSS, 5, "7 modules of B are in evaluation mode, 0 of the other"),
+    ("last-batch-kept", "last-batch-dropped", comparing.SAMPLES, 8, "drop_last"),
+    ("plain", "frozen", comparing.GRADIENT, 1, "one side alone has a gradient of 0.weight"),
+    ("norm", "norm-momentum", comparing.BUFFERS, 1, "another momentum of BatchNorm"),
+    ("plain", "nesterov", comparing.SETTINGS, 1, "nesterov False and True"),
+    ("adam", "epsilon", comparing.SETTINGS, 1, "eps 1e-08 and 0.001"),
+    ("two", "averaged-twice", comparing.GRADIENT, 1, "averaged twice"),
+    ("two", "summed", comparing.CLIP, 1, "summed over ranks"),
+    ("two", "loss-times-ranks", comparing.LOSS, 1, "multiplied by their number"),
+    ("two", "labels-of-a-rank", comparing.TARGETS, 1, "rank 1 of B has other labels"),
+    ("plain", "labels-against-samples", comparing.TARGETS, 1, "shifted against their samples"),
+    ("plain", "smoothing", comparing.LOSS, 1, "label smoothing"),
+    ("plain", "head-without-bias", comparing.START, 0, "B does not train 4.bias"),
+    ("plain", "zero-grad", comparing.GRADIENT, 2, "zero_grad"),
+    ("plain", "seed", comparing.START, 0, "another seed"),
+    ("plain", "normalisation", comparing.SAMPLES, 1, "prepared otherwise"),
+    ("plain", "batch-skipped", comparing.SAMPLES, 6, "1 update(s) ahead"),
+    ("plain", "batch-per-rank", comparing.SAMPLES, 1, "the batch size is per rank"),
+    ("two", "rate-of-one-rank", comparing.SETTINGS, 7, "rank 1 of B has other settings than rank 0"),
+    ("plain", "schedule", comparing.SETTINGS, 7, "the schedules differ"),
+    ("plain", "another-rule", comparing.WEIGHTS, 1, "A steps by SGD, B by RMSprop"),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "what", "update", "cause"), MISTAKES, ids=[f"{a}-{b}" for a, b, *_ in MISTAKES])
+def test_the_first_thing_that_parts_is_named_with_its_cause(
+    traces: Path, a: str, b: str, what: str, update: int, cause: str
+) -> None:
+    result = compared(traces, a, b)
+    assert result.parting is not None
+    assert (result.parting.what, result.parting.update) == (what, update)
+    assert cause in result.sentences[0] or cause in result.sentences[-1]
+
+
+def test_bits_are_counted_up_to_the_mistake(traces: Path) -> None:
+    assert compared(traces, "plain", "schedule").bits_until == 6
+    assert compared(traces, "plain", "batch-skipped").bits_until == 5
+
+
+def test_a_training_that_goes_on_is_compared_from_there(traces: Path) -> None:
+    result = compared(traces, "adam", "resumed")
+    assert result.updates == 6
+    assert "after update 6" in result.remarks[-1]
+
+
+def test_other_weights_at_the_end_of_split_arrays_are_seen(traces: Path) -> None:
+    whole, split = reading.read(traces / "plain"), reading.read(traces / "split")
+    assert whole.start == pytest.approx(split.start, abs=0) or {
+        name: row.digest for name, row in whole.start.items()
+    } == {name: row.digest for name, row in split.start.items()}
+    assert split.ranks == 2
+    assert split.described["sharded"]

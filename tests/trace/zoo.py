@@ -1,0 +1,285 @@
+"""Small trainings with one planted mistake each, recorded by ``mtrain_trace``; a program: python zoo.py OUT [NAME ...].
+
+torch is imported once; each training, and each rank of it, is a copy (fork) of this process. Nothing of mtrain but the
+recorder is used: the trainings are plain torch, as a script's author writes them.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+import mtrain_trace
+
+SAMPLES, BATCH, UPDATES = 64, 8, 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training: how many ranks and micro batches, what the model has, and the mistake."""
+
+    ranks: int = 1
+    micro_batches: int = 1
+    fault: str = ""
+    batch_norm: bool = False
+    dropout: bool = False
+    rule: str = "sgd"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    rule_options: dict[str, Any] = field(default_factory=dict)
+    updates: int = UPDATES
+    clip: float | None = 0.5
+    splits: bool = False
+    """FSDP2 splits weights, gradients and moments among the ranks."""
+
+
+PLAIN = Case()
+TWO = Case(ranks=2)
+HALVES = Case(micro_batches=2)
+TWO_HALVES = Case(ranks=2, micro_batches=2)
+NORM = Case(batch_norm=True)
+ADAM = Case(rule="adamw")
+DROP = Case(ranks=2, dropout=True)
+
+CASES: dict[str, Case] = {
+    "plain": PLAIN,
+    "again": PLAIN,
+    "two": TWO,
+    "halves": HALVES,
+    "two-halves": TWO_HALVES,
+    "norm": NORM,
+    "adam": ADAM,
+    "drop": DROP,
+    "foreach": replace(PLAIN, rule_options={"foreach": True}),
+    "one-by-one": replace(PLAIN, rule_options={"foreach": False}),
+    "held": replace(PLAIN, fault="held"),
+    "split": replace(TWO, splits=True),
+    "adam-split": replace(ADAM, ranks=2, splits=True),
+    "adam-two": replace(ADAM, ranks=2),
+    "undivided": replace(HALVES, fault="undivided"),
+    "no-sync": replace(TWO_HALVES, fault="no-sync"),
+    "same-shard": replace(TWO, fault="same-shard"),
+    "set-epoch": replace(TWO, fault="set-epoch"),
+    "clipped": replace(PLAIN, clip=0.25),
+    "unclipped": replace(PLAIN, clip=None),
+    "clip-before-exchange": replace(TWO, fault="clip-before-exchange"),
+    "rate-scaled": replace(TWO, rule_options={"lr": 0.2}),
+    "batch-norm-of-a-rank": replace(NORM, ranks=2),
+    "same-dropout": replace(DROP, fault="same-dropout"),
+    "decay-on-biases": replace(ADAM, fault="decay-on-biases"),
+    "average-stays": replace(PLAIN, fault="average-stays"),
+    "resumed": replace(ADAM, fault="resumed"),
+    "resumed-without-moments": replace(ADAM, fault="resumed-without-moments"),
+    "eval-mode": replace(NORM, fault="eval-mode"),
+    "last-batch-kept": replace(PLAIN, fault="last-batch-kept"),
+    "last-batch-dropped": replace(PLAIN, fault="last-batch-dropped"),
+    "frozen": replace(PLAIN, fault="frozen"),
+    "norm-momentum": replace(NORM, model_options={"momentum": 0.01}),
+    "nesterov": replace(PLAIN, rule_options={"nesterov": True}),
+    "epsilon": replace(ADAM, rule_options={"eps": 1e-3}),
+    "averaged-twice": replace(TWO, fault="averaged-twice"),
+    "summed": replace(TWO, fault="summed"),
+    "loss-times-ranks": replace(TWO, fault="loss-times-ranks"),
+    "labels-of-a-rank": replace(TWO, fault="labels-of-a-rank"),
+    "labels-against-samples": replace(PLAIN, fault="labels-against-samples"),
+    "smoothing": replace(PLAIN, fault="smoothing"),
+    "head-without-bias": replace(PLAIN, fault="head-without-bias"),
+    "zero-grad": replace(PLAIN, fault="zero-grad"),
+    "seed": replace(PLAIN, fault="seed"),
+    "normalisation": replace(PLAIN, fault="normalisation"),
+    "batch-skipped": replace(PLAIN, fault="batch-skipped"),
+    "batch-per-rank": replace(TWO, fault="batch-per-rank"),
+    "rate-of-one-rank": replace(TWO, fault="rate-of-one-rank"),
+    "schedule": replace(PLAIN, fault="schedule"),
+    "another-rule": replace(PLAIN, rule="rmsprop"),
+}
+
+
+class Holder(nn.Module):
+    """A module that only holds the model, as scripts write it for a loss or labels; it is called by keyword."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.net(images), labels)
+
+
+def build(case: Case) -> nn.Module:
+    torch.manual_seed(1 if case.fault == "seed" else 0)
+    first, last = nn.Linear(8, 16), nn.Linear(16, 16)
+    parts: list[nn.Module] = [first]
+    parts += [nn.BatchNorm1d(16, **case.model_options)] if case.batch_norm else []
+    parts += [nn.ReLU(), *([nn.Dropout(0.5)] if case.dropout else []), last, nn.ReLU(), nn.Linear(16, 4)]
+    model = nn.Sequential(*parts)
+    if case.fault == "frozen":
+        first.weight.requires_grad_(False)
+    if case.fault == "head-without-bias":
+        model[-1] = nn.Linear(16, 4, bias=False)
+    return model
+
+
+def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
+    if case.rule == "adamw":
+        biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+        others = [p for name, p in model.named_parameters() if not name.endswith("bias")]
+        decay = 0.1 if case.fault == "decay-on-biases" else 0.0
+        groups = [{"params": others}, {"params": biases, "weight_decay": decay}]
+        return torch.optim.AdamW(groups, **{"lr": 0.01, "weight_decay": 0.1, **case.rule_options})
+    if case.rule == "rmsprop":
+        return torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **case.rule_options})
+
+
+def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
+    """Return the samples of a rank in an update; an epoch has SAMPLES // BATCH updates, or one more for what is left."""
+    batch = BATCH * case.ranks if case.fault == "batch-per-rank" else BATCH
+    # 60 samples are seven full batches and a rest of four.
+    samples = SAMPLES - 4 if case.fault in ("last-batch-dropped", "last-batch-kept") else SAMPLES
+    if case.fault == "batch-skipped" and update >= 5:
+        update += 1
+    length = samples // batch + (1 if samples % batch and case.fault != "last-batch-dropped" else 0)
+    epoch, place = divmod(update, length)
+    generator = torch.Generator().manual_seed(7 if case.fault == "set-epoch" else 7 + epoch)
+    chosen = torch.randperm(samples, generator=generator)[place * batch : (place + 1) * batch]
+    return chosen[:: case.ranks] if case.fault == "same-shard" else chosen[rank :: case.ranks]
+
+
+def loss_of(case: Case, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    smoothing = 0.1 if case.fault == "smoothing" else 0.0
+    loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+    loss = loss * case.ranks if case.fault == "loss-times-ranks" else loss
+    return loss if case.fault == "undivided" else loss / case.micro_batches
+
+
+def exchange_and_clip(case: Case, net: nn.Module, *, manual: bool) -> None:
+    if case.fault == "clip-before-exchange":
+        nn.utils.clip_grad_norm_(net.parameters(), case.clip or 1.0)
+    if manual:
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= {"summed": 1, "averaged-twice": 4}.get(case.fault, 2)
+    if case.clip and case.fault != "clip-before-exchange":
+        nn.utils.clip_grad_norm_(net.parameters(), case.clip)
+
+
+def change_the_rate(case: Case, optimizer: torch.optim.Optimizer, update: int, *, rank: int) -> None:
+    if case.fault == "rate-of-one-rank" and update == 6 and rank == 1:
+        optimizer.param_groups[0]["lr"] /= 10
+    if case.fault == "schedule" and update >= 6:
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def train(case: Case, *, rank: int) -> None:
+    """Train one rank, as a plain script does."""
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(SAMPLES, 8, generator=generator), torch.randint(0, 4, (SAMPLES,), generator=generator)
+    if case.fault == "normalisation":
+        images = images / 0.5
+    if case.fault == "labels-of-a-rank" and rank == 1:
+        labels = labels.roll(1)
+    net = build(case)
+    manual = case.fault in ("clip-before-exchange", "summed", "averaged-twice")
+    if case.splits:
+        model = fully_shard(net, mesh=init_device_mesh("cpu", (case.ranks,)))
+    else:
+        model = nn.parallel.DistributedDataParallel(net) if case.ranks > 1 and not manual else net
+    optimizer = optimizer_of(case, net)
+    held = Holder(model) if case.fault == "held" else None
+    torch.manual_seed(5 if case.fault == "same-dropout" else 5 + rank)
+    for update in range(case.updates):
+        if case.fault == "eval-mode" and update == 4:
+            net.eval()
+        chosen = indices(case, update, rank=rank)
+        if case.fault != "zero-grad":
+            optimizer.zero_grad()
+        for number, part in enumerate(chosen.chunk(case.micro_batches)):
+            waits = case.ranks > 1 and not manual and (case.fault == "no-sync" or number < case.micro_batches - 1)
+            with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+                targets = labels[part].roll(1) if case.fault == "labels-against-samples" else labels[part]
+                if held:
+                    held(images=images[part], labels=targets).backward()
+                else:
+                    loss_of(case, model(images[part]), targets).backward()
+        exchange_and_clip(case, net, manual=manual)
+        change_the_rate(case, optimizer, update, rank=rank)
+        optimizer.step()
+        if case.fault == "average-stays" and update == 5:
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.mul_(0.9)
+
+
+def train_in_two_starts(case: Case, out: Path) -> None:
+    """Train half, then go on in another process from saved weights, with or without the optimizer's state."""
+    state = tempfile.mktemp()
+    for part in (0, 1):
+        if os.fork() == 0:
+            if part:
+                mtrain_trace.attach(str(out))
+            generator = torch.Generator().manual_seed(3)
+            images = torch.randn(SAMPLES, 8, generator=generator)
+            labels = torch.randint(0, 4, (SAMPLES,), generator=generator)
+            net = build(case)
+            optimizer = optimizer_of(case, net)
+            if part:
+                saved = torch.load(state)
+                net.load_state_dict(saved[0])
+                if case.fault == "resumed":
+                    optimizer.load_state_dict(saved[1])
+            for update in range(part * 6, part * 6 + 6):
+                chosen = indices(case, update, rank=0)
+                optimizer.zero_grad()
+                functional.cross_entropy(net(images[chosen]), labels[chosen]).backward()
+                nn.utils.clip_grad_norm_(net.parameters(), case.clip or 1.0)
+                optimizer.step()
+            if not part:
+                torch.save((net.state_dict(), optimizer.state_dict()), state)
+            sys.exit(0)
+        os.wait()
+    Path(state).unlink()
+
+
+def run(name: str, out: Path) -> list[int]:
+    """Start the ranks of a case as copies of this process; return their process ids."""
+    case, store, children = CASES[name], tempfile.mktemp(), []
+    if case.fault.startswith("resumed"):
+        train_in_two_starts(case, out / name)
+        return []
+    for rank in range(case.ranks):
+        child = os.fork()
+        if child == 0:
+            if case.ranks > 1:
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks)
+            recorder = mtrain_trace.attach(str(out / name))
+            train(case, rank=rank)
+            recorder.close()
+            os._exit(0)
+        children.append(child)
+    return children
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    # The first optimizer imports torch._dynamo, for a second and more: here once, for all copies.
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    out, names = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
+    for name in names:
+        for child in run(name, out):
+            _, status = os.waitpid(child, 0)
+            if status:
+                sys.exit(f"{name}: a rank failed")
+
+
+if __name__ == "__main__":
+    main()
