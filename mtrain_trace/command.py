@@ -21,8 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 the same, 1 different, 2 wrong use; ``run`` returns that of its command."""
     words = list(sys.argv[1:] if argv is None else argv)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    parser = _parser()
-    options = parser.parse_args(own)
+    options = parser().parse_args(own)
     try:
         if options.verb == "run":
             return _run(options, command)
@@ -35,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_USE
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's own words, those before ``--``."""
     parser = argparse.ArgumentParser(
         prog="mtrain-trace",
         description="Record what a training does at every update, and find where two trainings part.",

@@ -24,6 +24,7 @@ from mtrain.cli.submit import with_queue_flags
 from mtrain.errors import MtrainError
 from mtrain.spec import config
 from mtrain.spec.model import Spec
+from mtrain_trace import command as trace_command
 from scripts.site import documents
 from scripts.site.documents import Block
 
@@ -283,6 +284,11 @@ def check_mtrain(words: list[str]) -> None:
         check_spec(with_queue_flags(context.params) if group.name == "submit" else context.params)
 
 
+def check_trace(words: list[str]) -> None:
+    """Parse a command line as `mtrain-trace` does."""
+    trace_command.parser().parse_args(words[: words.index("--")] if "--" in words else words)
+
+
 def check_spec(params: Mapping[str, Any]) -> None:
     """Read the spec that flags and overrides describe; a reader's own spec stands on a shipped one."""
     name = params.get("config")
@@ -356,6 +362,7 @@ def check_pip(words: list[str]) -> None:
 
 
 CHECKS: Mapping[str, Callable[[list[str]], None]] = {
+    "mtrain-trace": check_trace,
     "mtrain": check_mtrain,
     "make": check_make,
     "pip": check_pip,
