@@ -47,8 +47,12 @@ def test_one_bit_an_exchange_of_two_elements_and_another_name_change_the_digest(
     array[123_456] = np.nextafter(array[123_456], np.float32(9))
     assert mixing.digest(array, "w") != before
     swapped = ARRAYS[0].copy()
-    swapped[[5, 70_000]] = swapped[[70_000, 5]]  # also across periods, whose coefficients are otherwise alike
+    swapped[[5, 70_000]] = swapped[[70_000, 5]]
     assert mixing.digest(swapped, "w") != before
+    apart = ARRAYS[0].copy()
+    places = [5, 5 + mixing.PERIOD]  # in two periods, whose coefficients are alike up to a factor
+    apart[places] = apart[places[::-1]]
+    assert mixing.digest(apart, "w") != before
     moved = np.concatenate([ARRAYS[0][mixing.PERIOD :], ARRAYS[0][: mixing.PERIOD]])
     assert mixing.digest(moved, "w") != before
 
@@ -72,6 +76,8 @@ def test_rows_are_digested_one_by_one() -> None:
     assert len(set(digests.tolist())) == 6
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     assert torch_mixing.rows(images[order], 1).tolist() == digests[order].tolist()
+    turned = images.flip(1)  # the same numbers, other places
+    assert not set(torch_mixing.rows(turned, 1).tolist()) & set(digests.tolist())
     nhwc = images.contiguous(memory_format=torch.channels_last)
     assert torch_mixing.rows(nhwc, 1).tolist() == digests.tolist()
     labels = torch.tensor([1, 2, 1])

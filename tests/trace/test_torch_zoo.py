@@ -74,6 +74,7 @@ MISTAKES = [
         "weight decay of biases and norms differs: 0.bias, 2.bias, 4.bias",
     ),
     ("plain", "average-stays", comparing.LOSS, 7, "something else than the optimizer has written to the weights of B"),
+    ("two", "average-stays", comparing.LOSS, 7, "something else than the optimizer has written to the weights of B"),
     ("adam", "resumed-without-moments", comparing.WEIGHTS, 7, "has counted 6 steps before this one, that of B 0"),
     ("norm", "eval-mode", comparing.LOSS, 5, "7 modules of B are in evaluation mode, 0 of the other"),
     ("last-batch-kept", "last-batch-dropped", comparing.SAMPLES, 8, "drop_last"),
