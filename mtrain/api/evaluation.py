@@ -53,7 +53,7 @@ def evaluate(request: EvaluateRequest) -> Outcome:
     if request.run and not named.checkpoint:
         folder = Path(str(named.run))
         if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
-            raise UsageError(f"--run {folder}: no such run folder; give one such as runs/digits")
+            raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
         source = str(start.best_of(folder) or source)
     is_beside = source and request.spec.config is not None
     if is_beside and (note := beside_run.note_on(loaded, Path(str(source)))):

@@ -1,6 +1,7 @@
 """Prediction on images with trained weights: one rank on this host, whatever the weights were trained on."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.rank.predict import SKIPPED
 from mtrain.spec.request import SpecRequest
+from mtrain.system.runfolder import RunFolder
 from mtrain.weights.own import refuse_own
 
 if TYPE_CHECKING:
@@ -76,14 +78,25 @@ class Prediction:
         return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
 
 
+def _refuse_run_alone(request: PredictRequest) -> None:
+    """Refuse a run folder as the only source: the run was meant to be ``run``, and the images are missing."""
+    if len(request.sources) != 1 or not RunFolder(Path(request.sources[0])).metrics.is_file():
+        return
+    run = request.sources[0]
+    raise UsageError(
+        f"{run} is a run folder, and images are missing; give both: mtrain predict IMAGES... --run {shlex.quote(run)}"
+    )
+
+
 def predict(request: PredictRequest) -> Prediction:
     """Predict on images with the averaged weights of a checkpoint, or with a file of weights.
 
     Raises:
         CheckpointError: there are no weights to use.
         DataError: no image was given, or none can be read.
-        UsageError: the spec or the output folder is wrong.
+        UsageError: the spec or the output folder is wrong, or a run folder is given instead of images.
     """
+    _refuse_run_alone(request)
     files = images(request.sources)
     named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)

@@ -710,8 +710,9 @@ class Report(TypedDict, total=False):
     """address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all addresses
     of the host"""
 
-    display: Literal["auto", "rich", "plain", "quiet"]
-    """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere"""
+    display: Literal["auto", "rich", "plain", "quiet", "verbose"]
+    """progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere;
+    verbose: a line for every update"""
 
 
 class Spec(TypedDict, total=False):

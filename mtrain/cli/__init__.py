@@ -16,43 +16,52 @@ import click
 from click.shell_completion import CompletionItem
 
 from mtrain import __version__
+from mtrain.cli.helping import unknown_command
 from mtrain.errors import MtrainError, SpecError, UsageError
 from mtrain.spec import terminal
 from mtrain.spec.files import path_problem
-from mtrain.spec.suggest import closest
 
 __all__ = ["Front", "front", "main"]
 
-COMMANDS = {
-    "train": ("mtrain.cli.train:train", "Train what a spec describes (the default command)."),
-    "run": ("mtrain.cli.run:run", "Train with your own script, which calls mtrain.session()."),
-    "plan": ("mtrain.cli.plan:plan", "Print what `train` would start, and start nothing."),
-    "submit": ("mtrain.cli.submit:submit", "Give a job to a scheduler: Slurm, Kubernetes, ..."),
-    "status": ("mtrain.cli.queued:status", "Show the state of a submitted job."),
-    "logs": ("mtrain.cli.queued:logs", "Show what a submitted job has printed."),
-    "cancel": ("mtrain.cli.queued:cancel", "End a submitted job, which saves its state first."),
-    "evaluate": ("mtrain.cli.evaluate:evaluate", "Score trained weights on the evaluation split."),
-    "predict": ("mtrain.cli.predict:predict", "Images in; what is found in them, as JSON and drawn, out."),
-    "export": (
-        "mtrain.cli.export:export",
-        "Write trained weights for other programs: ONNX, torch, Paddle, safetensors.",
-    ),
-    "quantise": ("mtrain.cli.quantise:quantise", "Make an ONNX file whose layers compute with 8-bit integers."),
-    "prune": ("mtrain.cli.prune:prune", "Make a smaller network of a trained one."),
-    "serve": ("mtrain.cli.serve:serve", "Answer HTTP requests with the predictions of an exported model."),
-    "compare": ("mtrain.cli.compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
-    "report": ("mtrain.cli.report:report", "Write the report of a run: one HTML file with everything about it."),
-    "sweep": ("mtrain.cli.sweep:sweep", "Search for good values of a spec by many trials."),
-    "ui": ("mtrain.cli.ui:ui", "Show runs in a browser: live curves, comparisons, logs."),
-    "config": ("mtrain.cli.config:config", "Show, explain and validate specs."),
-    "plugins": ("mtrain.cli.plugins:plugins", "List backends, models, data sets and launchers."),
-    "data": ("mtrain.cli.data:data", "Check a data set, or make the embedded one."),
-    "checkpoint": ("mtrain.cli.checkpoint:checkpoint", "List, verify and show checkpoints."),
-    "weights": ("mtrain.cli.weights:weights", "Import, export and show weights of other programs."),
-    "doctor": ("mtrain.cli.doctor:doctor", "Check this host, the hosts of a job, and every installed backend."),
-    "completion": ("mtrain.cli.completion:completion", "Print the completion script of a shell."),
+SECTIONS = {
+    "Train": {
+        "train": ("train:train", "Train what a spec describes (the default command)."),
+        "run": ("run:run", "Train with your own script, which calls mtrain.session()."),
+        "sweep": ("sweep:sweep", "Search for good values of a spec by many trials."),
+        "compare": ("compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
+    },
+    "Inspect": {
+        "plan": ("plan:plan", "Print what `train` would start, and start nothing."),
+        "doctor": ("doctor:doctor", "Check this host, the hosts of a job, and every installed backend."),
+        "config": ("config:config", "List, show, explain and validate specs."),
+        "data": ("data:data", "Check or convert a data set, or make the embedded one."),
+        "plugins": ("plugins:plugins", "List backends, models, data sets and launchers."),
+    },
+    "Results": {
+        "evaluate": ("evaluate:evaluate", "Score trained weights on the evaluation split."),
+        "predict": ("predict:predict", "Predict on images and save the results as JSON and drawings."),
+        "report": ("report:report", "Write the report of a run: one HTML file with everything about it."),
+        "ui": ("ui:ui", "Show runs in a browser: live curves, comparisons, logs."),
+        "checkpoint": ("checkpoint:checkpoint", "List, verify and show checkpoints."),
+    },
+    "Ship": {
+        "export": ("export:export", "Write trained weights for other programs: ONNX, torch, Paddle, safetensors."),
+        "quantise": ("quantise:quantise", "Make an ONNX file whose layers compute with 8-bit integers."),
+        "prune": ("prune:prune", "Make a smaller network of a trained one."),
+        "serve": ("serve:serve", "Answer HTTP requests with the predictions of an exported model."),
+        "weights": ("weights:weights", "Import, export and show weights of other programs."),
+    },
+    "Scheduler": {
+        "submit": ("submit:submit", "Give a job to a scheduler: Slurm, Kubernetes, ..."),
+        "status": ("queued:status", "Show the state of a submitted job."),
+        "logs": ("queued:logs", "Show what a submitted job has printed."),
+        "cancel": ("queued:cancel", "End a submitted job, which saves its state first."),
+    },
+    "Shell": {"completion": ("completion:completion", "Print the completion script of a shell.")},
 }
-"""Name of each command -> where it is defined, and its line in ``mtrain --help``."""
+"""Heading in ``mtrain --help`` -> its commands: module and name of each, and its line in the help."""
+COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
+"""Name of each command -> where it is defined in this package, and its line in ``mtrain --help``."""
 DEFAULT = "train"
 """The command that runs where none is named."""
 COMPLETE = "_MTRAIN_COMPLETE"
@@ -75,7 +84,7 @@ class Front(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        command: click.Command = getattr(importlib.import_module(f"mtrain.cli.{module}"), name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -92,8 +101,11 @@ class Front(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table, so that none has to be imported for its help."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                # One width for all sections, so that the lines of the help begin below each other.
+                formatter.write_dl([(f"{name:{width}}", text) for name, (_, text) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands, and the flags of ``train``."""
@@ -105,8 +117,7 @@ class Front(click.Group):
 def _unknown_command_message(word: str) -> str:
     if word.endswith((".yml", ".yaml")):
         return f"no command {word!r}; a spec is given with -c: mtrain -c {shlex.quote(word)}"
-    best = closest(word, COMMANDS)
-    return f"no command {word!r}" + (f"; did you mean {best!r}?" if best else f"; commands: {', '.join(COMMANDS)}")
+    return unknown_command(word, list(COMMANDS))
 
 
 @click.group(
@@ -140,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _report_usage(error)
     except MemoryError:
         terminal.say(f"error: mtrain {' '.join(arguments[:1])}: out of memory in this process", err=True)
         return 1
@@ -153,6 +163,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _report_usage(error: click.ClickException) -> int:
+    """Print what is wrong with the command line as an ``error:`` line; return the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # A group alone: click 8.2 and later raise its help.
+        error.show()
+        return error.exit_code
+    from mtrain.cli.mistakes import words_of
+
+    terminal.say(f"error: {words_of(error)}", err=True)
+    return error.exit_code
 
 
 def _report(error: MtrainError) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from mtrain.cli.helping import Group
 from mtrain.spec import terminal
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -24,7 +25,7 @@ class FolderOrAddress(click.ParamType):  # type: ignore[type-arg] # generic in n
         return path
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """List, verify or show checkpoints."""
 

@@ -54,7 +54,7 @@ class CompareCommand(JobCommand):
     type=click.Choice(PROFILES),
     default="float32",
     show_default=True,
-    help="How far apart two may be and agree.",
+    help="Largest relative difference that counts as agreement.",
 )
 @click.option(
     "--rounds", type=click.IntRange(min=0), default=1, show_default=True,

@@ -3,10 +3,12 @@
 import click
 from click.shell_completion import get_completion_class
 
+from mtrain.cli.helping import Command
+
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL.

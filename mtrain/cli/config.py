@@ -1,12 +1,14 @@
 """``mtrain config``: show, explain, validate and import specs, and print the schema."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.cli.completing import complete_config, complete_path
 from mtrain.cli.config_import import import_
+from mtrain.cli.helping import Group
 from mtrain.cli.options import JobCommand, load_job, quiet_job_options, spec_request
 from mtrain.spec import terminal
 
@@ -14,12 +16,28 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
-    """Show, explain, validate and import specs."""
+    """List, show, explain, validate and import specs."""
 
 
 config.add_command(import_)
+
+
+@config.command("list")
+def list_configs() -> None:
+    """List the shipped specs, which -c takes by name, and the specs in this folder."""
+    from mtrain.spec.sources import shipped_summaries, specs_in
+
+    shipped, here = shipped_summaries(), specs_in(Path())
+    width = max(map(len, shipped))
+    terminal.say("shipped with mtrain:")
+    for name, summary in shipped.items():
+        terminal.say(f"  {name:{width}}  {summary}")
+    if here:
+        terminal.say("in this folder:")
+    for name in here:
+        terminal.say(f"  {name}")
 
 
 @config.command(cls=JobCommand)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.cli.completing import complete_config
+from mtrain.cli.helping import Group
 from mtrain.cli.options import JobCommand, spec_options, spec_request
 from mtrain.spec import terminal
 
@@ -20,7 +21,7 @@ VISION = ("cv2", "PIL", "simplejpeg", "lxml", "msgspec", "sklearn")
 """Modules with which data sets of images are read, made and written."""
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Check or convert a data set, or make the embedded one."""
 

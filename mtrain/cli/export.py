@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, spec_options, spec_request, values_and_output
+from mtrain.cli.options import JobCommand, named_run, run_argument, spec_options, spec_request, values_and_output
 from mtrain.spec import terminal
 
 MIB = 2**20
@@ -13,9 +13,10 @@ MIB = 2**20
 
 @click.command("export", cls=JobCommand)
 @spec_options
-@click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
+@run_argument
+@click.option("--run", metavar="FOLDER", help="As RUN.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
-@click.option("--weights", metavar="FILE", help="A file of weights; needs -c or --run, and data.names.")
+@click.option("--weights", metavar="FILE", help="A file of weights; needs -c or RUN, and data.names.")
 @click.option(
     "--format",
     "format",
@@ -45,13 +46,17 @@ MIB = 2**20
 @click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most findings in an image.")
 @click.pass_context
 def export(context: click.Context, /, **params: Any) -> None:
-    """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing."""
+    """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing.
+
+    RUN is a run folder: its spec and its best checkpoint. Default: runs/latest.
+    """
     from mtrain.api import deploying
 
     overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
     suppression = {name: params.pop(name) for name in ("confidence", "iou_threshold", "max_detections")}
     has_any_batch = params.pop("dynamic_batch")
     request = deploying.ExportRequest(
+        run=named_run(params),
         spec=spec_request({"config": params.pop("config"), "overrides": overrides}),
         out=None if out is None else Path(out),
         batch=params.pop("batch") or (None if has_any_batch else 1),

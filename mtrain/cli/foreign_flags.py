@@ -61,7 +61,6 @@ MEGATRON: Mapping[str, tuple[bool, str]] = {
         "samples a rank computes at once",
     ),
     "--train-iters": (True, "-o train.updates={value}"),
-    "--lr": (True, "-o optimizer.learning_rate={value}"),
     "--clip-grad": (True, "-o train.clip_norm={value}"),
     "--weight-decay": (True, "-o optimizer.weight_decay={value}"),
     "--lr-warmup-iters": (True, "-o 'schedule.warmup={{updates: {value}}}'"),

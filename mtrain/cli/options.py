@@ -21,6 +21,7 @@ from mtrain.cli.completing import (
     complete_override,
 )
 from mtrain.cli.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values, megatron_options
+from mtrain.cli.helping import Command
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, RunValues, Source
@@ -52,12 +53,13 @@ _DIRECT = {
     "seed": ("train.seed", "--seed"),
     "epochs": ("train.epochs", "--epochs"),
     "batch_size": ("train.batch_size", "--batch-size"),
+    "learning_rate": ("optimizer.learning_rate", "--lr"),
     "name": ("report.name", "--name"),
 }
 """Parameter -> (path in the spec, flag): the value is taken as it is."""
 
 
-class JobCommand(click.Command):
+class JobCommand(Command):
     """A command whose flags may be typed with ``-`` or ``_``, and whose ``-o`` and ``--freeze`` take several values."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
@@ -144,6 +146,24 @@ def evaluation_options(command: F) -> F:
     return command
 
 
+def run_argument(command: F) -> F:
+    """Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""
+    return click.argument("run_folder", metavar="[RUN]", required=False)(command)
+
+
+def named_run(params: dict[str, Any]) -> str | None:
+    """Take the run folder out of the parameters of a command, whether an argument or ``--run`` names it.
+
+    Raises:
+        click.UsageError: both do.
+    """
+    argument: str | None = params.pop("run_folder")
+    flag: str | None = params.pop("run")
+    if argument is not None and flag is not None:
+        raise click.UsageError(f"two runs are given: {argument} and --run {flag}; keep one")
+    return flag if argument is None else argument
+
+
 def quiet_job_options(command: F) -> F:
     """Add the flags of ``job_options``, but hide all except ``-c`` and ``-o`` from help.
 
@@ -213,6 +233,11 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
         raise click.UsageError("--amp and --no-amp are both given; keep one")
     if amp or no_amp:
         flags["train.precision"] = Given("fp32", "--no-amp") if no_amp else Given(amp, f"--amp={amp}")
+    quiet, verbose = params.get("quiet"), params.get("verbose")
+    if quiet and verbose:
+        raise click.UsageError("--quiet and --verbose are both given; keep one")
+    if quiet or verbose:
+        flags["report.display"] = Given("quiet", "--quiet") if quiet else Given("verbose", "--verbose")
     flags.update(foreign_values(params))
     flags.update(_device_flags(params.get("devices")))
     flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
@@ -352,7 +377,7 @@ def _cluster_flags() -> list[Option]:
         click.option("--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
         click.option(
             "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
-            help="A job ends so soon when a host is silent or does not come.",
+            help="Seconds of silence after which a host counts as lost.",
         ),
         click.option(
             "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
@@ -392,6 +417,7 @@ def _training_flags() -> list[Option]:
             "--batch-size", "--batch", "--global-batch-size", "batch_size", type=int,
             help="GLOBAL batch: samples per update over all ranks.",
         ),
+        click.option("--lr", "--learning-rate", "learning_rate", type=float, help="The learning rate, before its schedule."),
         *_precision_flags(),
         click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
         click.option("--seed", type=int, help="Of weights, order and augmentation."),
@@ -408,6 +434,8 @@ def _run_flags() -> list[Option]:
         ),
         click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
         click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress, only warnings and the result."),
+        click.option("-v", "--verbose", is_flag=True, help="A line for every update, and every fact about the start."),
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.cli.helping import Group
 from mtrain.cli.options import JobCommand
 from mtrain.spec import remedies, terminal
 from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
@@ -17,7 +18,7 @@ TESTED = ("backends", "models", "datasets", "tasks", "launchers")
 """Kinds of plugins that can be tested."""
 
 
-@click.group()
+@click.group(cls=Group)
 def plugins() -> None:
     """List plugins of every kind, show one, write a new one, or test one."""
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mtrain.cli.helping import Command
 from mtrain.spec import terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +21,7 @@ def job_argument(command: F) -> F:
     return click.argument("job", metavar="[ID]", required=False)(command)
 
 
-@click.command()
+@click.command(cls=Command)
 @job_argument
 @click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -57,7 +58,7 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
         terminal.say(line)
 
 
-@click.command()
+@click.command(cls=Command)
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Also show the lines to come, until the job ends.")
 def logs(job: str | None, folder: Path, *, follow: bool) -> None:
@@ -68,7 +69,7 @@ def logs(job: str | None, folder: Path, *, follow: bool) -> None:
         terminal.say(line)
 
 
-@click.command()
+@click.command(cls=Command)
 @job_argument
 def cancel(job: str | None, folder: Path) -> None:
     """End a submitted job, which saves its state first; without ID, the newest one."""

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
+from mtrain.cli.helping import Command
 from mtrain.spec import terminal
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "-o",

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
+from mtrain.cli.helping import Command
 from mtrain.spec import terminal
 
 
-@click.command("ui")
+@click.command("ui", cls=Command)
 @click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="[RUNS]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from mtrain.cli.completing import complete_model
+from mtrain.cli.helping import Group
 from mtrain.spec import terminal
 
 PATH = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(cls=Group)
 def weights() -> None:
     """Read, convert and show files of weights. Nothing that a file holds is executed."""
 

@@ -7,10 +7,10 @@ from typing import IO, Literal
 
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
-from mtrain.records.wording import evaluation_line, event_line, update_line
+from mtrain.records.wording import evaluation_line, event_line, start_facts, update_line
 from mtrain.spec import terminal
 
-Mode = Literal["auto", "rich", "plain", "quiet"]
+Mode = Literal["auto", "rich", "plain", "quiet", "verbose"]
 
 
 def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
@@ -18,6 +18,8 @@ def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Di
     stream = stream or sys.stdout
     if mode == "quiet":
         return Quiet(stream)
+    if mode == "verbose":
+        return Verbose(stream, title=title)
     if mode == "auto" and is_of_a_cell(stream):
         from mtrain.records.notebook import Notebook
 
@@ -119,3 +121,16 @@ class Plain(Display):
     def note(self, text: str) -> None:
         """Print it."""
         terminal.say(text, stream=self._stream)
+
+
+class Verbose(Plain):
+    """A display of plain lines that leaves nothing out: every update, and every fact about the start."""
+
+    def __init__(self, stream: IO[str], *, title: str) -> None:
+        super().__init__(stream, title=title, every_s=0)
+
+    def start(self, record: Record) -> None:
+        """Print the sentence about the start, and then the record's values under their names."""
+        super().start(record)
+        if facts := start_facts(record):
+            self.note(facts)

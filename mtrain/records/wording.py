@@ -107,9 +107,41 @@ def event_line(record: Record) -> str:
         return requested if record.get("why") == "requested" else ""
     if kind == "end":
         return f"end: {record.get('reason', 'done')}" + (f", {stopped_early(record)}" if stopped_early(record) else "")
+    return start_line(record)
+
+
+def start_line(record: Record) -> str:
+    """Word the start of a job for people, as in ``start: yolov5n on 400 images ...``; empty if nothing is known.
+
+    It says what is trained on what, where, and how long it is. ``start_facts`` has the rest.
+    """
+    samples, others, classes = record.get("train_samples"), record.get("val_samples"), record.get("classes")
+    data = [counted(samples, "training sample")] if samples else []
+    data += [f"{others} to evaluate on"] if others else []
+    data += [counted(len(classes), "class", "classes")] if isinstance(classes, list | tuple) and classes else []
+    what = f"{record.get('model', '')}{' on ' if data and record.get('model') else ''}{', '.join(data)}"
+    ranks = counted(record["ranks"], "rank") if isinstance(record.get("ranks"), int) else ""
+    where = ", ".join(
+        str(part) for part in (record.get("backend"), ranks, record.get("device"), record.get("precision")) if part
+    )
+    amounts = ((epoch_count(record), "epoch"), (record.get("total_updates"), "update"))
+    length = ", ".join(counted(amount, noun) for amount, noun in amounts if amount)
+    done = record.get("update")
+    going_on = f"goes on after update {done}" if done else ""
+    parts = [part for part in (what, where, length, going_on) if part]
+    return f"start: {'; '.join(parts)}" if parts else ""
+
+
+def start_facts(record: Record) -> str:
+    """Return every short value of a start under its name, for who wants to know more than ``start_line`` says."""
     hidden = ("kind", "time")
     shown = "  ".join(f"{name} {value}" for name, value in record.items() if name not in hidden and _short(value))
-    return f"start: {shown}" if shown else ""
+    return f"facts: {shown}" if shown else ""
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Word a number of things, as in ``1 rank`` or ``2 ranks``."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def copy_words(record: Record) -> str:

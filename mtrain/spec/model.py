@@ -324,10 +324,10 @@ class ReportSpec(Section):
         description="address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all "
         "addresses of the host",
     )
-    display: Literal["auto", "rich", "plain", "quiet"] = Field(
+    display: Literal["auto", "rich", "plain", "quiet", "verbose"] = Field(
         default="auto",
         description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines "
-        "elsewhere",
+        "elsewhere; verbose: a line for every update",
     )
 
     @property

@@ -4,6 +4,7 @@ Each function merges its values into ``Layers`` and adds a line to ``problems`` 
 are reported at once.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -280,6 +281,28 @@ def shipped_folder() -> FilePath:
 def shipped_names() -> list[str]:
     """Return the names of the shipped configs, which ``-c`` takes without a path."""
     return sorted(file.stem for file in shipped_folder().glob("*.yml"))
+
+
+def shipped_summaries() -> dict[str, str]:
+    """Return the names of the shipped configs, each with the first sentence of the comment at its top."""
+    lines = {name: (shipped_folder() / f"{name}.yml").read_text(encoding="utf-8") for name in shipped_names()}
+    return {name: _first_sentence(text) for name, text in lines.items()}
+
+
+def specs_in(folder: FilePath) -> list[str]:
+    """Return the names of the YAML files in a folder that begin a section of a spec at the start of a line."""
+    keys = ("_BASE_:", "model:", "data:", "train:", "optimizer:")
+    files = [file for ending in ("*.yml", "*.yaml") for file in folder.glob(ending) if file.is_file()]
+    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
+    return sorted(name for name, text in texts.items() if any(line.startswith(keys) for line in text.splitlines()))
+
+
+def _first_sentence(text: str) -> str:
+    comment = " ".join(
+        line[1:].strip() for line in itertools.takewhile(lambda line: line[:1] == "#", text.splitlines())
+    )
+    sentence, stop, _ = comment.partition(". ")
+    return sentence.removesuffix(".") if stop or comment.endswith(".") else comment
 
 
 def find_config(name: str, *, beside: FilePath | None = None) -> FilePath | None:

@@ -199,8 +199,8 @@ def test_malformed_entries_of_backends_are_refused(text):
         (["--backends", "ddp", "-o", "train.batch_size=7"], "does not divide"),
         (["--backends", "ddp,solo", "-o", "launcher.name=torchrun"], "backend 'solo' needs 'none': use `auto`"),
         (["--backends", "ddp,broken", "-o", f"plugins={FAULTY}"], "'broken' (faulty_backends:Broken) cannot be made"),
-        (["--backends", "ddp", "--profile", "exact"], "'bitwise', 'float32', 'loose'"),
-        ([], "Missing option"),
+        (["--backends", "ddp", "--profile", "exact"], "--profile exact: expected bitwise, float32 or loose"),
+        ([], "error: --backends is missing"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_starts(arguments, message, tmp_path, monkeypatch, capsys):

@@ -118,7 +118,7 @@ def test_what_is_said_on_a_flag_of_megatron_can_be_typed(line, capsys, here):  #
         script = ["r.py"] if command == ["run"] else []
         assert main([*command, *line.split(), *script]) == 2
         told = capsys.readouterr().err.splitlines()[-1]
-        assert told.startswith(f"Error: {line}: ")
+        assert told.startswith(f"error: {line}: ")
         if (setting := re.search(r"-o ('[^']*'|\S+)", told)) is not None:
             words = ["-b", "deepspeed"] if "-b deepspeed" in told else []
             assert main(["plan", "-c", "vit_digits", *words, "-o", setting[1].strip("';,")]) == 0, told
@@ -214,7 +214,7 @@ def test_two_values_after_one_o_flag_are_two_overrides_for_every_command(capsys,
 def test_out_and_output_are_one_flag(command, capsys, here):  # noqa: F811
     for flag in ("--out", "--output"):
         main([*command.split(), flag])
-        assert f"Option '{flag}' requires an argument" in capsys.readouterr().err
+        assert f"error: {flag}: no value is given; expected" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------------- completion

@@ -13,9 +13,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mtrain.cli import COMMANDS, COMPLETE, Front, completing_bash, front, main
+from mtrain.cli import COMMANDS, COMPLETE, SECTIONS, Front, completing_bash, front, helping, main
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
 from mtrain.errors import SpecError
+from mtrain.spec.sources import shipped_names
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,14 @@ def test_a_misspelt_flag_is_refused_with_the_nearest_and_never_becomes_an_argume
     assert caught.value.exit_code == 2
 
 
+def test_lr_is_the_learning_rate_and_quiet_and_verbose_choose_the_display(capsys):
+    assert spec("--lr", "0.5").optimizer.learning_rate == 0.5
+    assert spec("-q").report.display == "quiet"
+    assert spec("-v").report.display == "verbose"
+    assert main(["plan", "-q", "-v"]) == 2
+    assert "--quiet and --verbose are both given" in capsys.readouterr().err
+
+
 # ----------------------------------------------------------------------------------------------------------- front door
 @pytest.mark.parametrize(
     ("typed", "run"),
@@ -186,8 +195,8 @@ def test_without_a_command_train_is_meant(typed, run, monkeypatch):
         (["config", "explain", "train.batch"], "did you mean 'train.batch_size'?"),
         (["config", "show", "-c", "absent.yml"], "error: absent.yml: no such file"),
         (["config", "show", "-o", "x"], "error: -o x: expected PATH=VALUE"),
-        (["config", "validate"], "Missing argument"),
-        (["evaluate", "--run", "absent"], "--run absent: no such run folder"),
+        (["config", "validate"], "error: FILE... is missing; the command is: mtrain config validate"),
+        (["evaluate", "--run", "absent"], "error: absent: no such run folder"),
         (["predict", "--weights", __file__, __file__], "-o data.names=cat,dog"),
     ],
 )
@@ -196,6 +205,38 @@ def test_wrong_use_ends_with_2_and_says_what_is_meant(args, message, capsys):
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train --batchsize 8", "--batchsize: `mtrain train` has no such flag; did you mean --batch-size?"),
+        ("train --seed three", "--seed three: expected a whole number"),
+        ("train --seed", "--seed: no value is given; expected a whole number"),
+        ("train --dry-run=1", "--dry-run: expected no value; the flag stands alone"),
+        ("train --ssh-port 99999", "--ssh-port 99999: expected a whole number >= 1 and <= 65535"),
+        ("export --iou-threshold 0", "--iou-threshold 0.0: expected a number > 0 and <= 1"),
+        ("train --use-vdl=perhaps", "--use-vdl perhaps: expected true or false"),
+        ("plan --diff ddp", "--diff: no value is given; expected 2 values, BACKEND BACKEND"),
+        ("plugins list modls", "did you mean 'models'?"),
+        ("data convert x --to cocoo", "--to cocoo: expected coco, voc or yolo; did you mean 'coco'?"),
+        ("completion", "SHELL is missing; expected bash, zsh or fish; the command is: mtrain completion"),
+        ("predict", "for example: mtrain predict photos/ --run runs/digits"),
+        ("train spec.yml", "spec.yml: not expected here; a spec is given with -c: mtrain train -c spec.yml"),
+        ("train a.b=3", "values of the spec are given with -o: mtrain train -o a.b=3"),
+        ("report a b", "b: not expected here; the command is: mtrain report [OPTIONS] RUN"),
+        ("config shw", "config has no command 'shw'; did you mean 'show'?"),
+        ("export a --run b", "two runs are given: a and --run b; keep one"),
+        ("predict run", "run is a run folder, and images are missing; give both: mtrain predict IMAGES... --run run"),
+    ],
+)
+def test_every_error_is_one_line_in_the_same_words(line, message, here, capsys):
+    (here / "run").mkdir()
+    (here / "run/metrics.jsonl").touch()
+    assert main(line.split()) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ")
+    assert message in told
 
 
 def test_four_mistakes_are_four_error_lines(here, capsys):
@@ -334,10 +375,64 @@ def test_a_real_bash_completes_what_follows_an_equals_sign(bash):
     assert "horovod" in shown.split()
 
 
+def test_every_flag_of_train_is_in_a_group_and_those_of_other_programs_are_last(capsys):
+    command = front.get_command(click.Context(front), "train")
+    shown = {each.name for each in command.params if isinstance(each, click.Option) and not each.hidden}
+    assert shown <= {name for names in helping.GROUPS.values() for name in names}
+    assert main(["train", "--help"]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
+    assert headings == [*(f"{heading}:" for heading in helping.GROUPS), "Other:", "Examples:"]
+
+
+def leaves(group, words=()):
+    """Return the words and the command of every command of a group, and of its groups."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*words, name))
+        else:
+            yield " ".join((*words, name)), command
+
+
+def test_every_example_of_a_help_can_be_typed(here):
+    commands = dict(leaves(front))
+    (here / "runs/digits").mkdir(parents=True)
+    (here / "yolov5s.pt").touch()
+    assert set(helping.EXAMPLES) <= set(commands)
+    for path, examples in helping.EXAMPLES.items():
+        for line, _ in examples:
+            words = shlex.split(line.partition(">")[0])[1:] or ["train"]
+            words = words if words[0] in COMMANDS else ["train", *words]
+            named = max((each for each in commands if " ".join(words).startswith(each)), key=len)
+            assert named == path or path == "submit", line
+            commands[named].make_context(named, words[len(named.split()) :])
+
+
+def test_the_help_of_a_command_ends_with_its_examples(capsys):
+    assert main(["config", "list", "--help"]) == 0
+    assert capsys.readouterr().out.endswith("Examples:\n  mtrain config list  # the names that -c takes\n")
+
+
+def test_the_list_of_specs_has_the_shipped_ones_and_those_here(here, capsys):
+    (here / "mine.yml").write_text("_BASE_: yolov5n\n")
+    (here / "other.yml").write_text("services: {}\n")
+    assert main(["config", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:-2]] == shipped_names()
+    assert next(line for line in lines if " yolov5n " in line).split(maxsplit=1)[1] == (
+        "YOLOv5n (nano) on COCO from scratch, 300 epochs"
+    )
+    assert lines[-2:] == ["in this folder:", "  mine.yml"]
+
+
 def test_help_lists_every_command_and_imports_nothing_that_takes_long():
     code = "import sys; from mtrain.cli import main; main(['--help']); print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     shown, _, loaded = process.stdout.rstrip().rpartition("\n")
     assert all(f"  {name} " in shown for name in COMMANDS)
+    assert [line.strip(":") for line in shown.splitlines() if re.fullmatch("[A-Z][a-z]+:", line)] == [
+        "Options",
+        *SECTIONS,
+    ]
     slow = ("asyncio", "cv2", "matplotlib", "numpy", "pydantic", "rich", "sklearn", "torch", "yaml")
     assert [name for name in slow if name in loaded.split()] == []

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_console_the_records_and_the_summary_name_the_device(trained):
     run, message = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
-    assert "device cpu" in next(line for line in message if line.startswith("start: "))
+    assert "solo, 1 rank, cpu, fp32" in next(line for line in message if line.startswith("start: "))
     assert " on 1 rank, cpu" in next(line for line in message if line.startswith("done: "))
     start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert (start["kind"], start["device"]) == ("start", "cpu")

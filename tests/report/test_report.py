@@ -130,6 +130,38 @@ def test_a_job_that_patience_has_ended_says_so_in_every_display():
     assert wording.event_line(record | {"stopped_by": None}) == "end: done"
 
 
+def test_the_start_is_worded_for_people_and_its_facts_for_who_asks(capsys):
+    record = {
+        "kind": "start",
+        "time": 1.0,
+        "update": 0,
+        "ranks": 2,
+        "device": "cpu",
+        "backend": "ddp",
+        "precision": "fp32",
+    }
+    record |= {
+        "total_updates": 450,
+        "updates_per_epoch": 25,
+        "model": "yolov5n",
+        "train_samples": 400,
+        "val_samples": 100,
+    }
+    told = "start: yolov5n on 400 training samples, 100 to evaluate on, 2 classes; ddp, 2 ranks, cpu, fp32; 18 epochs, 450 updates"
+    assert wording.event_line(record | {"classes": ["a", "b"]}) == told
+    assert wording.event_line(record | {"classes": ["a", "b"], "update": 9}) == f"{told}; goes on after update 9"
+    assert wording.event_line({"kind": "start", "ranks": 1}) == "start: 1 rank"
+    assert wording.event_line({"kind": "start"}) == ""
+    stream = io.StringIO()
+    display = make_display("verbose", title="t", stream=stream)
+    display.record(record)
+    for update in range(3):
+        display.record({"kind": "update", **update_record(update)})
+    lines = stream.getvalue().splitlines()
+    assert lines[2].startswith("facts: update 0  ranks 2  device cpu")
+    assert len(lines) == 6, "no update is left out"
+
+
 def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
     write_run(tmp_path, plots=True)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"best": METRICS, "worst": None}
