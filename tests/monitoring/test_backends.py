@@ -22,7 +22,7 @@ ALWAYS |= {
     "skipped_updates",
     "memory_bytes",
 }
-ALWAYS |= {"communication_share", "seconds_since_update"}
+ALWAYS |= {"communication_share", "seconds_since_update", "job_failed"}
 SPEC = {
     "_BASE_": "digits",
     "model": {"options": {"autoanchor": False}},
