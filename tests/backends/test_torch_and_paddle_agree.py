@@ -11,24 +11,32 @@ from tests.contract.learn import UPDATES
 from tests.contract.training import differences
 
 TOLERANCE = 1e-9
+RULES = ("sgd", "adam", "adamw", "quantised")
 
 
-@pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
-@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "quantised"])
-def test_50_updates_in_float64_are_equal(tmp_path: Path, rule: str) -> None:
-    """Rounding to 8 bits could make any difference in the last bit a whole step, but only of a value that lies within it
-    of the middle between two steps; no value of these updates does."""
-    quantised = rule == "quantised"
-    results = {}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what each framework learns by each rule; one process of each framework trains them all."""
+    folder = tmp_path_factory.mktemp("learned")
     for framework in ("torch", "paddle"):
-        out = tmp_path / f"{framework}.npz"
         process = python(f"""
             from pathlib import Path
             from tests.contract.learn import main
-            main("{framework}", "{"sgd" if quantised else rule}", Path("{out}"), quantised={quantised})
+            for rule in {RULES}:
+                quantised = rule == "quantised"
+                out = Path("{folder}", "{framework}-" + rule + ".npz")
+                main("{framework}", "sgd" if quantised else rule, out, quantised=quantised)
         """)
         assert process.returncode == 0, process.stderr
-        results[framework] = dict(np.load(out))
+    return folder
+
+
+@pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
+@pytest.mark.parametrize("rule", RULES)
+def test_50_updates_in_float64_are_equal(folder: Path, rule: str) -> None:
+    """Rounding to 8 bits could make any difference in the last bit a whole step, but only of a value that lies within it
+    of the middle between two steps; no value of these updates does."""
+    results = {framework: dict(np.load(folder / f"{framework}-{rule}.npz")) for framework in ("torch", "paddle")}
     gaps = differences(results["torch"], results["paddle"])
     worst = max(gaps, key=lambda name: gaps[name])
     print(f"{rule}: largest relative difference {gaps[worst]:.1e}, in {worst}")

@@ -201,7 +201,12 @@ def rank_script(folder: Path, body: str, options: str = "") -> str:
 
 @needs_horovod
 @pytest.mark.parametrize(
-    "kind", ["raise RuntimeError('on purpose')", "os._exit(9)", "os.kill(os.getpid(), signal.SIGKILL)"]
+    "kind",
+    [
+        "raise RuntimeError('on purpose')",
+        pytest.param("os._exit(9)", marks=pytest.mark.slow),  # the others see the same as after SIGKILL
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    ],
 )
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
     body = f"""
