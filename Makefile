@@ -3,6 +3,8 @@ VENV    ?= .venv
 PY      := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Compiled modules are kept, whatever the caller's environment says: every worker and rank would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that are written for every framework; they run under torch with all the others, and again under Paddle.
 NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning
