@@ -1,5 +1,6 @@
 """Training: a spec, or a user's own script, from the beginning or from a checkpoint."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from mtrain.jobs import resumed_spec, start
 from mtrain.jobs.hosts import allocated_hosts
 from mtrain.rank.script.settings import PLAIN
-from mtrain.spec import terminal
+from mtrain.records.wording import class_lines as class_lines  # for the command line, which imports no records
+from mtrain.records.wording import class_table as class_table
+from mtrain.spec import references, terminal
 from mtrain.spec.request import NOTHING, SpecRequest
 
 if TYPE_CHECKING:
@@ -83,5 +86,12 @@ def train(request: TrainRequest, *, tell: Callable[[str], None] = lambda line: N
 
         report = write_after(outcome.run_dir, code=outcome.code, warn=lambda text: terminal.say(text, err=True))
         if report is not None:
-            tell(f"report:      {report}")
+            tell(f"report:      open {report}")
+    if outcome.code == 0 and outcome.run_dir is not None and can_predict(loaded, outcome.summary):
+        tell(f"next:        mtrain predict IMAGES... --run {shlex.quote(str(outcome.run_dir))}")
     return outcome
+
+
+def can_predict(loaded: "Loaded", summary: Mapping[str, Any]) -> bool:
+    """Return whether ``mtrain predict`` takes a run: it was scored, and its network is that of a model plugin."""
+    return loaded.script is None and bool(summary.get("best")) and not references.is_reference(loaded.spec.model.name)

@@ -1,5 +1,8 @@
 """``mtrain train``: check, plan, start and watch a training job."""
 
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -8,6 +11,8 @@ from mtrain.cli.options import JobCommand, job_options, spec_request
 from mtrain.spec import terminal
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mtrain.api.training import TrainRequest
 
 
@@ -30,4 +35,51 @@ def train_job(request: "TrainRequest", *, dry_run: bool) -> int:
         plan = planning.plan(request, tell=lambda note: terminal.say(note, err=True))
         terminal.say(plan.text(), nl=False)
         return 0
-    return training.train(request, tell=terminal.say).code
+    lines: list[str] = []
+    # A terminal gets the classes as a table, a log one line for each metric.
+    outcome = training.train(request, tell=lines.append if sys.stdout.isatty() else terminal.say)
+    if lines:
+        show_result(lines, outcome.summary.get("best") or {})
+    return outcome.code
+
+
+def show_result(lines: Sequence[str], best: Mapping[str, Any]) -> None:
+    """Print the lines of a result on a terminal: the best evaluation in bold, the metrics of classes as a table."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from mtrain.api.training import class_lines
+
+    console, of_classes = Console(highlight=False), class_lines(best)
+    for line in lines:
+        if line in of_classes:
+            if line == of_classes[0]:
+                console.print(_class_table(best))
+            continue
+        is_best = line.startswith("best evaluation: ")
+        console.print(Text(terminal.printable(line), style="bold green" if is_best else ""), soft_wrap=True)
+
+
+def _class_table(best: Mapping[str, Any]) -> "Table":
+    """Return the metrics of the classes; the highest value of each column is bold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from mtrain.api.training import class_table
+
+    columns, rows = class_table(best)
+    table = Table("class", *columns, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    numbers = [
+        [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+        for values in zip(*rows.values(), strict=True)
+    ]
+    highest = [max(column, default=None) for column in numbers]
+    for name, values in rows.items():
+        cells = [
+            Text(f"{value:.4f}" if isinstance(value, int | float) else "-", style="bold" if value == most else "")
+            for value, most in zip(values, highest, strict=True)
+        ]
+        table.add_row(Text(terminal.one_line(name)), *cells)
+    return table

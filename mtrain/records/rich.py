@@ -1,5 +1,7 @@
 """The display on a terminal: a table with one row per evaluation, above a panel that shows the current state."""
 
+import time
+from collections.abc import Callable
 from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
@@ -20,12 +22,19 @@ from mtrain.spec.terminal import one_line, printable
 SMOOTHING = 0.9
 """Weight of the previous value in the smoothed seconds per update, from which the remaining time is computed."""
 
+REDRAWN_EVERY_S = 0.25
+"""Least time between two drawings of the panel: more often shows nobody more, and costs a slow connection its lines."""
+
 
 class Rich(Display):
     """A panel with progress, losses, speed and remaining time, below the evaluations that were printed before."""
 
-    def __init__(self, stream: IO[str], *, title: str, force: bool = False) -> None:
+    def __init__(
+        self, stream: IO[str], *, title: str, force: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
+        self._clock = clock
+        self._drawn = -float("inf")
         self._console = Console(file=stream, force_terminal=True if force else None, highlight=False)
         self._title = escape(one_line(title))
         self._update: dict[str, Any] = {}
@@ -63,8 +72,9 @@ class Rich(Display):
         self._status, self._is_starting = text, False
 
     def tick(self) -> None:
-        """Redraw the panel."""
-        if self._live is not None:
+        """Redraw the panel, if the last time was long enough ago."""
+        if self._live is not None and self._clock() - self._drawn >= REDRAWN_EVERY_S:
+            self._drawn = self._clock()
             self._live.refresh()
 
     def close(self) -> None:

@@ -161,6 +161,14 @@ def _short(value: Any) -> bool:
     return isinstance(value, int | float | str) and len(str(value)) <= 60
 
 
+def class_table(metrics: Mapping[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the metrics of single classes as a table: the names of its columns, and the values of each class."""
+    of_classes = {name: value for name, value in metrics.items() if "/" in name}
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in of_classes))
+    classes = list(dict.fromkeys(name.partition("/")[2] for name in of_classes))
+    return columns, {one: [of_classes.get(f"{column}/{one}") for column in columns] for one in classes}
+
+
 def class_lines(metrics: Mapping[str, Any]) -> list[str]:
     """Word the metrics of single classes (``<metric>/<class>``), one line for each metric."""
     lines = []

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import re
 import time
 from pathlib import Path
 
@@ -160,6 +161,40 @@ def test_the_start_is_worded_for_people_and_its_facts_for_who_asks(capsys):
     lines = stream.getvalue().splitlines()
     assert lines[2].startswith("facts: update 0  ranks 2  device cpu")
     assert len(lines) == 6, "no update is left out"
+
+
+def test_the_end_on_a_terminal_is_a_table_by_class_with_the_best_in_bold(capsys, monkeypatch):
+    from mtrain.cli.train import show_result
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    best = {"AP": 0.5, "AP/red [b]cell": 0.25, "AP50/red [b]cell": 0.75, "AP/dot": 0.5, "AP50/dot": math.nan}
+    lines = ["done: 3 updates", "best evaluation: AP 0.5", *wording.class_lines(best), "logs:  x"]
+    show_result(lines, best)
+    shown = capsys.readouterr().out
+    assert "\x1b[1;32mbest evaluation: AP 0.5\x1b[0m" in shown
+    assert "\x1b[1m0.5000\x1b[0m" in shown
+    assert "\x1b[1m0.2500" not in shown
+    plain = [line.split() for line in re.sub("\x1b[^m]*m", "", shown).splitlines()]
+    assert plain[2:] == [
+        ["class", "AP", "AP50"],
+        ["red", "[b]cell", "0.2500", "0.7500"],
+        ["dot", "0.5000", "nan"],
+        ["logs:", "x"],
+    ]
+
+
+def test_the_panel_is_drawn_at_most_four_times_a_second():
+    now = [0.0]
+    display = Rich(io.StringIO(), title="digits", force=True, clock=lambda: now[0])
+    drawn = []
+    display._live.refresh = lambda: drawn.append(now[0])
+    for hundredth in range(100):
+        now[0] = hundredth / 100
+        display.tick()
+    del display._live.refresh
+    display.close()
+    assert drawn == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_closing_writes_summary_and_curves_and_a_second_time_nothing(tmp_path):
