@@ -15,6 +15,8 @@ from mtrain.records.smoothing import smoothed
 
 MAX_POINTS = 400
 """Points of a curve that are drawn at most."""
+HIGH_RATE = 3.0
+"""A group of parameters whose learning rate rises above so many times that of the others has a chart of its own."""
 MAX_DETAILS = 12
 MAX_SERIES = 16
 MAX_MATRIX = 64
@@ -106,7 +108,7 @@ def run_charts(timeline: Timeline) -> list[Drawing]:
     charts = [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
-        _over_updates("learning rate", timeline.rates(), floor=0.0),
+        *_rate_charts(timeline.rates()),
     ]
     further = {
         "gradient norm before clipping": _over_updates(
@@ -118,6 +120,22 @@ def run_charts(timeline: Timeline) -> list[Drawing]:
         "wait": _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
     }
     return charts + list(further.values())
+
+
+def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
+    """Draw the learning rates; groups that rise far above the general one, which is the last, have a chart of their own.
+
+    YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
+    """
+    peaks = {name: float(np.nanmax(y, initial=0.0)) for name, (_, y) in rates.items()}
+    usual = next(reversed(peaks.values()), 0.0)
+    high = {name: rates[name] for name, peak in peaks.items() if peak > HIGH_RATE * usual > 0}
+    others = {name: series for name, series in rates.items() if name not in high}
+    order = list(rates) if len(rates) > 1 else ()
+    charts = [_over_updates("learning rate", others, floor=0.0, order=order)]
+    if high:
+        charts.append(_over_updates(f"learning rate of {', '.join(high)}", high, floor=0.0, order=order))
+    return charts
 
 
 def overlaid(timelines: Mapping[str, Timeline]) -> list[Drawing]:
@@ -137,7 +155,7 @@ def overlaid(timelines: Mapping[str, Timeline]) -> list[Drawing]:
     return [
         over("total loss", lambda timeline: timeline.losses().get("total"), may_span=True, smooth=True),
         *(over(shortened(name), metric_of(name)) for name in metrics),
-        over("learning rate", lambda timeline: next(iter(timeline.rates().values()), None), floor=0.0),
+        over("learning rate", lambda timeline: next(reversed(timeline.rates().values()), None), floor=0.0),
         over("samples per second", lambda timeline: timeline.column("samples_per_second"), floor=0.0, smooth=True),
     ]
 
