@@ -7,7 +7,7 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from mtrain.cli import front, main
+from mtrain.cli import completing_bash, front, main
 from mtrain.cli.foreign_flags import MEGATRON
 from mtrain.errors import SpecError
 from tests.cli.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
@@ -219,8 +219,8 @@ def test_out_and_output_are_one_flag(command, capsys, here):  # noqa: F811
 
 # --------------------------------------------------------------------------------------------------------- completion
 def completed(line: str) -> list[str]:
-    words = line.split(" ")
-    environ = {"_MTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    completing_bash.register()  # as the command does, so that this does not depend on the tests before
+    environ = {"_MTRAIN_COMPLETE": "bash_complete", "COMP_HEAD": line, "COMP_REPLACED": line.split(" ")[-1]}
     shown = CliRunner(env=environ).invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE").output
     return shown.split()
 
