@@ -80,9 +80,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     if options.out.exists() and any(options.out.iterdir()):
         raise reading.TraceError(f"{options.out}: is not empty; a trace gets a folder of its own")
     environment = dict(os.environ)
-    here = Path(__file__).resolve().parent
-    front = [str(here / "boot"), str(here.parent)]
-    environment["PYTHONPATH"] = os.pathsep.join([*front, *filter(None, [environment.get("PYTHONPATH")])])
+    boot = str(Path(__file__).resolve().parent / "boot")
+    environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
     environment[VARIABLE] = str(options.out.resolve())
     environment[EVERY_VARIABLE] = str(options.every)
     environment[AT_VARIABLE] = ",".join(map(str, options.at))

@@ -52,10 +52,13 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._spec
         module.__loader__ = loader
         loader.exec_module(module)
-        from mtrain_trace import torch_hooks
-        from mtrain_trace.recorder import Recorder
+        try:
+            from mtrain_trace import torch_hooks
+            from mtrain_trace.recorder import Recorder
 
-        torch_hooks.install(Recorder(self._out))
+            torch_hooks.install(Recorder(self._out))
+        except Exception as error:  # the training goes on, whatever is missing for its trace
+            print(f"mtrain-trace: this process is not recorded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def connect() -> None:

@@ -167,6 +167,8 @@ class TorchListener:
     def before_step(self, optimizer: Any) -> None:
         """Record the gradients that an optimizer is about to use."""
         watched = self._watch(optimizer)
+        if any(id(parameter) not in watched.names for parameter in _parameters(optimizer)):
+            watched.names = self._names(optimizer)  # a parameter group was added
         watched.updates += 1
         update = watched.updates
         if watched.outstanding is not None:

@@ -121,6 +121,51 @@ def test_wrong_use_is_one_error_of_exit_code_2(tmp_path: Path, words: list[str],
     assert "Traceback" not in done.stderr
 
 
+def test_the_command_sees_no_packages_of_the_recorder_and_its_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('own')")
+    program = "import sys; print([p for p in sys.path if 'mtrain_trace' in p]); import mtrain_trace, torch; print(torch.numel)"
+    done = run(tmp_path, sys.executable, "-c", program, PYTHONPATH=str(tmp_path / "own"))
+    first, second, path, _ = done.stdout.splitlines()
+    assert (first, second) == ("own", "own")  # of the recorder's own process, and of the command
+    assert [Path(entry).name for entry in ast.literal_eval(path)] == ["boot"]
+
+
+def test_a_training_goes_on_where_its_trace_cannot_be_made(tmp_path: Path) -> None:
+    script = """
+import torch
+weights = torch.nn.Parameter(torch.ones(2))
+weights.sum().backward()
+torch.optim.SGD([weights], 0.1).step()
+print(weights.sum().item())
+"""
+    boot = Path(reading.__file__).parent / "boot"
+    variables = {"MTRAIN_TRACE": str(tmp_path / "t"), "MTRAIN_TRACE_EVERY": "often", "PYTHONPATH": str(boot)}
+    done = run(tmp_path, sys.executable, "-c", script, out=None, **variables)
+    assert done.stdout.startswith("1.79"), done.stderr
+    assert "this process is not recorded: ValueError" in done.stderr
+
+
+def test_groups_that_are_added_later_are_recorded(tmp_path: Path) -> None:
+    script = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for update in range(4):
+    if update == 2:
+        further = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [further], "lr": 0.5})
+    optimizer.zero_grad()
+    (model(torch.ones(4, 3)).sum() + (further.sum() if update >= 2 else 0)).backward()
+    optimizer.step()
+"""
+    done = run(tmp_path, sys.executable, "-c", script)
+    assert "cannot record" not in done.stderr
+    updates = reading.read(tmp_path / "t").updates
+    assert [len(update.arrays["weights"]) for update in updates] == [2, 2, 3, 3]
+
+
 def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, sys.executable, "-c", "print('hello')")
     assert done.returncode == 2
