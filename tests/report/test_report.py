@@ -1,6 +1,7 @@
 """The records of a run, and the reports that a person sees."""
 
 import errno
+import gc
 import io
 import itertools
 import json
@@ -234,6 +235,40 @@ def test_no_title_label_or_value_of_the_curves_lies_on_another(tmp_path, monkeyp
     assert {"learning rate", "evaluation"} <= {text for text, _ in boxes}
     pairs = itertools.combinations(boxes, 2)
     assert [(a, b) for (a, one), (b, other) in pairs if one.overlaps(other)] == []
+
+
+def test_the_widest_labels_of_the_curves_stay_inside_the_image_and_off_the_other_plots(tmp_path):
+    small = {"total": 2.8e-12, "boxes": 2.0e-12}
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for update in range(20):
+            losses = {name: value * (1 + update / 50) for name, value in small.items()}
+            record = {
+                "kind": "update",
+                **update_record(update),
+                "losses": losses,
+                "samples_per_second": 123456.0 + update,
+            }
+            record |= {"learning_rate": 1.23e-5, "learning_rates": [1.23e-5], "data_wait_share": 0.99}
+            file.write(json.dumps(record) + "\n")
+    figure = report_plots.curves(tmp_path)
+    figure.canvas.draw()
+    plots = [axes.get_window_extent() for axes in figure.axes]
+    for axes, own in zip(figure.axes, plots, strict=True):
+        box = axes.get_tightbbox()
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+        assert not [other for other in plots if other.bounds != own.bounds and box.overlaps(other)]
+
+
+def test_drawing_leaves_the_garbage_collector_as_it_was(tmp_path, monkeypatch):
+    write_run(tmp_path, updates=5)
+    seen = []
+    monkeypatch.setattr(report_plots.Curves, "savefig", lambda *_, **__: seen.append(gc.isenabled()))
+    assert gc.isenabled()
+    draw_results(tmp_path)
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_tensorboard_holds_the_same_curve(tmp_path):
