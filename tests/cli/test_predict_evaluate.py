@@ -62,7 +62,7 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     report = (run / "report.html").read_text()
     assert report.count("data:image/jpeg;base64,") == 2
     assert "best AP50" in report
-    assert f"report:      {Path('runs/small/report.html')}" in (trained / "stdout.txt").read_text()
+    assert f"report:      open {Path('runs/small/report.html')}" in (trained / "stdout.txt").read_text()
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 
