@@ -59,7 +59,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
     "export": (
         ("mtrain export runs/digits", "digits.onnx"),
-        ("mtrain export runs/digits --form nms --out m.onnx", "an ONNX graph that suppresses overlapping boxes too"),
+        ("mtrain export runs/digits --form nms --out m.onnx", "an ONNX graph with the suppression in it"),
     ),
     "quantise": (("mtrain quantise --run runs/digits", "digits-int8.onnx"),),
     "prune": (("mtrain prune --run runs/digits --target 0.5 --out small", "a network of half the FLOPs"),),
@@ -85,7 +85,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "plugins test": (("mtrain plugins test ddp --ranks 2", "prove that it trains as solo does"),),
     "data check": (("mtrain data check yolov5n_bccd", "counts, mistakes, and images with their labels"),),
     "data convert": (("mtrain data convert out/ --to yolo -c spec.yml", "the data set of a spec as YOLO files"),),
-    "data make digits": (("mtrain data make digits digits/", "handwritten digits in COCO form"),),
+    "data make digits": (("mtrain data make digits digits/", "handwritten digits as a data set"),),
     "checkpoint list": (("mtrain checkpoint list runs/digits", "in the order of writing"),),
     "checkpoint verify": (("mtrain checkpoint verify runs/digits", "read every byte"),),
     "checkpoint show": (("mtrain checkpoint show runs/digits --arrays", "names and shapes"),),

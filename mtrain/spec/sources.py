@@ -4,6 +4,7 @@ Each function merges its values into ``Layers`` and adds a line to ``problems`` 
 are reported at once.
 """
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -285,16 +286,21 @@ def shipped_names() -> list[str]:
 
 def shipped_summaries() -> dict[str, str]:
     """Return the names of the shipped configs, each with the first sentence of the comment at its top."""
-    lines = {name: (shipped_folder() / f"{name}.yml").read_text(encoding="utf-8") for name in shipped_names()}
-    return {name: _first_sentence(text) for name, text in lines.items()}
+    return {name: _first_sentence(read_text(shipped_folder() / f"{name}.yml")) for name in shipped_names()}
 
 
 def specs_in(folder: FilePath) -> list[str]:
-    """Return the names of the YAML files in a folder that begin a section of a spec at the start of a line."""
+    """Return the names of the YAML files in a folder that begin a section of a spec at the start of a line.
+
+    Files that cannot be read, or are too long for settings, are left out: a folder may hold any YAML.
+    """
     keys = ("_BASE_:", "model:", "data:", "train:", "optimizer:")
-    files = [file for ending in ("*.yml", "*.yaml") for file in folder.glob(ending) if file.is_file()]
-    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
-    return sorted(name for name, text in texts.items() if any(line.startswith(keys) for line in text.splitlines()))
+    names = []
+    for file in sorted(file for ending in ("*.yml", "*.yaml") for file in folder.glob(ending)):
+        with contextlib.suppress(ValueError):
+            if any(line.startswith(keys) for line in read_text(file).splitlines()):
+                names.append(file.name)
+    return names
 
 
 def _first_sentence(text: str) -> str:

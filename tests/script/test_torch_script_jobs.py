@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from mtrain.cli import main
 from mtrain.core.checkpoint import store
+from tests.ports import held_port
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
 
 TORCH, PADDLE = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_paddle.py")
@@ -338,7 +339,8 @@ def test_two_hosts_run_a_script_to_the_bits_of_two_ranks_on_one(tmp_path):
     first, second, one = (tmp_path / name for name in ("first", "second", "one"))
     for folder in (first, second, one):
         folder.mkdir()
-    hosts = ["--name", "hosts", "--ips", "127.0.0.1,127.0.0.2"]
+    ports = ["--master-port", str(held_port()), "--control-port", str(held_port())]
+    hosts = ["--name", "hosts", "--ips", "127.0.0.1,127.0.0.2", *ports]
     line = [sys.executable, "-m", "mtrain", "run", *QUIET, *hosts, "--node-rank", "1"]
     other = subprocess.Popen([*line, TORCH], cwd=second, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     done(first, *hosts, "--node-rank", "0", TORCH)

@@ -124,15 +124,15 @@ def test_while_a_request_decodes_a_thread_is_left_for_others(decoding):
 
 def test_requests_take_turns_on_the_only_thread(decoding):
     async def scenario(client: Client) -> None:
-        first = asyncio.create_task(client.predict({f"wait{number}": SMALL for number in range(4)}))
+        first = asyncio.create_task(client.predict({f"wait{number}": SMALL for number in range(8)}))
         await client.until(lambda: decoding.begun == ["wait0"])
         others = [asyncio.create_task(client.predict({f"other{number}": SMALL})) for number in range(2)]
-        await client.until(lambda: client.service.in_work == 6 and client.service._pool._work_queue.qsize() == 2)
+        await client.until(lambda: client.service.in_work == 10 and client.service._pool._work_queue.qsize() == 2)
         decoding.go_on.set()
         assert [(await each).status_code for each in (first, *others)] == [200, 200, 200]
-        # Of the others the sizes are read first, in turn with the second image of the first request.
-        assert decoding.begun.index("other0") < decoding.begun.index("wait2")
-        assert decoding.begun.index("other1") < decoding.begun.index("wait3")
+        # Of the others the sizes are read first, in turn with images of the first request: two or three of these pass,
+        # as fast as the event loop is. Without turns all eight did.
+        assert max(decoding.begun.index(f"other{number}") for number in range(2)) < decoding.begun.index("wait6")
 
     with_client(scenario, threads=1)
 

