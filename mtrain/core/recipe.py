@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mtrain.core.interfaces import Pruning, Quantise, Recipe
+from mtrain.core.interfaces import Collective, Pruning, Quantise, Recipe
+from mtrain.core.sampler import Shares
 from mtrain.errors import SpecError
 from mtrain.spec.model import Spec
 from mtrain.spec.training import GroupSpec, PruneSpec, QuantiseSpec
@@ -168,6 +169,16 @@ def passes(shards: int, *, size: int) -> int:
 def rounds(recipe: Recipe, *, size: int) -> int:
     """Return how many micro batches of the job an update has; each is divided into the shards."""
     return recipe.accumulate // passes(recipe.shards or size, size=size)
+
+
+def shares_of(recipe: Recipe, collective: Collective) -> Shares:
+    """Return which shards of an update the calling rank computes."""
+    return Shares(
+        rank=collective.rank,
+        size=collective.size,
+        shards=recipe.shards or collective.size,
+        rounds=rounds(recipe, size=collective.size),
+    )
 
 
 def _indivisible(batch: int, *, shares: int, among: str) -> str:

@@ -59,17 +59,17 @@ def check_passes(recipe: Recipe, *, size: int, model: str, spans_ranks: bool) ->
     """
     if recipe.shards in (None, size):
         return
-    for reason in needs_all_shards(recipe, model=model, spans_ranks=spans_ranks):
+    for reason in needs_all_shards(sync_batchnorm=recipe.sync_batchnorm, model=model, spans_ranks=spans_ranks):
         raise SpecError(
             f"{reason}, and here {size} rank{'s' if size > 1 else ''} would compute {recipe.shards} shards one after "
             "the other; give cluster.sharing=ranks, or as many ranks as shards (cluster.shards)"
         )
 
 
-def needs_all_shards(recipe: Recipe, *, model: str, spans_ranks: bool) -> list[str]:
+def needs_all_shards(*, sync_batchnorm: bool, model: str, spans_ranks: bool) -> list[str]:
     """Return what needs all shards of a micro batch at the same time, each as a key of the spec and its reason."""
     reasons = {
-        "train.sync_batchnorm: it normalises over all shards of a micro batch": recipe.sync_batchnorm,
+        "train.sync_batchnorm: it normalises over all shards of a micro batch": sync_batchnorm,
         f"model.name: the loss of {model} is divided by a sum over all shards of a micro batch": spans_ranks,
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -163,10 +163,14 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         SpecError: the ranks cannot follow it.
     """
     spec, size = team.spec, team.size
-    recipe = make_recipe(spec if loaded.script is None else _sized_for(spec, size), size=size)
     if loaded.script is not None:
-        _check_script(spec, recipe, size=size)
-    elif mode in ("train", "compare"):
+        recipe = make_recipe(_sized_for(spec, spec.cluster.shards or size), size=size)
+        # What the script's own loss needs of all shards is refused when it asks for it, see ``rank.script.in_turn``.
+        elastic.check_passes(recipe, size=size, model=loaded.script.path.name, spans_ranks=False)
+        _check_script(spec)
+    else:
+        recipe = make_recipe(spec, size=size)
+    if loaded.script is None and mode in ("train", "compare"):
         model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
@@ -174,22 +178,17 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
     return recipe
 
 
-def _check_script(spec: Spec, recipe: Recipe, *, size: int) -> None:
+def _check_script(spec: Spec) -> None:
     """Refuse what only a loop of mtrain's can do.
 
     Raises:
         SpecError: the spec asks for such a thing.
     """
-    if recipe.shards not in (None, size):
-        raise SpecError(
-            f"cluster.shards: {recipe.shards} given for {size} ranks of a script, whose own loop decides what a rank computes; "
-            "leave it out, or give cluster.sharing=ranks"
-        )
     if spec.train.prune is not None:
         raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
 
 
-def _sized_for(spec: Spec, size: int) -> Spec:
-    """Return the spec with a batch that divides among ``size`` ranks: a script names its own batch when it runs."""
-    train = spec.train.model_copy(update={"batch_size": size, "accumulate": 1})
+def _sized_for(spec: Spec, shards: int) -> Spec:
+    """Return the spec with a batch that divides into ``shards``: a script names its own batch when it runs."""
+    train = spec.train.model_copy(update={"batch_size": shards, "accumulate": 1})
     return spec.model_copy(update={"train": train})

@@ -37,7 +37,7 @@ from mtrain.core.interfaces import (
 )
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
-from mtrain.core.recipe import check_frozen, make_recipe, rounds
+from mtrain.core.recipe import check_frozen, make_recipe, shares_of
 from mtrain.core.recomputing import patterns
 from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
@@ -94,13 +94,7 @@ class Assembly:
     @property
     def shares(self) -> Shares:
         """Return which shards of an update this rank computes."""
-        collective, recipe = self.session.collective, self.recipe
-        return Shares(
-            rank=collective.rank,
-            size=collective.size,
-            shards=recipe.shards or collective.size,
-            rounds=rounds(recipe, size=collective.size),
-        )
+        return shares_of(self.recipe, self.session.collective)
 
     def draws(self, data: TaskData) -> Draws | None:
         """Return how samples are drawn by weights; None: each is trained once an epoch."""

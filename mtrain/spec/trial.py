@@ -11,9 +11,6 @@ class Trial:
 
     updates: int
     """Largest number of updates; the schedule spans the shortened job."""
-    shares: int = 1
-    """Number of ranks whose part of each micro batch one rank trains, one after the other. The first of them alone moves
-    running statistics, as that of rank 0 does."""
     exact: bool = False
     """Compute in float64."""
     nudged: bool = False

@@ -11,22 +11,21 @@ from mtrain.core.cadence import Cadences
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Progress, Rates
 from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.recipe import make_recipe, rounds
+from mtrain.core.recipe import make_recipe, rounds, shares_of
 from mtrain.core.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
-from mtrain.rank.script.session import Session
 from mtrain.spec.trial import Trial
 from mtrain.studies.compare.benches import bench_of
 from mtrain.studies.compare.order import Order, parse_variants
 from mtrain.studies.compare.profiles import PROFILES
 
 
-def solo_bench(config: str, tmp_path: Path, *overrides: str):
+def solo_bench(config: str | None, tmp_path: Path, *overrides: str, **settings):
     variants = parse_variants("ddp,solo")
     order = Order(
         config=config, variants=variants, overrides=list(overrides), updates=2, ranks=2, profile=PROFILES["float32"],
-        rounds=0, out=tmp_path, tell=print,
+        rounds=0, out=tmp_path, tell=print, **settings,
     )  # fmt: skip
     return bench_of(order, variants[1])
 
@@ -74,21 +73,15 @@ class Noting:
 
 
 @pytest.mark.parametrize(("shares", "moved"), [(1, [True] * 4), (2, [True, False] * 2), (4, [True] + [False] * 3)])
-def test_of_each_micro_batch_of_a_script_the_first_shard_moves_the_buffers(shares, moved):
+def test_of_each_micro_batch_the_first_shard_moves_the_buffers(shares, moved, tmp_path):
     optimizer = Noting()
-    trial = None if shares == 1 else Trial(updates=1, shares=shares)
-    session = SimpleNamespace(
-        rank=0,
-        size=1,
-        _spec=SimpleNamespace(train=SimpleNamespace(accumulate=4)),
-        _job=SimpleNamespace(trial=trial),
-    )
+    spec = solo_bench("digits", tmp_path, f"cluster.shards={shares}", f"train.accumulate={4 // shares}").spec
     job = Job(
         session=SimpleNamespace(collective=OneRank()),
         steppers=[Stepper(optimizer, lambda update: Rates(learning_rates=(0.1,)))],
         feed=SimpleNamespace(open=lambda progress: iter(range(4)), spans_epochs=True, close=lambda: None),
         total_updates=1,
-        shares=Session._shares(session),
+        shares=shares_of(make_recipe(spec, size=1), OneRank()),
         seeds_shards=True,
     )
     loop = Loop(job, Cadences(), Hooks(), Progress())
@@ -98,21 +91,35 @@ def test_of_each_micro_batch_of_a_script_the_first_shard_moves_the_buffers(share
     assert optimizer.moved == moved
 
 
-def trial_of(sync_batchnorm: bool, shares: int):
-    return SimpleNamespace(train=SimpleNamespace(sync_batchnorm=sync_batchnorm)), Trial(updates=2, shares=shares)
+def spec_with(*, sync_batchnorm: bool, shards: int | None):
+    train, cluster = SimpleNamespace(sync_batchnorm=sync_batchnorm), SimpleNamespace(shards=shards)
+    return SimpleNamespace(train=train, cluster=cluster)
 
 
-def test_statistics_over_ranks_are_refused_where_one_rank_trains_their_parts_in_turn():
-    check_in_turn(*trial_of(sync_batchnorm=True, shares=1))
-    check_in_turn(*trial_of(sync_batchnorm=False, shares=2))
-    with pytest.raises(ScriptError, match=r"sync_batchnorm.*compare without this backend"):
-        check_in_turn(*trial_of(sync_batchnorm=True, shares=2))
+@pytest.mark.parametrize(
+    ("trial", "advice"), [(Trial(updates=2), "compare without this backend"), (None, "as many ranks as shards")]
+)
+def test_statistics_over_shards_are_refused_where_a_rank_trains_them_in_turn(trial, advice):
+    check_in_turn(spec_with(sync_batchnorm=True, shards=None), size=2, trial=trial)
+    check_in_turn(spec_with(sync_batchnorm=True, shards=2), size=2, trial=trial)
+    check_in_turn(spec_with(sync_batchnorm=False, shards=3), size=2, trial=trial)
+    with pytest.raises(ScriptError, match=rf"sync_batchnorm.*{advice}"):
+        check_in_turn(spec_with(sync_batchnorm=True, shards=3), size=2, trial=trial)
+
+
+def test_a_script_is_compared_on_one_rank_with_the_shards_of_several(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import mtrain\n")
+    bench = solo_bench(None, tmp_path, script=script)
+    assert (bench.ranks, bench.spec.cluster.shards, bench.row) == (1, 2, None)
+    refused = solo_bench(None, tmp_path, "train.sync_batchnorm=true", script=script).row
+    assert "compare without solo, or with --ranks 1" in refused.reason
 
 
 @pytest.mark.parametrize("call", [lambda each: each.all_reduce(np.ones(2), "sum"), lambda each: each.all_gather(1)])
-def test_a_loss_of_parts_in_turn_exchanges_nothing(call):
+def test_a_loss_of_shards_in_turn_exchanges_nothing(call):
     in_loss = False
-    collective = InTurn(OneRank(), 2, lambda: in_loss)
+    collective = InTurn(OneRank(), 2, lambda: in_loss, trial=Trial(updates=1))
     assert np.all(call(collective) == np.ones(1)), "between micro batches a script may exchange what it likes"
     in_loss = True
     with pytest.raises(ScriptError, match=r"session\.collective.*compare without this backend"):

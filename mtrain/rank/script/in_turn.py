@@ -1,4 +1,4 @@
-"""Refuse what one rank cannot compute when it trains the parts of several ranks in turn, as in ``mtrain compare``."""
+"""Refuse what a rank of a script cannot compute while it computes shards of a micro batch one after the other."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -7,29 +7,28 @@ from mtrain.core.interfaces import Collective, T, Tensor
 from mtrain.errors import ScriptError
 from mtrain.spec.trial import Trial
 
-_ADVICE = "compare without this backend, or with --ranks 1"
 
-
-def check_in_turn(spec: Any, trial: Trial | None) -> None:
-    """Refuse statistics over all ranks where one rank has their parts in turn.
+def check_in_turn(spec: Any, *, size: int, trial: Trial | None) -> None:
+    """Refuse statistics over all shards of a micro batch where ``size`` ranks compute another number of them.
 
     Raises:
         ScriptError: ``spec`` asks for them.
     """
-    if trial is not None and trial.shares > 1 and spec.train.sync_batchnorm:
-        raise ScriptError(
-            f"one process cannot compute what {trial.shares} ranks compute, so there is nothing to compare: "
-            f"sync_batchnorm takes statistics over the parts of all ranks, which this one trains in turn; {_ADVICE}"
-        )
+    shards = spec.cluster.shards
+    if shards not in (None, size) and spec.train.sync_batchnorm:
+        what = "session.prepare: sync_batchnorm takes statistics over all shards of a micro batch"
+        raise ScriptError(_refusal(what, shards, size=size, trial=trial))
 
 
 class InTurn:
-    """The collective of a rank that trains the parts of several in turn: a loss cannot be exchanged with parts to come."""
+    """The collective of such a rank: a loss cannot be exchanged with shards that are computed before or after it."""
 
-    def __init__(self, collective: Collective, shares: int, in_loss: Callable[[], bool]) -> None:
+    def __init__(
+        self, collective: Collective, shards: int, in_loss: Callable[[], bool], *, trial: Trial | None = None
+    ) -> None:
         """``in_loss``: whether a micro batch is in hands whose loss was not given to ``optimizer.update`` yet."""
         self.rank, self.local_rank, self.size = collective.rank, collective.local_rank, collective.size
-        self._collective, self._shares, self._in_loss = collective, shares, in_loss
+        self._collective, self._shards, self._in_loss, self._trial = collective, shards, in_loss, trial
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
         """See ``Collective.all_reduce``."""
@@ -43,8 +42,16 @@ class InTurn:
 
     def _check(self, call: str) -> None:
         if self._in_loss():
-            raise ScriptError(
-                f"one process cannot compute what {self._shares} ranks compute, so there is nothing to compare: the script "
-                f"calls session.collective.{call} for a micro batch, and this rank trains the parts of the ranks in turn; "
-                f"{_ADVICE}"
-            )
+            what = f"session.collective.{call}: called for a micro batch"
+            raise ScriptError(_refusal(what, self._shards, size=self.size, trial=self._trial))
+
+
+def _refusal(what: str, shards: int, *, size: int, trial: Trial | None) -> str:
+    """Return why ``what`` cannot be had, and what to do."""
+    advice = (
+        "give as many ranks as shards (cluster.shards), or cluster.sharing=ranks in an elastic job"
+        if trial is None
+        else "so there is nothing to compare: compare without this backend, or with --ranks 1"
+    )
+    ranks = "1 rank computes" if size == 1 else f"{size} ranks compute"
+    return f"{what}, but {ranks} the {shards} shards one after the other; {advice}"

@@ -44,6 +44,8 @@ class Records:
         metrics = {} if saved is None else saved.meta["extra"].get("results", {})
         self._best: dict[str, Any] = dict(metrics.get("best", {}))
         self._last: dict[str, Any] = dict(metrics.get("last", {}))
+        self.shards = 1
+        """Number of parts of an update that draw random numbers of their own."""
         self.choices: Sequence[tuple[str, str]] = ()
         """Messages about what was chosen for ``auto``: (kind, sentence)."""
         self.report = self._report(reporters)
@@ -115,11 +117,7 @@ class Records:
             self.report.event("warning", message="the script has changed since the checkpoint was written")
         for kind, sentence in self.choices:
             self.report.event(kind, message=sentence)
-        self.training.report_changes(spec, shards=self._shards(spec))
-
-    def _shards(self, spec: Any) -> int:
-        """Return the number of parts of an update that draw random numbers of their own."""
-        return self._rank.collective.size * int(spec.train.accumulate)
+        self.training.report_changes(spec, shards=self.shards)
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped or changed nothing."""
@@ -165,7 +163,7 @@ class Records:
             "kept": states,
             "stream": None if stream is None else kept.as_plain(stream, name="the stream"),
             "script": script_mark(),
-            random_layers.KEY: self._shards(spec),
+            random_layers.KEY: self.shards,
             "results": {"best": self._best, "last": self._last},
         }
         content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}

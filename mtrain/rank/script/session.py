@@ -16,7 +16,7 @@ from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
 from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.recipe import make_recipe
+from mtrain.core.recipe import make_recipe, shares_of
 from mtrain.core.recomputing import patterns
 from mtrain.core.sampler import Shares
 from mtrain.core.stepping import Stepper
@@ -111,10 +111,14 @@ class Session:
         self._learning_rate_of: RateOf | None = None
         self._read: Samples | Stream | None = None
         self._loop: ScriptLoop | None = None
-        shares = 1 if job.trial is None else job.trial.shares
+        shards = job.spec.cluster.shards
         self._collective: Collective = (
-            rank.collective if shares == 1 else InTurn(rank.collective, shares, self._in_loss)
+            rank.collective
+            if shards in (None, rank.collective.size)
+            else InTurn(rank.collective, shards, self._in_loss, trial=job.trial)
         )
+        self._shares: Shares | None = None
+        """Which shards of an update this rank computes, as ``prepare`` has decided it."""
         self._total: int | None = None
         self._tracing: Tracing | None = None
         self._records = Records(job, backend, rank, self._saved, reporters=reporters)
@@ -200,11 +204,12 @@ class Session:
             changes["train.accumulate"] = 1
         self._change(changes, call="session.prepare")
         self._learning_rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
-        check_in_turn(self._spec, self._job.trial)
+        check_in_turn(self._spec, size=self.size, trial=self._job.trial)
         self._spec = on_trial(self._spec, self._job.trial)
         self._spec, self._records.choices = settled(self._spec, self._rank)
-        # The recipe needs a batch that divides among the ranks; the script names its own later, in `batches`.
-        sized = changed(self._spec, {"train.batch_size": self.size * self._spec.train.accumulate})
+        # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
+        shards = self._spec.cluster.shards or self.size
+        sized = changed(self._spec, {"train.batch_size": shards * self._spec.train.accumulate})
         native_optimizer = recorded(optimizer, self._job.outside_paths)
         recipe = replace(
             make_recipe(sized, size=self.size),
@@ -212,6 +217,8 @@ class Session:
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
         )
+        self._shares = shares_of(recipe, self._rank.collective)
+        self._records.shards = self._shares.shards * self._shares.rounds
         self._model, native = self._rank.prepare(building, recipe)
         self._module = building.module
         gradients.watch(self._module, lambda: None if self._loop is None else self._loop.saw_gradients())
@@ -274,7 +281,7 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        if self._updater is None:
+        if self._updater is None or self._shares is None:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
@@ -282,9 +289,9 @@ class Session:
         outside = self._job.outside_paths
         changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
         self._change(changes, call="session.batches")
-        check_loop(self._spec, size=self.size)
+        check_loop(self._spec, self._shares)
         request = Request(order=order, shard=shard, collate=collate, nondeterministic=nondeterministic, workers=workers)
-        self._read = samples = opened(dataset, request, self._spec, self._rank.capabilities.seed)
+        self._read = samples = opened(dataset, request, self._spec, self._shares, self._rank.capabilities.seed)
         self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
         if self._saved is not None:
             check_continues(self._progress, samples)
@@ -295,7 +302,7 @@ class Session:
             self._rank,
             self._model,
             self._updater.native,
-            accumulate=self._shares().passes,
+            accumulate=self._shares.passes,
         )
         self._records.announce(
             self._spec,
@@ -313,7 +320,8 @@ class Session:
         """Make the training loop with everything that it calls."""
         assert self._total is not None
         assert self._updater is not None
-        spec, shares = self._spec, self._shares()
+        assert self._shares is not None
+        spec, shares = self._spec, self._shares
         schedule = learning_rates_of(
             spec,
             self._learning_rate_of,
@@ -341,13 +349,6 @@ class Session:
             save_requested=self._job.save_requested,
         )
         return ScriptLoop(Loop(job, cadences, hooks, self._progress), self._updater)
-
-    def _shares(self) -> Shares:
-        """Return which shards of an update this rank computes; in a trial, also those of further ranks."""
-        train, trial = self._spec.train, self._job.trial
-        in_turn = 1 if trial is None else trial.shares
-        assert train.accumulate != "auto"  # ``prepare`` has decided it
-        return Shares(rank=self.rank, size=self.size, shards=self.size * in_turn, rounds=train.accumulate // in_turn)
 
     # --------------------------------------------------------------------------------------- evaluation and logging
     def evaluate(
@@ -413,8 +414,8 @@ class Session:
 
     def _micro_batch(self) -> int:
         """Return the samples of a micro batch; before ``batches`` that of the spec's batch size."""
-        train = self._spec.train
-        return max(1, int(train.batch_size) // (self.size * int(train.accumulate)))
+        assert self._shares is not None
+        return max(1, int(self._spec.train.batch_size) // (self._shares.shards * self._shares.rounds))
 
     def _outcome(
         self, runner: evaluation.Step, dataset: Any, order: Iterator[list[int]], collate: Callable[[Any], Any]

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mtrain.core.sampler import Shares
 from mtrain.errors import ScriptError, SpecError
 from mtrain.rank.script.native import is_native
 from mtrain.spec import config
@@ -127,8 +128,8 @@ def loop_changes(
     return changes
 
 
-def check_loop(spec: Any, *, size: int) -> None:
-    """Refuse a loop without a length, or whose batch does not divide among ``size`` ranks.
+def check_loop(spec: Any, shares: Shares) -> None:
+    """Refuse a loop without a length, or whose batch does not divide into the shards of its updates.
 
     Raises:
         ScriptError: it is so; the message says what to give.
@@ -136,8 +137,10 @@ def check_loop(spec: Any, *, size: int) -> None:
     train = spec.train
     if train.epochs is None and train.updates is None:
         raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
-    if train.batch_size % (size * train.accumulate):
+    parts = shares.shards * shares.rounds
+    if train.batch_size % parts:
+        among = f"{shares.shards} {'ranks' if shares.shards == shares.size else 'shards'}"
         raise ScriptError(
-            f"session.batches: global_batch={train.batch_size} does not divide among {size} ranks x {train.accumulate} micro "
-            f"batches; use a multiple of {size * train.accumulate}"
+            f"session.batches: global_batch={train.batch_size} does not divide among {among} x {shares.rounds} micro "
+            f"batches; use a multiple of {parts}"
         )

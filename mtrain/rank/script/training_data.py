@@ -6,6 +6,7 @@ from typing import Any
 
 from mtrain.core import cadence, schedule
 from mtrain.core.interfaces import Progress
+from mtrain.core.sampler import Shares
 from mtrain.data.objects import Seed
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.order import Order
@@ -24,7 +25,7 @@ class Request:
     workers: int
 
 
-def opened(dataset: Any, request: Request, spec: Any, seed_framework: Seed) -> Samples | Stream:
+def opened(dataset: Any, request: Request, spec: Any, shares: Shares, seed_framework: Seed) -> Samples | Stream:
     """Return the samples of a data set as ``request`` asks.
 
     Raises:
@@ -39,6 +40,7 @@ def opened(dataset: Any, request: Request, spec: Any, seed_framework: Seed) -> S
             f"session.batches: workers={request.workers!r} given; expected a number of processes, 0 or more"
         )
     if is_stream(dataset, request.shard):
+        _check_parts(request, shares)
         return _stream(dataset, request, spec, seed_framework)
     samples = Samples(
         dataset,
@@ -53,6 +55,19 @@ def opened(dataset: Any, request: Request, spec: Any, seed_framework: Seed) -> S
     if request.workers:
         samples.use_workers(request.workers)
     return samples
+
+
+def _check_parts(request: Request, shares: Shares) -> None:
+    """Refuse a part of a stream for each rank where a rank computes several shards, or an empty one.
+
+    Raises:
+        ScriptError: it is so.
+    """
+    if request.shard is not None and shares.shards != shares.size:
+        raise ScriptError(
+            f"session.batches: shard= given, which divides a stream among the {shares.size} ranks of this job, but its updates have "
+            f"{shares.shards} shards (cluster.shards); leave shard= out, so that each rank reads the stream and keeps its shards"
+        )
 
 
 def _stream(dataset: Any, request: Request, spec: Any, seed_framework: Seed) -> Stream:

@@ -9,13 +9,10 @@ from mtrain.spec.trial import Trial
 
 
 def on_trial(spec: Any, trial: Trial | None) -> Any:
-    """Return ``spec`` with the precision and the micro batches that ``trial`` asks for."""
-    if trial is None:
+    """Return ``spec`` with the precision that ``trial`` asks for."""
+    if trial is None or not trial.exact:
         return spec
-    changes: dict[str, Any] = {"train.accumulate": spec.train.accumulate * trial.shares}
-    if trial.exact:
-        changes["train.precision"] = "fp64"
-    return changed(spec, changes)
+    return changed(spec, {"train.precision": "fp64"})
 
 
 def shortened(total_updates: int, trial: Trial | None) -> int:

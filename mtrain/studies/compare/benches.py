@@ -108,12 +108,9 @@ def bench_of(order: Order, variant: Variant) -> Bench:
     row = None
     if backend.rendezvous == ALONE and order.ranks > 1:
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
-        if loaded.script is None:
-            shards = loaded.spec.cluster.shards or order.ranks
-            values["cluster"] |= {"shards": shards, "sharing": elastic.PASSES}
-            row = _impossible_in_turn(loaded, variant, ranks=order.ranks)
-        else:
-            shards, loaded = order.ranks, on_trial(loaded, shares=order.ranks)
+        shards = loaded.spec.cluster.shards or order.ranks
+        values["cluster"] |= {"shards": shards, "sharing": elastic.PASSES}
+        row = _impossible_in_turn(loaded, variant, ranks=order.ranks)
         notes.append(
             f"one rank, with {shards} shards of each micro batch in turn: the same ones as on {order.ranks} ranks"
         )
@@ -127,10 +124,10 @@ def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Ro
     Shard after shard is how one rank computes what ``ranks`` compute: the first shard of each micro batch moves running
     statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
     """
-    spec, model = loaded.spec, loaded.job.model_class
-    reasons = elastic.needs_all_shards(
-        make_recipe(spec, size=ranks), model=spec.model.name, spans_ranks=bool(model.spans_ranks)
-    )
+    # What a script's own code needs of all shards shows when it runs.
+    spans_ranks = loaded.script is None and bool(loaded.job.model_class.spans_ranks)
+    sync_batchnorm, model = loaded.spec.train.sync_batchnorm, loaded.spec.model.name
+    reasons = elastic.needs_all_shards(sync_batchnorm=sync_batchnorm, model=model, spans_ranks=spans_ranks)
     if not reasons:
         return None
     return Row(

@@ -140,7 +140,9 @@ def _trace(order: Order, bench: Bench) -> State | None:
     assert newest is not None, "a finished job has a checkpoint"
     saved = store.load(newest)
     if bench.loaded.script is not None:
-        bench.spec = config.from_json(json.dumps(saved.spec), name="compare")
+        # A checkpoint does not say on which hosts, or in how many shards, its job was trained.
+        cluster = bench.loaded.spec.cluster
+        bench.spec = config.from_json(json.dumps(saved.spec), name="compare").model_copy(update={"cluster": cluster})
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
         _take_timed(order, bench, RunFolder(path), bench.started)
