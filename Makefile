@@ -12,8 +12,9 @@ NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends 
 OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 # A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
+ELSEWHERE = --ignore tests/backup/test_s3.py
 QUIETLY  = -q -n 2 --dist worksteal --no-skips
-PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest $(QUIETLY) --ignore tests/backup/test_s3.py $(PYTEST_ARGS)
+PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest $(QUIETLY) $(ELSEWHERE) $(PYTEST_ARGS)
 
 .PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
@@ -114,7 +115,7 @@ check: $(VENV)/.installed-dev  ## linters, types, import graph, and whether ever
 	$(PY) -m mypy
 	@mkdir -p build
 	$(PY) -m pytest -q -p no:cacheprovider tests/test_imports.py
-	@$(PY) -m pytest -q -p no:cacheprovider --collect-only tests > build/collected.txt || { tail -30 build/collected.txt; false; }
+	@$(PY) -m pytest -q -p no:cacheprovider --collect-only $(ELSEWHERE) tests > build/collected.txt || { tail -30 build/collected.txt; false; }
 
 fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff check --fix .
