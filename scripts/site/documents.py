@@ -146,3 +146,9 @@ def _slug(heading: str) -> str:
 def diagram(source: str) -> str:
     """Return the path below docs of the image of a Mermaid block, which `scripts/diagrams` draws."""
     return f"diagrams/{hashlib.sha256(source.strip().encode()).hexdigest()[:12]}.svg"
+
+
+def cells(row: str) -> int:
+    """Return the number of cells of a table's row; bars in code and escaped ones separate nothing."""
+    plain = _CODE.sub("", row.strip()).replace("\\|", "")
+    return plain.strip("|").count("|") + 1

@@ -16,31 +16,29 @@ from mkdocs.structure.files import File, Files
 from reference import page as reference_page
 
 DOCS = "docs"
+REFERENCE = "reference.md"
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml", ".css": "css", ".md": "markdown"}
 _SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
+_BOOSTS = {"Get started": 1.5, "How-to": 3.0, "Reference": 1.5, "Explanation": 0.6, "Extend": 0.4, "Results": 0.3}
+"""Section of the contents -> factor on its rank in the search: who searches wants to do something first."""
+_PAGE_BOOSTS = {
+    REFERENCE: 0.3,  # Python: has every word somewhere
+    "files/CHANGELOG.md": 0.2,
+    "renamed.md": 0.1,
+    "status.md": 0.3,
+}
+"""Exceptions of these."""
 
 _places: dict[str, str] = {}
 """Path on the site of each page that does not come from `docs` -> its path in the repository."""
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave pages of clusters that this checkout lacks out of the contents."""
-    for section in config.nav or []:
-        pages = section.get("Clusters", [])
-        pages[:] = [page for page in pages if all(_exists(place) for place in page.values())]
-    return config
-
-
-def _exists(place: str) -> bool:
-    return place.startswith("files/") or (ROOT / DOCS / place).is_file()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for the README, and for everything outside `docs` to which a document links."""
     _places.clear()
     reference = reference_page(ROOT / "mtrain", _on_site("CONTRIBUTING.md"))
-    files.append(File.generated(config, "reference.md", content=reference))
+    files.append(File.generated(config, REFERENCE, content=reference))
     waiting = [
         "README.md",
         "CONTRIBUTING.md",
@@ -69,9 +67,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Turn links to files of the repository into links to their pages, and diagrams into images."""
     here = page.file.src_uri
-    if here == "reference.md":
-        return markdown
     source = _places.get(here, f"{DOCS}/{here}")
+    page.meta["search"] = _search(here, source, [section.title for section in page.ancestors])
+    if here == REFERENCE:
+        return markdown
 
     def change(target: str) -> str:
         path, anchor = _resolve(target, source)
@@ -87,6 +86,14 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         return f"![diagram]({posixpath.relpath(diagram(match[1]), posixpath.dirname(here) or '.')}){{ .diagram }}"
 
     return _MERMAID.sub(draw, change_links(markdown, change))
+
+
+def _search(here: str, source: str, sections: list[str]) -> dict[str, Any]:
+    """Return how the search treats a page: code and lists of files would hide the pages for readers."""
+    if here != REFERENCE and not (source.endswith(".md") and (ROOT / source).is_file()):
+        return {"exclude": True}
+    boosts = [_BOOSTS[section] for section in sections if section in _BOOSTS]
+    return {"boost": _PAGE_BOOSTS.get(here, boosts[0] if boosts else 0.3)}
 
 
 def _outside(text: str, source: str) -> list[str]:

@@ -45,6 +45,42 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
     assert pages <= named, "add these to `nav` in mkdocs.yml"
 
 
+def broken_tables(text: str) -> list[str]:
+    """Rows that no table shows: those without a row of dashes above, and those with another number of cells."""
+    broken: list[str] = []
+
+    def look(part: str) -> str:
+        lines = part.splitlines()
+        width = 0
+        for line, following in zip(lines, [*lines[1:], ""], strict=False):
+            if not line.lstrip().startswith("|"):
+                width = 0
+            elif not width and re.fullmatch(r" *\|?( *:?-+:? *\|?)+", following):
+                width = documents.cells(line)
+                if documents.cells(following) != width:
+                    broken.append(line)
+            elif documents.cells(line) != width:
+                broken.append(line)
+        return part
+
+    documents.prose(text, look)
+    return broken
+
+
+def test_a_row_outside_a_table_and_one_with_another_number_of_cells_are_broken() -> None:
+    table = "| a | b |\n|---|--:|\n| `c | d` | e \\| f |\n"
+    assert broken_tables(table) == []
+    assert broken_tables(f"{table}\n| g | h |\n") == ["| g | h |"]
+    assert broken_tables(f"{table}| i |\n| j | k | l |\n") == ["| i |", "| j | k | l |"]
+    assert broken_tables("| m | n |\n|---|\n") == ["| m | n |", "|---|"]
+    assert broken_tables("```\n| o | p |\n```\n") == []
+
+
+def test_every_row_is_shown_in_its_table() -> None:
+    broken = [f"{page.relative_to(ROOT)}: {row}" for page in PAGES for row in broken_tables(page.read_text("utf-8"))]
+    assert not broken
+
+
 @pytest.mark.slow
 def test_every_diagram_has_an_image_for_the_site() -> None:
     blocks = [block for page in PAGES for block in documents.blocks(page) if block.language == "mermaid"]

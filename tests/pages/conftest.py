@@ -1,13 +1,16 @@
 """A server of pages over folders of the test's making, and a browser."""
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.browser import browser
+
+__all__ = ["browser"]
 
 
 @pytest.fixture(scope="module")
@@ -35,30 +38,3 @@ def address(runs) -> Iterator[str]:
             process.terminate()
             errors = process.communicate(timeout=20)[1]
     assert "Traceback" not in errors, errors
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    """A Chromium without a window."""
-    from selenium import webdriver
-
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("chromium-browser")
-    if driver is None or chromium is None:
-        pytest.skip("chromium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    # Without a sandbox, because tests may run as root; without shared memory, of which containers have little.
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--window-size=1200,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield browser
-    finally:
-        browser.quit()

@@ -29,26 +29,6 @@ for (const kind of ["dragenter", "dragover", "drop"]) {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,900",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(exported(tmp_path_factory.mktemp("page") / "colours.onnx", "detection")) as server:
         yield server
