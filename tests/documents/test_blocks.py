@@ -242,6 +242,18 @@ def test_a_command_over_two_lines_is_one() -> None:
     assert list(commands(block)) == [(5, ["a", "b", "c"]), (8, ["d", "e f"])]
 
 
+def test_comments_stand_above_their_commands() -> None:
+    """Beside them they are out of sight on the site, whose blocks have 80 columns."""
+    lines = [
+        f"{block.page.relative_to(ROOT)}: {line}"
+        for block in of("console")
+        if block.page.is_relative_to(ROOT / "docs")
+        for line in block.text.splitlines()
+        if re.match(r" *\$ .*\S +# ", line)
+    ]
+    assert not lines
+
+
 def test_commands_exist_and_take_these_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(number: int, words: list[str]) -> None:
         folder = tmp_path / str(number)
