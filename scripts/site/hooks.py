@@ -43,7 +43,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        "SECURITY.md",
         "benchmarks/README.md",
         "examples/README.md",
     ]
