@@ -13,7 +13,7 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
 # A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
 ELSEWHERE = --ignore tests/backup/test_s3.py
-QUIETLY  = -q -n 2 --dist worksteal --no-skips
+QUIETLY  = -q -n 3 --dist worksteal --no-skips
 PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest $(QUIETLY) $(ELSEWHERE) $(PYTEST_ARGS)
 
 .PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian

@@ -17,8 +17,9 @@ from mtrain.core.cadence import Cadences, counted, moved, scored
 from mtrain.core.feed import Feed, closable
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.measures import Measures
+from mtrain.core.noise import shard_seed
 from mtrain.core.sampler import Shares
-from mtrain.core.stepping import MicroBatch, ReadLate, Stepper
+from mtrain.core.stepping import MicroBatch, ReadLate, Stepper, all_rates, by_model
 from mtrain.core.update_record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.errors import Interrupted
 
@@ -34,9 +35,9 @@ class Job:
     total_updates: int
     shares: Shares
     """Which shards of an update this rank computes."""
-    seeds_shards: bool = False
-    """Whether the models' randomness is seeded before each micro batch, because reading samples in this process may
-    have drawn from the same generators."""
+    seed: int | None = None
+    """Seed of the job, with which the framework's generators are seeded before each micro batch, because reading samples in
+    this process may have drawn from them; None: they are not."""
     late: bool = False
     """Whether the metrics of an update are read after the next one was started, see ``Capabilities.late``. Requests to end or
     to save are then followed one update later, and so is the refusal of too many updates that are not finite. For one
@@ -175,7 +176,10 @@ class Loop(Iterator[MicroBatch]):
 
     def _drop_micro_batch(self) -> None:
         self.micro = None
-        for stepper in self.job.steppers:
+        self._leave_micro_batch()
+
+    def _leave_micro_batch(self) -> None:
+        for stepper in reversed(self.job.steppers):  # contexts of several models are inside one another
             stepper.close()
 
     def _is_complete(self) -> bool:
@@ -187,11 +191,14 @@ class Loop(Iterator[MicroBatch]):
     @property
     def has_updated(self) -> bool:
         """Whether an update has changed the weights that ``progress`` does not count yet."""
-        return self.micro is not None and self.micro.last and all(stepper.used for stepper in self.job.steppers)
+        steppers = self.job.steppers
+        ended = any(stepper.done for stepper in steppers) and not any(stepper.pending for stepper in steppers)
+        return self.micro is not None and self.micro.last and ended
 
     def _begin(self, number: int, batches: Iterator[Batch]) -> MicroBatch:
         """Wait for micro batch ``number`` of the update, and prepare the models for it."""
         clock, shares = self.hooks.clock, self.job.shares
+        self._leave_micro_batch()
         if number == 0:
             self._measures = Measures(summed=self.job.sums_metrics, start_s=clock())
         before = clock()
@@ -205,8 +212,10 @@ class Loop(Iterator[MicroBatch]):
             weight=shares.weight(number),
             moves_buffers=shares.moves_buffers(number),
         )
+        if self.job.seed is not None:
+            self.job.session.capabilities.seed(shard_seed(self.job.seed, micro.shard, self.progress.update))
         for stepper in self.job.steppers:
-            stepper.begin(micro, seeds_shard=self.job.seeds_shards)
+            stepper.begin(micro)
         return micro
 
     def use(self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any]) -> None:
@@ -214,13 +223,20 @@ class Loop(Iterator[MicroBatch]):
 
         ``metrics``: numbers or tensors for the record of the update; of a late job, all of them.
         """
-        assert self.micro is not None, "there is no micro batch to use"
-        stepper.backward(loss, weight=self.micro.weight)
-        self.log(metrics)
+        self.backward(stepper, loss, metrics)
+        assert self.micro is not None
         if self.micro.last and self.job.late:
             self._step_later(stepper)
         elif self.micro.last:
             stepper.step()
+
+    def backward(self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool = False) -> None:
+        """Take a loss of the micro batch in hands; after the last one of an update, ``stepper`` must step or skip."""
+        assert self.micro is not None, "there is no micro batch to use"
+        is_further = stepper.used
+        stepper.backward(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        for name, value in metrics.items():
+            self._measures.add(name, value, weight=self.micro.weight, is_further=is_further)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics to the record of the update in hands, without waiting for the device."""
@@ -238,7 +254,7 @@ class Loop(Iterator[MicroBatch]):
 
     def _finish_update(self, *, leaves: bool = False) -> None:
         """Count the update in hands, and report, evaluate and save as all ranks agree; of a late job the one before."""
-        self.micro = None
+        self._drop_micro_batch()
         if self._started is None:
             requests = self._agree(leaves=leaves)
         else:
@@ -256,17 +272,19 @@ class Loop(Iterator[MicroBatch]):
     def _agree(self, *, leaves: bool) -> Requests:
         """Agree with the other ranks after an update, count it, and report it."""
         before, measures, feed = self.progress, self._measures, self.job.feed
-        norms = [stepper.norm for stepper in self.job.steppers]
-        norm = next((norm for norm in norms if not math.isfinite(norm)), norms[0])
+        steppers = self.job.steppers
+        done = [stepper for stepper in steppers if stepper.done] or steppers
+        norm = next((stepper.norm for stepper in done if not math.isfinite(stepper.norm)), done[0].norm)
         is_reported = self._is_reported(before, norm)
         names = measures.names if is_reported else ()
-        place = Place(update=before.update, leaves=leaves, order=feed.order(before.epoch), names=names)
+        models = tuple(stepper.name for stepper in done) if len(steppers) > 1 else ()
+        place = Place(update=before.update, leaves=leaves, order=feed.order(before.epoch), names=names, models=models)
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
         requests, means = self._agreement.agree(self._requests(), place, metrics)
         self.progress = counted(self._moved(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
         check_finite(before, self.progress, max_nonfinite=self.cadences.max_nonfinite)
         if is_reported:
-            self._report(before, measures, self.job.steppers[0].rates, norm, means)
+            self._report(before, measures, all_rates(steppers), norm, means)
         return requests
 
     def _read(self, unread: _Unread) -> Requests:
@@ -314,6 +332,7 @@ class Loop(Iterator[MicroBatch]):
             norm=norm,
             seconds=self.hooks.clock() - measures.start_s,
             waited_s=waited_s,
+            models=by_model(self.job.steppers),
         )
         self.hooks.on_update(update.record(self.job.session))
 

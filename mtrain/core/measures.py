@@ -14,10 +14,18 @@ class Measures:
     data_wait_s: float = 0.0
     _values: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, name: str, value: Any, *, weight: float) -> None:
-        """Add a number or a tensor of a micro batch, without waiting for the device."""
+    def add(self, name: str, value: Any, *, weight: float, is_further: bool = False) -> None:
+        """Add a number or a tensor of a micro batch, without waiting for the device.
+
+        ``is_further``: it is a further part of the last one of this name, such as the second of two losses.
+        """
         value = value.detach() if hasattr(value, "detach") else value
-        self._values.setdefault(name, []).append(value if weight == 1 else value * weight)
+        value = value if weight == 1 else value * weight
+        values = self._values.setdefault(name, [])
+        if is_further and values:
+            values[-1] = values[-1] + value
+        else:
+            values.append(value)
 
     @property
     def names(self) -> tuple[str, ...]:

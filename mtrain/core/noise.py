@@ -57,6 +57,15 @@ def threshold(p: float) -> int:
     return round(p * RANGE)
 
 
+def shard_seed(seed: int, shard: int, update: int) -> int:
+    """Return the seed of the framework's generators for one shard of an update, 63 bits.
+
+    With accumulation, micro batch ``a`` of rank ``r`` is shard ``a * size + r``, so that the random numbers of a sample do not
+    depend on which rank computes it.
+    """
+    return int(np.random.SeedSequence([seed, shard, update]).generate_state(1, np.uint64)[0]) >> 1
+
+
 def sample_keys(seed: int, update: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Return the key int32 (B,) of each sample.
 

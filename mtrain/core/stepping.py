@@ -1,7 +1,7 @@
 """One model's optimizer on a training loop, with a count, a schedule and a norm of its own."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +29,21 @@ class MicroBatch:
 class Stepper:
     """An optimizer that takes one loss per micro batch, and makes an update with the last one."""
 
-    def __init__(self, optimizer: Optimizer, schedule: Callable[[int], Rates], *, count: int = 0) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Callable[[int], Rates],
+        *,
+        count: int = 0,
+        name: str = "",
+        own_order: bool = False,
+    ) -> None:
         self.optimizer = optimizer
         """The backend's."""
+        self.name = name
+        """Name of the model; empty where it is the only one."""
+        self.own_order = own_order
+        """Whether its micro batch lasts until the next one, see ``Recipe.own_order``; else until its loss was taken."""
         self.schedule = schedule
         self.count = count
         """Updates begun so far, skipped ones included."""
@@ -40,30 +52,53 @@ class Stepper:
         self.rates = Rates(learning_rates=())
         """Rates of the last update; none before the first."""
         self.used = False
-        """Whether the loss of the micro batch in hands was taken."""
+        """Whether a loss of the micro batch in hands was taken."""
+        self.taken = 0
+        """Number of micro batches of the update in hands of which a loss was taken."""
+        self.done = False
+        """Whether the update in hands was made, or its gradient dropped."""
         self._context = ExitStack()
 
-    def begin(self, micro: MicroBatch, *, seeds_shard: bool) -> None:
+    def begin(self, micro: MicroBatch) -> None:
         """Prepare for the forward pass of a micro batch."""
         self.used = False
-        if seeds_shard:
-            self.optimizer.seed_shard(micro.shard)
+        if micro.number == 0:
+            self.taken, self.done = 0, False
         # Only said where it is no default: optimizers of other projects may not know the argument.
         kept = {} if micro.moves_buffers else {"moves_buffers": False}
         self._context.enter_context(self.optimizer.micro_batch(last=micro.last, **kept))
 
-    def backward(self, loss: Any, *, weight: float) -> None:
-        """Take the loss of the micro batch in hands."""
-        self.optimizer.backward(loss if weight == 1 else loss * weight)
+    @property
+    def pending(self) -> bool:
+        """Whether it has gradients for an update that was neither made nor dropped."""
+        return self.taken > 0 and not self.done
+
+    def backward(self, loss: Any, *, weight: float, retain_graph: bool = False) -> None:
+        """Take a loss of the micro batch in hands."""
+        kept = {"retain_graph": True} if retain_graph else {}
+        self.optimizer.backward(loss if weight == 1 else loss * weight, **kept)
+        self.taken += not self.used
         self.used = True
-        self._context.close()
+        if not self.own_order:
+            self._context.close()
 
     def step(self) -> None:
         """Change the weights, and read the norm."""
         self.norm = self.optimizer.step(self._next_rates())
+        self.done = True
+
+    def skip(self) -> None:
+        """Drop the gradient, and read its norm; the count stays."""
+        self.norm = self.optimizer.skip()
+        self.done = True
+
+    def gradients(self) -> Mapping[str, Any]:
+        """Return the means of the gradients over the ranks by name, see ``Optimizer.gradients``."""
+        return self.optimizer.gradients()
 
     def step_later(self, numbers: Sequence[float], tensors: Sequence[Any]) -> ReadLate:
         """Change the weights without waiting for the device, see ``Optimizer.step_later``."""
+        self.done = True
         return self.optimizer.step_later(self._next_rates(), numbers, tensors)
 
     def _next_rates(self) -> Rates:
@@ -74,3 +109,19 @@ class Stepper:
     def close(self) -> None:
         """Leave the micro batch in hands, if there is one."""
         self._context.close()
+
+
+def all_rates(steppers: Sequence[Stepper]) -> Rates:
+    """Return the rates of one model, or the learning rates of several, one after the other in their order."""
+    if len(steppers) == 1:
+        return steppers[0].rates
+    # A model that has not been updated yet has the rates of its first update.
+    each = [x.rates if x.rates.learning_rates else x.schedule(x.count) for x in steppers]
+    return Rates(learning_rates=[rate for rates in each for rate in rates.learning_rates])
+
+
+def by_model(steppers: Sequence[Stepper]) -> dict[str, dict[str, Any]]:
+    """Return what a record says of each of several models; nothing of a single one."""
+    if len(steppers) == 1:
+        return {}
+    return {x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count} for x in steppers}

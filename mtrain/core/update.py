@@ -7,16 +7,16 @@ differ.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
 
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.loss_scale import LossScaler
 from mtrain.core.masking import Masking
+from mtrain.core.noise import shard_seed
 from mtrain.core.quantising import Ranges
+from mtrain.errors import SpecError
 
 Gradients = TypeVar("Gradients")
 NORM_EPSILON = 1e-6
@@ -102,6 +102,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._ranges: Ranges | None = None
         self._masking: Masking[Any] | None = None
         self._late: _Late | None = None
+        self._averaged_gradients: Gradients | None = None
+        """Gradients of the update in hands that are means over the ranks already, without the loss scale."""
+        self._restore_buffers: Callable[[], None] | None = None
         self.updates = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -110,20 +113,42 @@ class UpdateOrder(ABC, Generic[Gradients]):
     @contextmanager
     def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> Iterator[None]:
         """See ``Optimizer.micro_batch``."""
-        restore_buffers = None if moves_buffers else self._copy_buffers()
+        self._restore_buffers = None if moves_buffers else self._copy_buffers()
         with self._exchange.during(last=last), self._forward_context():
             yield
-        if restore_buffers is not None:
-            with self._without_graph():
-                restore_buffers()
+        self._end_forward()
 
-    def backward(self, loss: Any) -> None:
+    def _end_forward(self) -> None:
+        """Put the buffers back that the micro batch in hands was not to move."""
+        restore, self._restore_buffers = self._restore_buffers, None
+        if restore is not None:
+            with self._without_graph():
+                restore()
+
+    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
         """See ``Optimizer.backward``."""
         if self._scaler.active:  # whether the update before was applied decides about the scale of this one
             self.settle()
         with self._backward_context():
             factor = self._scaler.scale / self._recipe.accumulate
-            self._differentiate(loss if factor == 1 else loss * factor)
+            # Only said where it is no default: engines of other projects may not know the argument.
+            kept = {"retain_graph": True} if retain_graph else {}
+            self._differentiate(loss if factor == 1 else loss * factor, **kept)
+
+    def gradients(self) -> Mapping[str, Any]:
+        """See ``Optimizer.gradients``."""
+        with self._without_graph():
+            return self._named(self._exchanged())
+
+    def _exchanged(self) -> Gradients:
+        """Return the means of the gradients over the ranks, without the loss scale; every rank must call."""
+        if self._averaged_gradients is None:
+            self.settle()
+            self._exchange.finish()
+            self._averaged_gradients = self._gradients()
+            if self._scaler.scale != 1:
+                self._multiply(self._averaged_gradients, 1 / self._scaler.scale)
+        return self._averaged_gradients
 
     def step(self, rates: Rates) -> float:
         """See ``Optimizer.step``: exchange, norm, clip, apply, count, average, clear, seed, in this order.
@@ -131,18 +156,33 @@ class UpdateOrder(ABC, Generic[Gradients]):
         An update whose norm is not finite changes no weight, moment or average; it is counted.
         """
         self.settle()
-        with self._without_graph():
-            self._exchange.finish()
-            gradients = self._gradients()
-            norm = self._norm(gradients) / self._scaler.scale
+        # A script of its own order steps before its micro batch is left, so within mixed precision.
+        self._end_forward()
+        with self._without_graph(), self._backward_context() if self._recipe.own_order else nullcontext():
+            scale = self._scaler.scale
+            if self._averaged_gradients is None:
+                self._exchange.finish()
+                gradients = self._gradients()
+            else:  # somebody has looked at them, and may have changed them
+                gradients, scale, self._averaged_gradients = self._averaged_gradients, 1.0, None
+            norm = self._norm(gradients) / scale
             if math.isfinite(norm):
-                self._clip(gradients, norm)
+                self._clip(gradients, norm, scale)
                 self._apply_rules(gradients, rates)
                 if self._masking is not None:
                     self._masking.follow(rates)
             self._count(norm)
             self._clear_gradients()
             self._seed_next()
+        return norm
+
+    def skip(self) -> float:
+        """See ``Optimizer.skip``."""
+        self._end_forward()
+        with self._without_graph():
+            norm = self._norm(self._exchanged())
+            self._averaged_gradients = None
+            self._clear_gradients()
         return norm
 
     def _count(self, norm: float) -> None:
@@ -214,24 +254,20 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 if not math.isfinite(norm):
                     self._set_rule_updates(self.updates)
 
-    def _clip(self, gradients: Gradients, norm: float) -> None:
+    def _clip(self, gradients: Gradients, norm: float, scale: float) -> None:
         """Clip and remove the loss scale in one pass, which is skipped where the factor is 1."""
-        factor = min(1.0, self._recipe.clip_norm / (norm + NORM_EPSILON)) / self._scaler.scale
+        factor = min(1.0, self._recipe.clip_norm / (norm + NORM_EPSILON)) / scale
         if factor != 1:
             self._multiply(gradients, factor)
 
     def _seed_next(self) -> None:
-        """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it."""
-        self.seed_shard(self._rank)
+        """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it.
 
-    def seed_shard(self, shard: int) -> None:
-        """Seed the model's randomness for share number ``shard`` of the current update's global batch.
-
-        With accumulation, micro batch ``a`` of rank ``r`` is share ``a * size + r``, so that the random numbers of a
-        sample's share do not depend on which rank computes it.
+        Models that share the generators are seeded by the loop alone, see ``Recipe.own_order``.
         """
-        key = [self._recipe.seed, shard, self.updates + self.skipped + (self._late is not None)]
-        self._seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
+        if not self._recipe.own_order:
+            update = self.updates + self.skipped + (self._late is not None)
+            self._seed(shard_seed(self._recipe.seed, self._rank, update))
 
     def follow_ranges(self, ranges: Ranges | None) -> None:
         """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""
@@ -308,12 +344,23 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Return a context in which nothing is recorded for differentiation."""
 
     @abstractmethod
-    def _differentiate(self, loss: Any) -> None:
-        """Add the gradients of ``loss`` to those of the parameters."""
+    def _differentiate(self, loss: Any, *, retain_graph: bool = False) -> None:
+        """Add the gradients of ``loss`` to those of the parameters; of several models, to those of this one alone."""
 
     @abstractmethod
     def _gradients(self) -> Gradients:
         """Return the exchanged gradients; a parameter that took no part in the update has none and is left alone."""
+
+    def _named(self, gradients: Gradients) -> Mapping[str, Any]:
+        """Return the gradients themselves by name of the parameter.
+
+        Raises:
+            SpecError: they are split over the ranks, or copies, so that a change would be lost.
+        """
+        raise SpecError(
+            "optimizer.gradients: this backend has no whole gradients to show; use ddp, horovod or solo, or take the step with "
+            "optimizer.update(loss)"
+        )
 
     @abstractmethod
     def _norm(self, gradients: Gradients) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mtrain.core.interfaces import Progress, RankSession, Rates
@@ -29,6 +29,8 @@ class FinishedUpdate:
     seconds: float
     waited_s: float
     """Seconds of these spent waiting for data, as mean over ranks."""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Facts about each of several models by name; empty where there is one."""
 
     def record(self, session: RankSession) -> UpdateRecord:
         """Return the record of the update, with the measurements of this rank's ``session``.
@@ -36,7 +38,7 @@ class FinishedUpdate:
         It has: update, epoch, position, updates_per_epoch, total_updates, losses, learning_rate (of the last group), learning_rates,
         momentum (None: each group has its own), gradient_norm, skipped_updates (number of updates of the job whose gradient was not
         finite), samples_per_s, wait_share (share of the time spent waiting for data), update_seconds, memory_bytes (of this
-        rank), and the further measurements of the session.
+        rank), and the further measurements of the session. With several models also ``models``, see ``stepping.by_model``.
         """
         seconds = max(self.seconds, 1e-9)
         measured = session.measure()
@@ -55,6 +57,7 @@ class FinishedUpdate:
             "samples_per_second": self.global_batch / seconds,
             "data_wait_share": min(self.waited_s / seconds, 1.0),
             "update_seconds": seconds,
+            **({"models": {name: dict(facts) for name, facts in self.models.items()}} if self.models else {}),
             **measured,
             "memory_bytes": int(measured["memory_bytes"]),
         }

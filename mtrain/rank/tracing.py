@@ -1,25 +1,31 @@
 """Trace a training for ``mtrain compare``, as ``report.trace`` asks: fields for its records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtrain.core.interfaces import HostBatch, Loader, Optimizer, RankSession
+from mtrain.core.interfaces import HostBatch, Loader, RankSession, State
 from mtrain.core.trace import Shares, Tracer, traffic
 
 
 class Tracing:
     """The trace of a training. Every rank must call its methods, except ``saw`` and ``watch``."""
 
-    def __init__(self, wanted: str, rank: RankSession, model: Any, optimizer: Optimizer, *, accumulate: int) -> None:
-        """``wanted``: the setting ``report.trace``."""
+    def __init__(
+        self,
+        wanted: str,
+        rank: RankSession,
+        groups: Sequence[Sequence[str]],
+        state: Callable[[], State],
+        *,
+        accumulate: int,
+    ) -> None:
+        """``wanted``: the setting ``report.trace``; ``groups`` and ``state``: see ``Tracer``."""
         self._wanted = wanted
         self._rank = rank
         self._shares = Shares()
         self._tracer: Tracer | None = None
         if wanted == "state":
-            self._tracer = Tracer(
-                rank.collective, optimizer.groups, lambda: rank.state(model, optimizer), accumulate=accumulate
-            )
+            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate)
 
     def watch(self, loader: Loader) -> Loader:
         """Return a loader of which this rank's micro batches are noted."""

@@ -105,7 +105,11 @@ class TrainingRun:
         self._draws = job.draws(data)
         self.loader = job.training_loader(self._draws)
         self._tracing = Tracing(
-            job.spec.report.trace, job.session, job.model, job.optimizer, accumulate=job.recipe.accumulate
+            job.spec.report.trace,
+            job.session,
+            job.optimizer.groups,
+            lambda: job.session.state(job.model, job.optimizer),
+            accumulate=job.recipe.accumulate,
         )
         self.loader = self._tracing.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
@@ -165,7 +169,7 @@ class TrainingRun:
                 feed=feed,
                 total_updates=self.updates,
                 shares=job.shares,
-                seeds_shards=job.plugin.native,
+                seed=spec.train.seed if job.plugin.native else None,
                 # A trace looks at the state after every update, which must be that of the record.
                 late=job.session.capabilities.late and spec.report.trace == "none",
                 sums_metrics=True,

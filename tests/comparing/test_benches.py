@@ -9,7 +9,7 @@ import pytest
 
 from mtrain.core.cadence import Cadences
 from mtrain.core.collective import OneRank
-from mtrain.core.interfaces import Progress, Rates
+from mtrain.core.interfaces import Capabilities, Progress, Rates
 from mtrain.core.loop import Hooks, Job, Loop
 from mtrain.core.recipe import make_recipe, rounds, shares_of
 from mtrain.core.stepping import Stepper
@@ -64,9 +64,6 @@ class Noting:
     def __init__(self):
         self.moved = []
 
-    def seed_shard(self, shard):
-        pass
-
     def micro_batch(self, *, last, moves_buffers=True):
         self.moved.append(moves_buffers)
         return nullcontext()
@@ -77,12 +74,12 @@ def test_of_each_micro_batch_the_first_shard_moves_the_buffers(shares, moved, tm
     optimizer = Noting()
     spec = solo_bench("digits", tmp_path, f"cluster.shards={shares}", f"train.accumulate={4 // shares}").spec
     job = Job(
-        session=SimpleNamespace(collective=OneRank()),
+        session=SimpleNamespace(collective=OneRank(), capabilities=Capabilities()),
         steppers=[Stepper(optimizer, lambda update: Rates(learning_rates=(0.1,)))],
         feed=SimpleNamespace(open=lambda progress: iter(range(4)), spans_epochs=True, close=lambda: None),
         total_updates=1,
         shares=shares_of(make_recipe(spec, size=1), OneRank()),
-        seeds_shards=True,
+        seed=0,
     )
     loop = Loop(job, Cadences(), Hooks(), Progress())
     for _ in range(4):

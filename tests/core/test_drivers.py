@@ -12,13 +12,15 @@ from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place
 from mtrain.core.cadence import Cadence, Cadences
 from mtrain.core.collective import OneRank
 from mtrain.core.feed import LoaderFeed
-from mtrain.core.interfaces import Progress, Rates, Why
+from mtrain.core.interfaces import Capabilities, Progress, Rates, Why
 from mtrain.core.loop import Hooks, Job, Loop
+from mtrain.core.noise import shard_seed
 from mtrain.core.sampler import Shares
 from mtrain.core.stepping import Stepper
 from mtrain.core.trainer import train
 from mtrain.errors import Interrupted, ScriptError
-from mtrain.rank.script.loop import ScriptLoop, Updater
+from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.updater import Updater
 from tests.core.test_trainer import Descent, Line, Numpy, Ranks, Scalar
 
 DRIVERS = ("spec", "script")
@@ -56,10 +58,6 @@ class Exchanged(Descent):
         super().__init__(model, accumulate)
         self.collective = collective
         self.moved: list[bool] = []
-        self.seeds: list[int] = []
-
-    def seed_shard(self, shard: int) -> None:
-        self.seeds.append(shard)
 
     @contextmanager
     def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> Iterator[None]:
@@ -126,6 +124,8 @@ class Bench:
     ) -> None:
         self.driver, self.body, self.asked_to_stop = driver, body, False
         session: Any = Numpy()
+        self.seeds: list[int] = []
+        session.capabilities = Capabilities(seed=self.seeds.append)
         self.collective = session.collective = Counting(collective or OneRank())
         size = self.collective.size
         self.shares = Shares(rank=self.collective.rank, size=size, shards=shards or size, rounds=rounds)
@@ -144,7 +144,7 @@ class Bench:
             feed=LoaderFeed(session=session, loader=loader, global_batch=6),
             total_updates=updates,
             shares=self.shares,
-            seeds_shards=True,
+            seed=0,
             late=late,
             sums_metrics=driver == "spec",
         )
@@ -175,7 +175,7 @@ class Bench:
             return train(self.loop, Watched())
         self.model.train()
         updater = Updater(self.optimizer)  # type: ignore[arg-type]
-        batches = ScriptLoop(self.loop, updater)
+        batches = ScriptLoop(self.loop, [updater])
         for number, batch in enumerate(batches):
             updater.update(self.model(batch)["total"])
             try:
@@ -221,7 +221,7 @@ def test_three_shards_on_two_ranks_train_as_on_one_and_on_three(driver: str) -> 
         assert progress.update == 10
         assert [r["losses"] for r in bench.records] == [pytest.approx(r["losses"], rel=1e-12) for r in one.records]
     # Rank 1 computes shard 1 of each of the two rounds, and shard 0 with weight 0, which moves no statistics.
-    assert two[1][0].optimizer.seeds[:4] == [1, 0, 4, 3]
+    assert two[1][0].seeds[:4] == [shard_seed(0, shard, 0) for shard in (1, 0, 4, 3)]
     assert two[1][0].optimizer.moved[:4] == [True, False, True, False]
 
 

@@ -1,8 +1,10 @@
 """Start users' scripts through the real command line, and read what they have trained."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +18,25 @@ SCRIPTS = Path(__file__).parent / "scripts"
 QUIET = ("-o", "report.plots=false", "report.tensorboard=false", "cluster.threads=1")
 
 
-def run(here: Path, *words: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
-    """Run ``mtrain run`` with ``words`` in the folder ``here``."""
+def run(
+    here: Path, *words: str, timeout_s: float = 300, environ: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``mtrain run`` with ``words`` in the folder ``here``; ``environ``: further variables."""
     line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
-    return subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(
+        line,
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, **(environ or {})},
+    )
 
 
-def done(here: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def done(here: Path, *words: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
     """Run ``mtrain run`` and check that it succeeds."""
-    result = run(here, *words)
+    result = run(here, *words, environ=environ)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
 

@@ -73,6 +73,16 @@ def updated_with(make):
     return misuse
 
 
+def in_loop(calls, *, only_first=False, **settings):
+    def misuse(torch, session):
+        model, optimizer = prepared(torch, session, **settings)
+        for number, batch in enumerate(session.batches(Points(64, 0), **LOOP)):
+            if number == 0 or not only_first:
+                calls(torch, optimizer, loss_of(torch, model, batch))
+
+    return misuse
+
+
 def trained_on(data, **settings):
     def misuse(torch, session):
         model, optimizer = prepared(torch, session)
@@ -165,8 +175,8 @@ MISUSES = {
     ),
     "sparse gradients": (
         lambda torch, s: [
-            s.prepare(lambda: torch.nn.Embedding(9, 2, sparse=True)),
-            [s._updater.update(s._model(b[1]).sum()) for b in s.batches(Points(64, 0), **LOOP)],
+            pair := s.prepare(lambda: torch.nn.Embedding(9, 2, sparse=True)),
+            [pair[1].update(pair[0](b[1]).sum()) for b in s.batches(Points(64, 0), **LOOP)],
         ],
         "the gradient of weight is sparse",
     ),
@@ -188,14 +198,46 @@ MISUSES = {
         "parameters that are not those of the model",
     ),
     "an optimizer whose learning rate is set twice": (rate_set_twice, "was changed from outside"),
-    "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "called twice"),
+    "prepare twice": (lambda torch, s: [prepared(torch, s), prepared(torch, s)], "without a name"),
+    "a name after none": (lambda torch, s: [prepared(torch, s), prepared(torch, s, name="G")], "name each of several"),
+    "a name twice": (lambda torch, s: [prepared(torch, s, name="G"), prepared(torch, s, name="G")], "'G' is taken"),
+    "a name with a slash": (lambda torch, s: prepared(torch, s, name="a/b"), "expected letters, digits and _"),
+    "another seed for the second": (
+        lambda torch, s: [prepared(torch, s, name="G", seed=1), prepared(torch, s, name="D", seed=2)],
+        "seed=2 given, but 1 for the first model",
+    ),
+    "step without backward": (in_loop(lambda torch, optimizer, loss: optimizer.step()), "there is no gradient; call"),
+    "gradients without backward": (
+        in_loop(lambda torch, optimizer, loss: optimizer.gradients()),
+        "there is no gradient",
+    ),
+    "two losses with overlap": (
+        in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss, retain_graph=True), optimizer.backward(loss)]),
+        "called twice for one batch (update 0, micro batch 0 of 1); call it once, with the sum of the losses",
+    ),
+    "no step": (
+        in_loop(lambda torch, optimizer, loss: optimizer.backward(loss)),
+        "optimizer.step() was not called for",
+    ),
+    "step twice": (
+        in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss), optimizer.step(), optimizer.step()]),
+        "optimizer.step: there is no gradient",
+    ),
+    "gradients in mid-update": (
+        in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss), optimizer.gradients()], accumulate=2),
+        "they are there after the last micro batch",
+    ),
+    "some micro batches of an update": (
+        in_loop(lambda torch, optimizer, loss: optimizer.backward(loss), accumulate=2, only_first=True),
+        "optimizer.update(loss) was not called for the batch of update 0, micro batch 1 of 2",
+    ),
     "a negative limit": (lambda torch, s: prepared(torch, s, clip_norm=-1.0), "session.prepare: train.clip_norm"),
     "an unknown precision": (lambda torch, s: prepared(torch, s, precision="fp8"), "'fp16', 'fp64' or 'auto'"),
     "a number as schedule": (lambda torch, s: prepared(torch, s, schedule=0.1), "expected a curve"),
     "a schedule that is no learning rate": (
         lambda torch, s: [
-            prepared(torch, s, schedule=lambda update: -1.0),
-            [s._updater.update(loss_of(torch, s._model, b)) for b in s.batches(Points(64, 0), **LOOP)],
+            pair := prepared(torch, s, schedule=lambda update: -1.0),
+            [pair[1].update(loss_of(torch, pair[0], b)) for b in s.batches(Points(64, 0), **LOOP)],
         ],
         "the schedule returned -1.0 for update 0",
     ),
@@ -248,7 +290,7 @@ MISUSES = {
 @pytest.mark.parametrize(
     ("member", "remedy"),
     [
-        ("step", "optimizer.update(loss)"),
+        ("minimize", "optimizer.update(loss)"),
         ("zero_grad", "optimizer.update(loss)"),
         ("clear_grad", "optimizer.update(loss)"),
         ("setlr", "session.prepare(schedule="),

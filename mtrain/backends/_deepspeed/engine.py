@@ -16,7 +16,7 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import quantising, state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.engine import TorchEngine, channels_last
+from mtrain.backends._torch.engine import TorchEngine, channels_last, no_own_order
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.shards import Parts, tied
@@ -40,6 +40,8 @@ class ZeroEngine(TorchEngine):
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
+        if recipe.own_order:
+            raise SpecError(no_own_order())
         torch.manual_seed(recipe.seed)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:

@@ -54,8 +54,8 @@ class ZeroOptimizer(PartsOptimizer):
             self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
 
     @override
-    def _differentiate(self, loss: Tensor) -> None:
-        self._zero_exchange.backward(loss)
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        self._zero_exchange.backward(loss, retain_graph=retain_graph)
 
     @override
     def step(self, rates: Rates) -> float:

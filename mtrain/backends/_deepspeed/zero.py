@@ -185,11 +185,11 @@ class ZeroExchange:
                 self._engine.set_gradient_accumulation_boundary(False)
         return nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass of a loss that is already divided by the accumulation and scaled."""
         if self._split:
             internals.before_backward(self._engine)
-        self._engine.backward(loss, scale_wrt_gas=False)
+        self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
     def finish(self) -> None:
         """Complete the exchange: when this returns, gradients are averaged and set as ``grad`` of the parts.

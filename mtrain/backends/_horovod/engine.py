@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._horovod.exchange import Compression, HorovodExchange, Reduction
+from mtrain.backends._torch.after_backward import AfterBackward
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import Exchange
@@ -47,3 +48,7 @@ class HorovodEngine(TorchEngine):
             group_bytes=options.fusion_bytes,
             waits=self.waits,
         )
+
+    @override
+    def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
+        return model, AfterBackward({n: p for n, p in model.named_parameters() if p.requires_grad}, self.collective)

@@ -11,6 +11,7 @@ from paddle.nn import Layer
 from mtrain.backends import paddle_limits
 from mtrain.backends._kernels import library
 from mtrain.backends._paddle import batches, device, internals, precision, quantising, recompute, state, syncbn
+from mtrain.backends._paddle.after_backward import AfterBackward
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
@@ -94,13 +95,14 @@ class PaddleEngine(RankSession):
             self._check(recipe, size=self.collective.size, on_cpu=on_cpu)
         paddle_limits.check(recipe, on_cpu=on_cpu)
         precision.check(recipe.precision)
-        paddle.seed(recipe.seed)
+        if self._recipe is None or not recipe.own_order:
+            paddle.seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
         model.train()
         if all(parameter.stop_gradient for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
-        called, exchange = self.wrap(model, recipe)
+        called, exchange = self.wrap_for_own_order(model, recipe) if recipe.own_order else self.wrap(model, recipe)
         optimizer = PaddleOptimizer(model, recipe, exchange=exchange, collective=self.collective)
         wanted = not on_cpu if self.late_figures == "auto" else self.late_figures
         self.late = wanted and optimizer.can_be_late
@@ -114,6 +116,20 @@ class PaddleEngine(RankSession):
         The default leaves the model unchanged and exchanges nothing, as is right for one rank.
         """
         return model, NoExchange()
+
+    def wrap_for_own_order(self, model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
+        """Return what ``wrap`` returns for a model on which nothing may hang, see ``Recipe.own_order``.
+
+        Raises:
+            SpecError: The precision is mixed: Paddle keeps converted weights, of which a script may change some in between.
+        """
+        if recipe.precision in precision.HALF:
+            raise SpecError(
+                f"session.prepare: precision {recipe.precision} given with a name or overlap=False, which Paddle does not "
+                "combine; use fp32"
+            )
+        trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        return model, NoExchange() if self.collective.size == 1 else AfterBackward(trained, self.collective)
 
     def _place(self, model: Layer, recipe: Recipe) -> Layer:
         check_layer(model)

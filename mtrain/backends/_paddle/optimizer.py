@@ -111,8 +111,15 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         return context
 
     @override
-    def _differentiate(self, loss: Tensor) -> None:
-        loss.backward()
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        if not self._recipe.own_order:
+            loss.backward(retain_graph=retain_graph)
+            return
+        own = [parameter for group in self._groups for parameter in group.parameters.tensors.values()]
+        gradients = paddle.grad([loss], own, retain_graph=retain_graph, allow_unused=True)
+        for parameter, gradient in zip(own, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     @override
     def _gradients(self) -> Gradients:

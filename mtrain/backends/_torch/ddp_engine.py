@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
+from mtrain.backends._torch.after_backward import AfterBackward
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
 from mtrain.backends._torch.engine import TorchEngine
@@ -54,6 +55,10 @@ class DdpEngine(TorchEngine):
         )
         self._wrapped.add(wrapped)
         return wrapped, _Exchange(wrapped, self.waits)
+
+    @override
+    def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
+        return model, AfterBackward({n: p for n, p in model.named_parameters() if p.requires_grad}, self.collective)
 
     @override
     def close(self) -> None:

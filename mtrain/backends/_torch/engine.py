@@ -95,7 +95,8 @@ class TorchEngine(RankSession):
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
-        torch.manual_seed(recipe.seed)
+        if self._recipe is None or not recipe.own_order:
+            torch.manual_seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
         if recipe.compile:
@@ -103,7 +104,7 @@ class TorchEngine(RankSession):
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
-        called, exchange = self.wrap(model, recipe)
+        called, exchange = self.wrap_for_own_order(model) if recipe.own_order else self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)
         self.late = self._wants_late() and optimizer.can_be_late
@@ -118,6 +119,16 @@ class TorchEngine(RankSession):
 
         The default leaves the model unchanged and exchanges nothing, as is right for one rank.
         """
+        return model, NoExchange()
+
+    def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
+        """Return what ``wrap`` returns for a model on which nothing may hang, see ``Recipe.own_order``.
+
+        Raises:
+            SpecError: The backend cannot exchange gradients after the backward pass; the default, but for one rank.
+        """
+        if self.collective.size > 1 or type(self).wrap is not TorchEngine.wrap:
+            raise SpecError(no_own_order())
         return model, NoExchange()
 
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
@@ -251,6 +262,14 @@ def check_whole(model: Any) -> None:
             )
         if parameter.is_meta:
             raise SpecError(f"the model's weight {name} is on the device meta and has no values; build it on the CPU")
+
+
+def no_own_order() -> str:
+    """Return the refusal of a backend whose exchange hangs on the model, see ``Recipe.own_order``."""
+    return (
+        "session.prepare: a name, or overlap=False, given with a backend that trains one model in one order; use ddp, horovod, "
+        "fleet or solo"
+    )
 
 
 def of_one_rank(target: torch.device, *, check: Check | None = None) -> TorchEngine:

@@ -94,8 +94,9 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         return torch.no_grad()
 
     @override
-    def _differentiate(self, loss: Tensor) -> None:
-        loss.backward()
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        own = [p for group in self._parameters for p in group] if self._recipe.own_order else None
+        loss.backward(retain_graph=retain_graph or None, inputs=own)
 
     @override
     def _gradients(self) -> Gradients:
@@ -118,6 +119,14 @@ class TorchOptimizer(UpdateOrder[Gradients]):
                         f"the gradient of {names[place]} is sparse, which mtrain does not train; build the layer with "
                         "sparse=False"
                     )
+
+    @override
+    def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:
+        return {
+            names[place]: gradient
+            for names, places, group in zip(self.groups, gradients.places, gradients.groups, strict=True)
+            for place, gradient in zip(places, group, strict=True)
+        }
 
     @override
     def _norm(self, gradients: Gradients) -> float:
@@ -174,6 +183,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _clear_gradients(self) -> None:
+        if self._recipe.own_order and self._recipe.precision in precision.HALF:
+            torch.clear_autocast_cache()  # of weights that were just changed; the model may be called again before autocast ends
         for group in self._parameters:
             for parameter in group:
                 parameter.grad = None

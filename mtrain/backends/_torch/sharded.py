@@ -15,6 +15,7 @@ from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts, ema_shares
+from mtrain.core.update import UpdateOrder
 from mtrain.errors import SpecError
 
 BUCKET = 4 * 1024 * 1024
@@ -25,6 +26,10 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+
+    @override
+    def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:
+        return super()._named(gradients) if len(self.parts) == 0 else UpdateOrder._named(self, gradients)
 
     @override
     def _norm(self, gradients: Gradients) -> float:

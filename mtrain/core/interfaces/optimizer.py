@@ -1,6 +1,6 @@
 """An update rule that is bound to one model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,10 +37,12 @@ class Optimizer(Protocol):
         """
         ...
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Add the gradient of ``loss``, divided by ``accumulate``, to what has been summed up so far.
 
-        ``loss`` is the mean over this micro batch.
+        Args:
+            loss: The mean over this micro batch.
+            retain_graph: Another loss is computed from the same graph; only a user's script says so.
         """
         ...
 
@@ -49,6 +51,20 @@ class Optimizer(Protocol):
 
         If the norm is not finite, weights, moments and EMA stay as they are, and that norm is returned.
         """
+        ...
+
+    def gradients(self) -> Mapping[str, Tensor]:
+        """Return the gradients of the update in hands by name, as means over the ranks; every rank must call.
+
+        Only a user's script calls it, after the last ``backward`` of the update. What it changes in them, ``step`` applies.
+
+        Raises:
+            SpecError: The backend has no whole gradients.
+        """
+        ...
+
+    def skip(self) -> float:
+        """Drop the gradients of the update in hands, and return their norm; every rank must call. Nothing is counted."""
         ...
 
     def step_later(
@@ -64,13 +80,6 @@ class Optimizer(Protocol):
         Returns:
             A function that waits for the device, and returns the norm and the means over ranks of ``numbers`` and
             ``tensors``, float64. Call it after the next update was started, when the device has work to go on with.
-        """
-        ...
-
-    def seed_shard(self, shard: int) -> None:
-        """Seed the model's randomness by (seed, update, share of the global batch); see ``core.update``.
-
-        Sessions of users' scripts call it before each micro batch. ``step`` does the same for the next update.
         """
         ...
 

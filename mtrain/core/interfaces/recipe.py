@@ -78,6 +78,10 @@ class Recipe:
     own_model: bool = False
     """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
     they are, and may return anything and leave out parameters in some updates."""
+    own_order: bool = False
+    """A script orders forward and backward passes itself, perhaps of several models. A backward pass then adds to the
+    gradients of this model alone, which are exchanged after it. The models share the framework's random generators: each is
+    built in the stream of the one before, and seeds nothing after an update."""
     native_optimizer: Callable[[Any], Any] | None = None
     """Makes an optimizer of the framework for the model, in the place of ``rule``; a backend that splits arrays refuses
     it."""

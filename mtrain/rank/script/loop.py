@@ -1,96 +1,31 @@
 """The driver of the training loop for a script: ``session.batches`` yields micro batches, ``optimizer.update`` uses each of them."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from mtrain.core.agreement import Place, RanksDisagree
-from mtrain.core.interfaces import Optimizer, Progress, Rates
+from mtrain.core.interfaces import Progress
 from mtrain.core.loop import Loop
 from mtrain.core.losses import problem_of
 from mtrain.core.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
-from mtrain.spec.calls import explained
-
-
-class NotOfUpdater(ScriptError, AttributeError):
-    """A member that optimizers of frameworks have, and that of a script does not need."""
-
-
-RATE_WORDS = (
-    "the learning rate is the rule's times the schedule's factor: session.prepare(schedule=mtrain.Cosine()), or a function from the "
-    "number of the update to the learning rate, schedule=lambda update: 0.1 * 0.99**update"
-)
-INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("step", "minimize"),
-        "call optimizer.update(loss) once per batch: it computes the gradient, averages it over the ranks, clips and steps. "
-        "Leave out loss.backward() and optimizer.zero_grad()",
-    ),
-    **dict.fromkeys(
-        ("zerograd", "cleargrad", "backward"),
-        "leave it out: optimizer.update(loss) computes the gradient anew for each update",
-    ),
-    **dict.fromkeys(("setlr", "getlr", "lr", "learningrate", "paramgroups", "setlrscheduler"), RATE_WORDS),
-    **dict.fromkeys(
-        ("statedict", "setstatedict", "loadstatedict"), "leave it out: checkpoints hold the optimizer's state"
-    ),
-}
-"""What to write in the place of members of torch's and Paddle's optimizers, by their names without ``_`` in lower case."""
-
-
-@explained
-class Updater:
-    """The optimizer of a script: one call of ``update`` for each micro batch."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.native = optimizer
-        """The backend's own optimizer object."""
-        self.loop: ScriptLoop | None = None
-        self.stepper: Stepper | None = None
-        """Set once the training loop exists."""
-
-    @property
-    def norm(self) -> float:
-        """Norm of the last update's gradient, before clipping."""
-        return math.nan if self.stepper is None else self.stepper.norm
-
-    @property
-    def rates(self) -> Rates | None:
-        """Rates of the last update."""
-        return None if self.stepper is None or not self.stepper.rates.learning_rates else self.stepper.rates
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse members of the framework's optimizers, and say what to write in their place."""
-        instead = INSTEAD.get(name.replace("_", "").lower())
-        if instead is None:
-            raise AttributeError(f"mtrain's optimizer has no {name!r}; it has update(loss), norm and rates")
-        raise NotOfUpdater(f"optimizer.{name}: {instead}")
-
-    def update(self, loss: Any) -> None:
-        """Use the loss of the current micro batch; the last one of an update changes the weights.
-
-        Args:
-            loss: A single number with a gradient: the mean over the micro batch.
-
-        Raises:
-            ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
-        """
-        if self.loop is None or self.stepper is None:
-            raise ScriptError("optimizer.update: called outside of `for batch in session.batches(...)`")
-        self.loop.use(self.stepper, loss)
+from mtrain.rank.script.updater import Updater
 
 
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, updater: Updater) -> None:
+    def __init__(self, loop: Loop, updaters: Sequence[Updater]) -> None:
+        """Drive ``loop``; ``updaters``: those of its steppers, in their order."""
         self.loop = loop
-        self._updater = updater
-        (updater.stepper,) = loop.job.steppers
-        updater.loop = self
+        self._updaters = updaters
+        for updater, stepper in zip(updaters, loop.job.steppers, strict=True):
+            updater.stepper, updater.loop = stepper, self
         self._is_using = False
+        self._has_stepped = False
+        """Whether the script has asked for a step with the micro batch in hands."""
         self._own_backward = False
         """Whether the script has computed gradients of the model itself, for the micro batch in hands."""
 
@@ -106,8 +41,8 @@ class ScriptLoop(Iterator[Any]):
 
     @property
     def in_loss(self) -> bool:
-        """Tell whether a micro batch is in hands whose loss has not been used yet."""
-        return self.loop.micro is not None and not all(stepper.used for stepper in self.loop.job.steppers)
+        """Tell whether a micro batch is in hands no loss of which has been used yet."""
+        return self.loop.micro is not None and not any(stepper.used for stepper in self.loop.job.steppers)
 
     def __next__(self) -> Any:
         """Finish the micro batch before, and return the next one.
@@ -118,10 +53,11 @@ class ScriptLoop(Iterator[Any]):
             Interrupted: some rank was asked to end; the state is saved.
         """
         self._check_used()
+        self._has_stepped = False
         try:
             return next(self.loop).batch
         except StopIteration:
-            self._updater.loop = None
+            self._end()
             raise
         except RanksDisagree as error:
             raise_difference(error.places, own=error.places[self.loop.job.shares.rank])
@@ -132,7 +68,7 @@ class ScriptLoop(Iterator[Any]):
         Raises:
             ScriptError: the loop was left in the middle of an update, or other ranks go on.
         """
-        self._updater.loop = None
+        self._end()
         in_middle = self.loop.micro is not None and not self.loop.has_updated
         place = self._place
         try:
@@ -145,32 +81,98 @@ class ScriptLoop(Iterator[Any]):
                 "completes an update, on all ranks at the same one"
             )
 
+    def _end(self) -> None:
+        for updater in self._updaters:
+            updater.loop = None
+
     @property
     def _place(self) -> str:
         number = 0 if self.loop.micro is None else self.loop.micro.number
         return f"update {self.progress.update}, micro batch {number} of {self.loop.job.shares.passes}"
 
-    def use(self, stepper: Stepper, loss: Any) -> None:
-        """Use the loss of the micro batch in hands, see ``Updater.update``."""
-        if self.loop.micro is None:
-            raise ScriptError("optimizer.update: called before the first batch of the loop")
+    def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str) -> None:
+        """Take a loss of the micro batch in hands, see ``Updater.backward``."""
+        call = f"{self._optimizer(stepper)}.{call}"
+        micro = self.loop.micro
+        if micro is None:
+            raise ScriptError(f"{call}: called before the first batch of the loop")
         if self._own_backward:
             raise ScriptError(OWN_BACKWARD)
-        if stepper.used:
-            raise ScriptError(f"optimizer.update: called twice for one batch ({self._place}); call it once")
-        check_loss(loss, self._place)
+        if stepper.used and (stepper.done or not stepper.own_order or call.endswith("update")):
+            raise ScriptError(
+                f"{call}: called twice for one batch ({self._place}); call it once"
+                + (
+                    ""
+                    if call.endswith("update")
+                    else ", with the sum of the losses, or prepare the model with overlap=False"
+                )
+            )
+        if stepper.taken < micro.number:
+            raise ScriptError(
+                f"{call} ({self._place}): called for some micro batches of an update and not for all; call it for each or none"
+            )
+        if self._has_stepped and self.loop.job.shares.passes > 1:
+            raise ScriptError(
+                f"{call} ({self._place}): called after the step of another model, but a model steps after the last micro batch of "
+                "an update only, so this loss would go through weights that other ranks have changed already; call "
+                "`backward` of all models first, and then `step` of all, or train with accumulate=1 and a rank for each shard"
+            )
+        check_loss(loss, call, self._place)
+        with self._using():
+            self.loop.backward(stepper, loss, {self._loss_name(stepper): loss}, retain_graph=retain_graph)
+
+    def step(self, stepper: Stepper, *, skips: bool = False) -> None:
+        """Change the weights of a model, or drop its gradient, if the micro batch in hands is the last of its update."""
+        self._check_pending(stepper, "skip" if skips else "step")
+        assert self.loop.micro is not None
+        self._has_stepped = True
+        if self.loop.micro.last:
+            with self._using():  # an exchange may run backward passes of its own
+                stepper.skip() if skips else stepper.step()
+
+    def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
+        """Return the gradients of a model, see ``Updater.gradients``."""
+        self._check_pending(stepper, "gradients")
+        assert self.loop.micro is not None
+        if not self.loop.micro.last:
+            raise ScriptError(
+                f"{self._optimizer(stepper)}.gradients ({self._place}): they are there after the last micro batch of an update"
+            )
+        with self._using():
+            return stepper.gradients()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Return a context in which backward passes are not the script's own."""
         self._is_using = True
         try:
-            self.loop.use(stepper, loss, {"loss": loss})
+            yield
         finally:
             self._is_using = False
+
+    def _check_pending(self, stepper: Stepper, call: str) -> None:
+        if self.loop.micro is None or not stepper.used or stepper.done:
+            name = self._optimizer(stepper)
+            raise ScriptError(
+                f"{name}.{call}: there is no gradient; call {name}.backward(loss) before, once per batch, or "
+                f"{name}.update(loss) in the place of both"
+            )
+
+    def _optimizer(self, stepper: Stepper) -> str:
+        """Return how messages name an optimizer."""
+        return f"{stepper.name}'s optimizer" if stepper.name else "optimizer"
+
+    def _loss_name(self, stepper: Stepper) -> str:
+        """Return the name of the losses of a model in records."""
+        return f"loss_{stepper.name}" if stepper.name else "loss"
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values to the record of the current update."""
         if self.loop.micro is None:
             raise ScriptError("session.log: called before the first batch of the loop")
-        # ``update`` reports the loss itself.
-        self.loop.log({name: value for name, value in values.items() if name != "loss" or self.in_loss})
+        # ``update`` reports the losses themselves.
+        reported = {self._loss_name(stepper) for stepper in self.loop.job.steppers if stepper.used}
+        self.loop.log({name: value for name, value in values.items() if name not in reported})
 
     def _check_used(self) -> None:
         """Refuse to go on from a micro batch that was not used, or used otherwise."""
@@ -184,6 +186,17 @@ class ScriptLoop(Iterator[Any]):
                 f"session.batches: optimizer.update(loss) was not called for the batch of {place}; call it once for every "
                 "batch"
             )
+        if self.loop.micro is None:
+            return
+        for stepper in self.loop.job.steppers:
+            partly = 0 < stepper.taken <= self.loop.micro.number
+            if partly or (self.loop.micro.last and stepper.pending):
+                place, name = self._place, self._optimizer(stepper)
+                self.loop.close()
+                raise ScriptError(
+                    f"session.batches: {name}.{'backward(loss)' if partly else 'step()'} was not called for the batch of "
+                    f"{place}, but its gradient was computed; call it, or {name}.skip() after the last micro batch"
+                )
 
 
 def raise_difference(places: Sequence[Place], *, own: Place) -> NoReturn:
@@ -198,6 +211,11 @@ def raise_difference(places: Sequence[Place], *, own: Place) -> NoReturn:
             "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
             "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
         )
+    if len({place.models for place in places}) > 1:
+        raise ScriptError(
+            f"session.batches: the ranks have trained different models in update {update} (this rank: "
+            f"{', '.join(own.models) or 'none'}); decide by values that are equal on all ranks which model is trained"
+        )
     if len({(place.update, place.leaves) for place in places}) > 1:
         raise ScriptError(
             f"session.batches: some ranks leave the loop after update {update}, and others go on; leave it on all ranks at "
@@ -209,13 +227,13 @@ def raise_difference(places: Sequence[Place], *, own: Place) -> NoReturn:
     )
 
 
-def check_loss(loss: Any, place: str) -> None:
+def check_loss(loss: Any, call: str, place: str) -> None:
     """Refuse a loss without a gradient, or with several numbers.
 
     Raises:
         ScriptError: the loss cannot be used; the message says what to do.
     """
-    call = f"optimizer.update ({place})"
+    call = f"{call} ({place})"
     if isinstance(loss, Mapping):
         raise ScriptError(f"{call}: the loss is a dict with {', '.join(map(str, loss))}; give one of its values")
     if problem := problem_of(loss):

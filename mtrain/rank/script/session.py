@@ -19,7 +19,6 @@ from mtrain.core.loop import Hooks, Job, Loop
 from mtrain.core.recipe import make_recipe, shares_of
 from mtrain.core.recomputing import patterns
 from mtrain.core.sampler import Shares
-from mtrain.core.stepping import Stepper
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
@@ -28,7 +27,8 @@ from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
-from mtrain.rank.script.loop import ScriptLoop, Updater
+from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.models import ScriptModel, ScriptModels, part_of
 from mtrain.rank.script.native import NativeOptimizer, recorded
 from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
@@ -36,14 +36,16 @@ from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.samples import Samples, check_dataset, refuse_loader
 from mtrain.rank.script.schedules import learning_rates_of
-from mtrain.rank.script.settings import changed, changes_of, check_loop, loop_changes
+from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
 from mtrain.rank.script.stream import Shard, Stream
 from mtrain.rank.script.training_data import Request, check_continues, number_of_updates, opened
 from mtrain.rank.script.trials import nudge, on_trial, shortened
+from mtrain.rank.script.updater import Updater
 from mtrain.rank.script.workers import is_imported_by_worker
 from mtrain.rank.script_mode import RUNNING, RankJob, running, without_own_frames
 from mtrain.rank.tracing import Tracing
 from mtrain.spec.calls import explained
+from mtrain.spec.model import Spec
 
 
 @explained
@@ -104,11 +106,11 @@ class Session:
         self._spec = job.spec
         self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
         self._progress = Progress() if self._saved is None else self._saved.progress
-        self._module: Any = None
-        """The module that the script has built; ``_model`` is what the backend has made of it."""
-        self._model: Any = None
-        self._updater: Updater | None = None
-        self._learning_rate_of: RateOf | None = None
+        self._models = ScriptModels(rank=rank)
+        self._base = job.spec
+        """The spec that all models share, once the first one is prepared; ``_spec`` has the first one's settings, too."""
+        self._shared_settings: Mapping[str, Any] = {}
+        """Settings of the script, by path of the spec, that all models share."""
         self._read: Samples | Stream | None = None
         self._loop: ScriptLoop | None = None
         shards = job.spec.cluster.shards
@@ -168,8 +170,10 @@ class Session:
         sync_batchnorm: bool | None = None,
         freeze: Sequence[str] | None = None,
         seed: int | None = None,
+        name: str | None = None,
+        overlap: bool = True,
     ) -> tuple[Any, Updater]:
-        """Build the model on this rank, and bind an optimizer to it. Every rank must call.
+        """Build a model on this rank, and bind an optimizer to it. Every rank must call, once for each model.
 
         What is None is taken from the spec of ``mtrain run``, and is off where that sets nothing. A value that
         contradicts one that was set there is refused.
@@ -186,53 +190,89 @@ class Session:
             sync_batchnorm: BatchNorm statistics over all ranks.
             freeze: Regular expressions; parameters in whose name one is found are not trained.
             seed: Of start values, order, augmentation and dropout.
+            name: Of this model, where a session trains several. Its optimizer computes the gradients of this model alone.
+            overlap: Whether gradients are exchanged while they are computed, which allows one loss per batch. With a name they
+                are exchanged afterwards.
 
         Returns:
             The model to call in the loop, and its optimizer.
 
         Raises:
-            ScriptError: a value is wrong or contradicts the spec, or ``prepare`` was called before.
+            ScriptError: a value is wrong or contradicts the spec, or a name is missing or taken.
         """
-        if self._updater is not None:
-            raise ScriptError("session.prepare: called twice; one session trains one model with one optimizer")
+        if self._loop is not None:
+            raise ScriptError("session.prepare: called after session.batches; prepare all models first")
+        name = self._models.check_name(name)
+        own_order = bool(name) or not overlap
         building = Building(build)
         changes = changes_of(
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
             precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze, seed=seed,
         )  # fmt: skip
-        if self._spec.train.accumulate == "auto" and accumulate is None:
-            changes["train.accumulate"] = 1
-        self._change(changes, call="session.prepare")
-        self._learning_rate_of = schedule if callable(schedule) and not hasattr(schedule, "section") else None
-        check_in_turn(self._spec, size=self.size, trial=self._job.trial)
-        self._spec = on_trial(self._spec, self._job.trial)
-        self._spec, self._records.choices = settled(self._spec, self._rank)
+        shared = {path: value for path, value in changes.items() if path in SHARED_SETTINGS}
+        self._share(shared, accumulate=accumulate)
+        spec = self._changed(self._base, {path: x for path, x in changes.items() if path not in shared})
+        check_in_turn(spec, size=self.size, trial=self._job.trial)
         # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
-        shards = self._spec.cluster.shards or self.size
-        sized = changed(self._spec, {"train.batch_size": shards * self._spec.train.accumulate})
+        shards = spec.cluster.shards or self.size
+        sized = changed(spec, {"train.batch_size": shards * spec.train.accumulate})
         native_optimizer = recorded(optimizer, self._job.outside_paths)
         recipe = replace(
             make_recipe(sized, size=self.size),
             own_model=True,
+            own_order=own_order,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
         )
         self._shares = shares_of(recipe, self._rank.collective)
         self._records.shards = self._shares.shards * self._shares.rounds
-        self._model, native = self._rank.prepare(building, recipe)
-        self._module = building.module
-        gradients.watch(self._module, lambda: None if self._loop is None else self._loop.saw_gradients())
-        self._updater = Updater(native)
+        model, native = self._rank.prepare(building, recipe)
+        gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
         if native_optimizer is not None:
-            self._change({"optimizer.learning_rate": native_optimizer.learning_rate}, call="session.prepare")
+            spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
+        updater = Updater(native)
+        self._spec = spec if len(self._models) == 0 else self._spec
+        self._models.add(
+            ScriptModel(
+                name=name,
+                spec=spec,
+                module=building.module,
+                model=model,
+                updater=updater,
+                learning_rate_of=schedule if callable(schedule) and not hasattr(schedule, "section") else None,
+                own_order=own_order,
+            )
+        )
         if self._saved is not None:
-            self._rank.restore(self._model, native, self._saved.state)
+            self._rank.restore(model, native, part_of(self._saved.state, name))
         elif self._job.trial is not None and self._job.trial.nudged:
-            nudge(self._rank, self._model, native)
-        return self._model, self._updater
+            nudge(self._rank, model, native)
+        return model, updater
 
-    def _change(self, changes: Mapping[str, Any], *, call: str) -> None:
-        self._spec = changed(self._spec, changes, outside_paths=self._job.outside_paths, call=call)
+    def _share(self, settings: Mapping[str, Any], *, accumulate: int | None) -> None:
+        """Take the settings that all models share from the first one, and compare those of further ones.
+
+        Raises:
+            ScriptError: a further model has other ones.
+        """
+        if len(self._models) == 0:
+            if self._spec.train.accumulate == "auto" and accumulate is None:
+                settings = {**settings, "train.accumulate": 1}
+            spec = self._changed(self._spec, settings)
+            self._base, self._records.choices = settled(on_trial(spec, self._job.trial), self._rank)
+            self._shared_settings = settings
+            return
+        for path, value in settings.items():
+            if path not in self._shared_settings or self._shared_settings[path] != value:
+                first = self._shared_settings.get(path)
+                raise ScriptError(
+                    f"session.prepare: {path.rpartition('.')[2]}={value!r} given, but {first!r} for the first model; it holds "
+                    "for all models of a session: say it at the first one alone"
+                )
+
+    def _changed(self, spec: Spec, changes: Mapping[str, Any], *, call: str = "session.prepare") -> Spec:
+        result: Spec = changed(spec, changes, outside_paths=self._job.outside_paths, call=call)
+        return result
 
     def keep(self, name: str, kept_object: Any) -> None:
         """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
@@ -281,14 +321,14 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        if self._updater is None or self._shares is None:
+        if self._shares is None:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
         refuse_loader(dataset, call="session.batches")  # before its batch is missed: the message has the whole line
         outside = self._job.outside_paths
         changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
-        self._change(changes, call="session.batches")
+        self._spec = self._changed(self._spec, changes, call="session.batches")
         check_loop(self._spec, self._shares)
         request = Request(order=order, shard=shard, collate=collate, nondeterministic=nondeterministic, workers=workers)
         self._read = samples = opened(dataset, request, self._spec, self._shares, self._rank.capabilities.seed)
@@ -300,41 +340,44 @@ class Session:
         self._tracing = tracing = Tracing(
             self._spec.report.trace,
             self._rank,
-            self._model,
-            self._updater.native,
+            self._models.groups,
+            self._models.state,
             accumulate=self._shares.passes,
         )
         self._records.announce(
             self._spec,
-            model=type(self._module).__name__,
+            model=self._models.title,
             samples=samples.length,
             updates_per_epoch=samples.updates_per_epoch,
             total_updates=self._total,
             fields=tracing.start(),
         )
-        self._module.train()
+        for entry in self._models:
+            entry.module.train()
         self._loop = self._begin(samples, tracing)
         return self._loop
 
     def _begin(self, samples: Samples | Stream, tracing: Tracing) -> ScriptLoop:
         """Make the training loop with everything that it calls."""
         assert self._total is not None
-        assert self._updater is not None
         assert self._shares is not None
         spec, shares = self._spec, self._shares
-        schedule = learning_rates_of(
-            spec,
-            self._learning_rate_of,
-            updates_per_epoch=samples.updates_per_epoch or self._total,
-            total_updates=self._total,
-        )
+        steppers = []
+        for entry in self._models:
+            schedule = learning_rates_of(
+                self._lasting(entry.spec),
+                entry.learning_rate_of,
+                updates_per_epoch=samples.updates_per_epoch or self._total,
+                total_updates=self._total,
+            )
+            steppers.append(entry.stepper(schedule, count=self._updates_of(entry)))
         job = Job(
             session=self._rank,
-            steppers=[Stepper(self._updater.native, schedule, count=self._progress.update)],
+            steppers=steppers,
             feed=ScriptFeed(rank=self._rank, samples=samples, shares=shares, floats=self._floats(), saw=tracing.saw),
             total_updates=self._total,
             shares=shares,
-            seeds_shards=True,
+            seed=spec.train.seed,
         )
         cadences = Cadences(
             report_every=spec.report.every_updates,
@@ -348,7 +391,20 @@ class Session:
             stop=self._asked_to_end,
             save_requested=self._job.save_requested,
         )
-        return ScriptLoop(Loop(job, cadences, hooks, self._progress), self._updater)
+        return ScriptLoop(Loop(job, cadences, hooks, self._progress), [entry.updater for entry in self._models])
+
+    def _lasting(self, spec: Spec) -> Spec:
+        """Return the spec of a model with the batch and length that ``batches`` has set."""
+        train = self._spec.train
+        lasting = {"batch_size": train.batch_size, "epochs": train.epochs, "updates": train.updates}
+        return spec.model_copy(update={"train": spec.train.model_copy(update=lasting)})
+
+    def _updates_of(self, entry: ScriptModel) -> int:
+        """Return how many updates a model has begun before this process."""
+        if self._saved is None or not entry.own_order:
+            return self._progress.update
+        counters = part_of(self._saved.state, entry.name).counters
+        return int(counters["updates"] + counters["skipped"])
 
     # --------------------------------------------------------------------------------------- evaluation and logging
     def evaluate(
@@ -380,14 +436,13 @@ class Session:
         Raises:
             ScriptError: the data set, the model's output or the metric's result cannot be used.
         """
-        if self._updater is None or model is not self._model:
-            raise ScriptError("session.evaluate: expected the model that session.prepare returned")
+        entry = self._models.of(model, call="session.evaluate")
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
-        runner = evaluation.Step(self._module, step or evaluation.predicted)
+        runner = evaluation.Step(entry.module, step or evaluation.predicted)
         order = evaluation.shares(len(dataset), self._rank.collective, batch_size or self._micro_batch())
         try:
-            outcome = self._outcome(runner, dataset, order, collate or trees.collate)
+            outcome = self._outcome(entry, runner, dataset, order, collate or trees.collate)
         except Interrupted as error:
             if self._loop is None:
                 raise
@@ -418,26 +473,48 @@ class Session:
         return max(1, int(self._spec.train.batch_size) // (self._shares.shards * self._shares.rounds))
 
     def _outcome(
-        self, runner: evaluation.Step, dataset: Any, order: Iterator[list[int]], collate: Callable[[Any], Any]
+        self,
+        entry: ScriptModel,
+        runner: evaluation.Step,
+        dataset: Any,
+        order: Iterator[list[int]],
+        collate: Callable[[Any], Any],
     ) -> evaluation.Outcome:
         """Return (predictions, targets) of ``dataset``, computed with the averaged weights in evaluation mode."""
-        assert self._updater is not None
-        native, seed, seed_framework = self._updater.native, self._spec.train.seed, self._rank.capabilities.seed
+        seed, seed_framework = self._spec.train.seed, self._rank.capabilities.seed
 
         def batch_of(indices: Sequence[int]) -> Any:
             return collate([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
 
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
-        with native.averaged():
-            self._module.eval()
+        with entry.updater.native.averaged():
+            entry.module.eval()
             try:
                 return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
             finally:
-                self._module.train()
+                entry.module.train()
 
     def _floats(self) -> Any:
         """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
         return np.float64 if self._spec.train.precision == "fp64" else None
+
+    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+        """Add the gradients of a loss of the current micro batch to those of all models, as ``loss.backward()`` does.
+
+        Call ``step`` of each optimizer afterwards. A loss of one model is given to ``optimizer.backward`` of that model.
+
+        Args:
+            loss: A single number with a gradient: the mean over the micro batch.
+            retain_graph: Another loss is computed from the same graph afterwards.
+
+        Raises:
+            ScriptError: as for ``optimizer.update``.
+        """
+        updaters = [entry.updater for entry in self._models]
+        if not updaters:
+            raise ScriptError("session.backward: called before session.prepare")
+        for updater in updaters:
+            updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
 
     def log(self, **values: Any) -> None:
         """Report values of the current update: numbers or tensors, as means over micro batches and ranks.
@@ -464,10 +541,9 @@ class Session:
         return self._job.stop()
 
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:
-        assert self._updater is not None
         if why == "requested":
             self._job.save_requested.served()
-        state = self._rank.state(self._model, self._updater.native)
+        state = self._models.state()
         assert self._read is not None
         stream = self._read.state_before(progress.epoch, progress.position)
         self._records.save(state, progress, score=score, why=why, spec=self._spec, stream=stream)
@@ -478,8 +554,8 @@ class Session:
         if reason == "done" and loop is not None:
             loop.leave()
             loop.loop.finish()
-        if reason == "done" and self._updater is not None:
-            state = self._rank.state(self._model, self._updater.native)
+        if reason == "done" and len(self._models):
+            state = self._models.state()
         measured = self._tracing.measured() if state is not None and self._tracing is not None else None
         self._records.end(
             reason, self.progress, spec=self._spec, total_updates=self._total, state=state, measured=measured

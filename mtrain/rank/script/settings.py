@@ -12,6 +12,8 @@ from mtrain.spec import config
 
 SECTIONS = ("train", "optimizer", "schedule")
 """Sections of a spec that a script may set, too."""
+SHARED_SETTINGS = ("train.accumulate", "train.precision", "train.seed")
+"""Settings that are equal for all models of a session."""
 PLAIN = "_base_/script.yml"
 """The shipped file with the values that neither the user nor the script sets: those of a plain training loop."""
 

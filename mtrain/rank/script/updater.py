@@ -1,0 +1,145 @@
+"""The optimizer that ``session.prepare`` returns: it takes losses, in one call or in the steps of a plain loop."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from mtrain.core.interfaces import Optimizer, Rates
+from mtrain.core.stepping import Stepper
+from mtrain.errors import ScriptError
+from mtrain.spec.calls import explained
+
+
+class NotOfUpdater(ScriptError, AttributeError):
+    """A member that optimizers of frameworks have, and that of a script does not need."""
+
+
+RATE_WORDS = (
+    "the learning rate is the rule's times the schedule's factor: session.prepare(schedule=mtrain.Cosine()), or a function from the "
+    "number of the update to the learning rate, schedule=lambda update: 0.1 * 0.99**update"
+)
+INSTEAD: Mapping[str, str] = {
+    "minimize": "call optimizer.update(loss) once per batch: it computes the gradient, averages it over the ranks, clips and "
+    "steps. Leave out loss.backward() and optimizer.zero_grad()",
+    **dict.fromkeys(("zerograd", "cleargrad"), "leave it out: optimizer.update(loss), or step(), clears the gradient"),
+    **dict.fromkeys(("setlr", "getlr", "lr", "learningrate", "paramgroups", "setlrscheduler"), RATE_WORDS),
+    **dict.fromkeys(
+        ("statedict", "setstatedict", "loadstatedict"), "leave it out: checkpoints hold the optimizer's state"
+    ),
+}
+"""What to write in the place of members of torch's and Paddle's optimizers, by their names without ``_`` in lower case."""
+
+
+class Driver(Protocol):
+    """What drives the training loop: it checks a call, and makes it if the micro batch in hands allows it."""
+
+    def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str) -> None:
+        """Take a loss; ``call`` is named in messages."""
+        ...
+
+    def step(self, stepper: Stepper, *, skips: bool = False) -> None:
+        """Change the weights after the last micro batch of an update, or drop the gradient."""
+        ...
+
+    def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
+        """Return the gradients by name."""
+        ...
+
+
+@explained
+class Updater:
+    """The optimizer of a model: one call of ``update`` for each micro batch, or ``backward`` and ``step``."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.native = optimizer
+        """The backend's own optimizer object."""
+        self.loop: Driver | None = None
+        self.stepper: Stepper | None = None
+        """Set once the training loop exists."""
+
+    @property
+    def norm(self) -> float:
+        """Norm of the last update's gradient, before clipping."""
+        return math.nan if self.stepper is None else self.stepper.norm
+
+    @property
+    def rates(self) -> Rates | None:
+        """Rates of the last update."""
+        return None if self.stepper is None or not self.stepper.rates.learning_rates else self.stepper.rates
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse members of the framework's optimizers, and say what to write in their place."""
+        instead = INSTEAD.get(name.replace("_", "").lower())
+        if instead is None:
+            raise AttributeError(
+                f"mtrain's optimizer has no {name!r}; it has update(loss), backward(loss), gradients(), step(), skip(), norm and rates"
+            )
+        raise NotOfUpdater(f"optimizer.{name}: {instead}")
+
+    def update(self, loss: Any, *, retain_graph: bool = False) -> None:
+        """Use the loss of the current micro batch; the last one of an update changes the weights.
+
+        Of several models, the gradients of this optimizer's own model alone are computed.
+
+        Args:
+            loss: A single number with a gradient: the mean over the micro batch.
+            retain_graph: Another model's loss is computed from the same graph afterwards.
+
+        Raises:
+            ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
+        """
+        loop, stepper = self._in_loop("update")
+        loop.backward(stepper, loss, retain_graph=retain_graph, call="update")
+        loop.step(stepper)
+
+    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+        """Add the gradient of a loss of the current micro batch, as ``loss.backward()`` does; ``step`` must follow.
+
+        It may be called for several losses if the model was prepared with a name or ``overlap=False``.
+
+        Args:
+            loss: A single number with a gradient: the mean over the micro batch.
+            retain_graph: Another loss is computed from the same graph afterwards.
+
+        Raises:
+            ScriptError: as for ``update``.
+        """
+        loop, stepper = self._in_loop("backward")
+        loop.backward(stepper, loss, retain_graph=retain_graph, call="backward")
+
+    def gradients(self) -> Mapping[str, Any]:
+        """Return the gradients by name of the parameter, as means over the ranks, before clipping. Every rank must call.
+
+        They are tensors that may be changed in place; ``step`` uses what is in them then. They are there after the last
+        micro batch of an update.
+
+        Raises:
+            ScriptError: there is no gradient, or the update has further micro batches.
+        """
+        loop, stepper = self._in_loop("gradients")
+        return loop.gradients(stepper)
+
+    def step(self) -> None:
+        """Change the weights by the gradient of the losses given to ``backward``. Every rank must call.
+
+        With accumulation, only the call after the last micro batch of an update does anything.
+
+        Raises:
+            ScriptError: ``backward`` was not called before.
+        """
+        loop, stepper = self._in_loop("step")
+        loop.step(stepper)
+
+    def skip(self) -> None:
+        """Drop the gradient instead of changing the weights by it. Every rank must call, by a decision that is equal on all.
+
+        Raises:
+            ScriptError: ``backward`` was not called before.
+        """
+        loop, stepper = self._in_loop("skip")
+        loop.step(stepper, skips=True)
+
+    def _in_loop(self, call: str) -> tuple[Driver, Stepper]:
+        if self.loop is None or self.stepper is None:
+            raise ScriptError(f"optimizer.{call}: called outside of `for batch in session.batches(...)`")
+        return self.loop, self.stepper

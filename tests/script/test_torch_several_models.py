@@ -1,0 +1,185 @@
+"""Scripts with several models, and with an order of their own of backward passes and steps."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mtrain.core.checkpoint import store
+from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
+
+SCRIPT = str(SCRIPTS / "train_several.py")
+FP64 = ("-o", "train.precision=fp64")
+LOOPS = ("gan", "critic", "joint", "surgery", "steps")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Return a function that returns the weights of a loop as a plain script."""
+    known: dict[str, dict] = {}
+    folder = tmp_path_factory.mktemp("plain")
+
+    def weights_of(loop: str) -> dict:
+        if loop not in known:
+            file = folder / f"{loop}.npz"
+            environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run([sys.executable, SCRIPT, loop, "--plain", str(file)], check=True, env=environ)
+            with np.load(file) as arrays:
+                known[loop] = dict(arrays)
+        return known[loop]
+
+    return weights_of
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_rank_trains_the_bits_of_the_plain_script(loop, plain, tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, loop)
+    ours = weights(tmp_path, "one")
+    assert ours.keys() == plain(loop).keys()
+    assert largest_difference(ours, plain(loop)) == 0
+
+
+SIZES = [
+    ("ddp", 2, ()),
+    ("horovod", 2, ("gan",)),
+    ("ddp", 3, ("critic",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "loop"),
+    [
+        pytest.param(
+            backend, size, loop, marks=() if loop in quick or (not quick and loop != "steps") else pytest.mark.slow
+        )
+        for backend, size, quick in SIZES
+        for loop in LOOPS
+    ],
+)
+def test_several_ranks_train_what_the_plain_script_trains(backend, size, loop, plain, tmp_path):
+    done(tmp_path, "--name", "some", "--backend", backend, "--nproc-per-node", str(size), *FP64, SCRIPT, loop)
+    ours = weights(tmp_path, "some")
+    # Each rank has called the model for its own share.
+    difference = largest_difference(ours, plain(loop))
+    print(f"{loop} on {size} ranks of {backend}: largest difference to the plain script {difference:.1e}")
+    assert difference <= 1e-12
+
+
+def test_a_gan_that_was_killed_goes_on_with_the_same_bits(tmp_path):
+    words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64, "-o", "checkpoint.every_updates=2")
+    environ = {"SCHEDULE": "cosine", "DROPOUT": "0.2"}
+    done(tmp_path, "--name", "whole", *words, SCRIPT, "critic", environ=environ)
+    killed = run(tmp_path, "--name", "killed", *words, SCRIPT, "critic", environ={**environ, "KILLED_IN": "7"})
+    assert killed.returncode != 0
+    words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
+    done(tmp_path, "--resume", "runs/killed", *words, SCRIPT, "critic", environ=environ)
+    assert summary(tmp_path, "killed")["updates"] == 10
+    assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
+
+
+def test_several_models_and_their_dropout_follow_the_shard(tmp_path):
+    dropout = {"DROPOUT": "0.3"}
+    done(
+        tmp_path,
+        "--name",
+        "two",
+        "--backend",
+        "ddp",
+        "--nproc-per-node",
+        "2",
+        *FP64,
+        SCRIPT,
+        "together",
+        environ=dropout,
+    )
+    done(
+        tmp_path,
+        "--name",
+        "one",
+        "--backend",
+        "solo",
+        "-o",
+        "cluster.shards=2",
+        *FP64,
+        SCRIPT,
+        "together",
+        environ=dropout,
+    )
+    one, two = weights(tmp_path, "one"), weights(tmp_path, "two")
+    assert int(one.pop("G/calls")) == int(two.pop("G/calls")) == 10
+    assert largest_difference(one, two) <= 1e-12
+
+
+def test_a_loss_after_the_step_of_another_model_is_refused_where_ranks_compute_shards_in_turn(tmp_path):
+    result = run(tmp_path, "--backend", "solo", "-o", "cluster.shards=2", *FP64, SCRIPT, "gan")
+    assert result.returncode == 2
+    assert (
+        "G's optimizer.update (update 0, micro batch 0 of 2): called after the step of another model" in result.stderr
+    )
+    assert "call `backward` of all models first, and then `step` of all" in result.stderr
+
+
+def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "critic")
+    state = store.load(store.newest(tmp_path / "runs/one/checkpoints")).state
+    assert {name.partition("/")[0] for name in state.weights} == {"G", "D"}
+    assert {name.partition("/")[2].partition("/")[0] for name in state.moments} == {"G", "D"}
+    # The generator is trained after every third batch of ten.
+    assert (state.counters["D/updates"], state.counters["G/updates"]) == (10, 3)
+    records = map(json.loads, (tmp_path / "runs/one/metrics.jsonl").read_text().splitlines())
+    updates = [record for record in records if record["kind"] == "update"]
+    assert [set(record["losses"]) for record in updates[:3]] == [{"loss_D"}, {"loss_D"}, {"loss_D", "loss_G"}]
+    assert [record["models"]["G"]["updates"] for record in updates] == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert [record["models"]["G"]["gradient_norm"] is None for record in updates[:3]] == [True, True, False]
+
+
+def test_a_model_that_the_checkpoint_lacks_is_named(tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "gan", "--updates", "2")
+    result = run(tmp_path, "--resume", "runs/one", SCRIPT, "joint", "--updates", "4")
+    assert result.returncode == 2
+    assert "a model named decoder is prepared, but the checkpoint has the models D, G" in result.stderr
+    result = run(tmp_path, "--resume", "runs/one", SCRIPT, "steps", "--updates", "4")
+    assert "a model without a name is prepared, but the checkpoint has the models D, G" in result.stderr
+
+
+@pytest.mark.parametrize("loop", ["gan", "surgery"])
+def test_a_backend_that_cannot_train_in_another_order_says_so_before_training(loop, tmp_path):
+    result = run(tmp_path, "--backend", "deepspeed", "--nproc-per-node", "2", *FP64, SCRIPT, loop, "--rule")
+    assert result.returncode == 2
+    assert "trains one model in one order; use ddp, horovod, fleet or solo" in result.stderr
+
+
+def test_zero_shows_no_gradients_of_split_arrays(tmp_path):
+    words = ("--backend", "deepspeed", "--nproc-per-node", "2", "-o", "backend.options.stage=2")
+    result = run(tmp_path, *words, *FP64, SCRIPT, "steps", "--rule")
+    assert result.returncode == 2
+    assert "optimizer.gradients: this backend has no whole gradients to show" in result.stderr
+
+
+def test_ranks_that_train_different_models_are_told(tmp_path):
+    result = run(tmp_path, "--backend", "ddp", "--nproc-per-node", "2", *FP64, SCRIPT, "apart")
+    assert result.returncode == 2
+    assert "the ranks have trained different models in update 0 (this rank: " in result.stderr
+
+
+@pytest.fixture(scope="module")
+def plain_paddle(tmp_path_factory):
+    file = tmp_path_factory.mktemp("plain") / "gan.npz"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = str(SCRIPTS / "train_several_paddle.py")
+    subprocess.run([sys.executable, script, "--plain", str(file)], check=True, env=environ)
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_gan_of_paddle_trains_what_the_plain_script_trains(size, plain_paddle, tmp_path):
+    words = ("--backend", "fleet", "--nproc-per-node", str(size), *FP64)
+    done(tmp_path, "--name", "some", *words, str(SCRIPTS / "train_several_paddle.py"))
+    difference = largest_difference(weights(tmp_path, "some"), plain_paddle)
+    print(f"a GAN on {size} ranks of fleet: largest difference to the plain script {difference:.1e}")
+    # Not 0: gradients of two losses are added in another order than in Paddle's own backward pass.
+    assert difference <= 1e-12
