@@ -80,11 +80,7 @@ def _free_port() -> int:
 
 
 def _torchrun(size: int) -> list[str]:
-    return [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *_address(_free_port())]
-
-
-def _address(port: int) -> list[str]:
-    return ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
 
 
 def _fabric(size: int) -> list[str]:
