@@ -341,24 +341,6 @@ def test_gradients_that_are_not_added_to_those_of_the_model_are_the_scripts_own_
     assert other.weight.grad is not None
 
 
-@pytest.mark.parametrize("call", ["batches", "evaluate"])
-def test_a_loader_of_torch_is_refused_with_the_line_to_write(call, torch):
-    loader = torch.utils.data.DataLoader(Points(64, 0), batch_size=16, num_workers=2)
-    with mtrain.session() as session:
-        model, _ = prepared(torch, session)
-        words = {
-            "batches": lambda: session.batches(loader, **LOOP),
-            "evaluate": lambda: session.evaluate(model, loader, metric=accuracy),
-        }
-        with pytest.raises(UsageError) as caught:
-            words[call]()
-    line = {
-        "batches": "session.batches(loader.dataset, global_batch=16, epochs=..., workers=2)",
-        "evaluate": "session.evaluate(model, loader.dataset, batch_size=16)",
-    }
-    assert line[call] in str(caught.value)
-
-
 @pytest.mark.parametrize("name", MISUSES)
 def test_misuse_is_one_sentence_that_says_what_to_do(name, torch):
     misuse, sentence = MISUSES[name]

@@ -127,8 +127,8 @@ def told(call):
 
 with mtrain.session(framework="paddle") as session:
     model, optimizer = session.prepare(lambda: paddle.nn.Linear(4, 2), optimizer=mtrain.SGD(learning_rate=0.1))
-    told(lambda: session.batches(paddle.io.DataLoader(Rows(), batch_size=8), epochs=2))
-    for number, (rows, targets) in enumerate(session.batches(Rows(), global_batch=8, updates=3)):
+    told(lambda: session.batches(paddle.io.DataLoader(Rows(), batch_size=None), epochs=2))
+    for number, (rows, targets) in enumerate(session.batches(paddle.io.DataLoader(Rows(), batch_size=8), updates=3)):
         told(lambda: optimizer.set_lr(0.1))
         rows.stop_gradient = False
         loss = paddle.nn.functional.cross_entropy(model(rows), targets)
@@ -146,7 +146,7 @@ def test_a_script_of_paddle_is_told_the_same(tmp_path: Path) -> None:
     words = [sys.executable, "r.py"]
     ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
     told = ended.stdout + ended.stderr
-    assert "session.batches(loader.dataset, global_batch=8, epochs=...)" in told
+    assert "a DataLoader with batch_size=None given, whose data set makes batches itself" in told
     assert "optimizer.set_lr: " in told
     assert "schedule=mtrain.Cosine()" in told
     assert "updated 0" in told, told

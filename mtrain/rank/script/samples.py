@@ -67,6 +67,11 @@ class Samples:
         """Number of complete global batches in one epoch."""
         return self._order.updates_per_epoch
 
+    @property
+    def left_out(self) -> int:
+        """Number of samples of epoch 0 that make no complete global batch."""
+        return len(self._order.permutation(0)) % self.global_batch
+
     def mark(self, epoch: int) -> int:
         """Return a checksum of the order of ``epoch``, by which ranks see that they read in the same one."""
         self._marks = {read: mark for read, mark in self._marks.items() if read >= epoch}
@@ -137,35 +142,11 @@ class Samples:
             )
 
 
-def refuse_loader(dataset: Any, *, call: str) -> None:
-    """Refuse a DataLoader of torch or Paddle, which makes batches itself, and say which line to write.
-
-    Raises:
-        ScriptError: it is one.
-    """
-    if type(dataset).__name__ != "DataLoader" or not hasattr(dataset, "dataset"):
-        return
-    size = getattr(dataset, "batch_size", None)
-    count = getattr(dataset, "num_workers", 0)
-    training = call == "session.batches"
-    settings = [f"global_batch={size or '...'}", "epochs=..."] if training else [f"batch_size={size or '...'}"]
-    settings += [f"workers={count}"] if count and training else []
-    named = getattr(dataset, "collate_fn", None)
-    if named is not None and getattr(named, "__name__", "").startswith("default_") is False:
-        settings.append("collate=loader.collate_fn")
-    line = f"{call}({'' if training else 'model, '}loader.dataset, {', '.join(settings)})"
-    raise ScriptError(
-        f"{call}: a DataLoader given, whose batches would be the same on every rank; give the data set, whose samples mtrain "
-        f"divides among the ranks: {line}"
-    )
-
-
 def check_dataset(dataset: Any, *, call: str) -> None:
     """Refuse a data set without a length or without items.
 
     Raises:
         ScriptError: it lacks one of them.
     """
-    refuse_loader(dataset, call=call)
     if problem := unusable(dataset):
         raise ScriptError(f"{call}: {problem}")

@@ -27,6 +27,7 @@ from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
+from mtrain.rank.script.loaders import evaluated, left_out_text, read_loader
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.models import ScriptModel, ScriptModels, part_of
 from mtrain.rank.script.native import NativeOptimizer, recorded
@@ -34,10 +35,10 @@ from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
-from mtrain.rank.script.samples import Samples, check_dataset, refuse_loader
+from mtrain.rank.script.samples import Samples, check_dataset
 from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
-from mtrain.rank.script.stream import Shard, Stream
+from mtrain.rank.script.stream import Shard, Stream, is_stream
 from mtrain.rank.script.training_data import Request, check_continues, number_of_updates, opened
 from mtrain.rank.script.trials import nudge, on_trial, shortened
 from mtrain.rank.script.updater import Updater
@@ -297,7 +298,7 @@ class Session:
         shard: Shard | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
         nondeterministic: str = "refuse",
-        workers: int = 0,
+        workers: int | None = None,
     ) -> Iterator[Any]:
         """Yield the micro batches of this rank, from where the job stands to its end. Every rank must iterate.
 
@@ -306,8 +307,9 @@ class Session:
         followed. Call ``optimizer.update(loss)`` once for each batch.
 
         Args:
-            dataset: Any object with ``__len__`` and ``__getitem__``, or a stream: any object with ``__iter__``.
-            global_batch: Samples per update over all ranks.
+            dataset: Any object with ``__len__`` and ``__getitem__``, or a stream: any object with ``__iter__``. Of a DataLoader
+                of torch or Paddle the data set, the sampler, ``batch_size``, ``collate_fn`` and ``num_workers`` are taken.
+            global_batch: Samples per update over all ranks; None: those of a batch of the DataLoader.
             epochs: Passes over the data set; give this or ``updates``.
             updates: Updates in all.
             order: Maps an epoch to the numbers of its samples, in place of mtrain's own order. However many they are, they
@@ -316,7 +318,7 @@ class Session:
                 of it, and keeps its share.
             collate: Joins a list of samples to a batch, in place of stacking.
             nondeterministic: ``allow``: accept a data set that returns other values when it is read again.
-            workers: Processes per rank that read samples ahead; 0: this process reads them.
+            workers: Processes per rank that read samples ahead; 0: this process reads them. None: as the DataLoader says, else 0.
 
         Raises:
             ScriptError: the data set or a value cannot be used.
@@ -325,13 +327,24 @@ class Session:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
-        refuse_loader(dataset, call="session.batches")  # before its batch is missed: the message has the whole line
+        read = read_loader(dataset, call="session.batches")
         outside = self._job.outside_paths
+        if global_batch is None and "train.batch_size" not in outside:
+            global_batch = read.batch_size
         changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
         self._spec = self._changed(self._spec, changes, call="session.batches")
         check_loop(self._spec, self._shares)
-        request = Request(order=order, shard=shard, collate=collate, nondeterministic=nondeterministic, workers=workers)
-        self._read = samples = opened(dataset, request, self._spec, self._shares, self._rank.capabilities.seed)
+        request = Request(
+            order=order or read.order,
+            shard=shard,
+            collate=collate or read.collate,
+            nondeterministic=nondeterministic,
+            # Streams are read in this process, whatever the loader would have done.
+            workers=workers if workers is not None else 0 if is_stream(read.dataset, shard) else read.workers,
+        )
+        self._read = samples = opened(read.dataset, request, self._spec, self._shares, self._rank.capabilities.seed)
+        if not read.drops_last and samples.left_out:
+            self._records.choices = [*self._records.choices, ("warning", left_out_text(samples.left_out))]
         self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
         if self._saved is not None:
             check_continues(self._progress, samples)
@@ -425,7 +438,8 @@ class Session:
 
         Args:
             model: The model from ``prepare``.
-            dataset: Any object with ``__len__`` and ``__getitem__``.
+            dataset: Any object with ``__len__`` and ``__getitem__``, or a DataLoader of torch or Paddle, whose order does not
+                matter.
             metric: Maps (predictions, targets) of all samples, as numpy arrays, to a number or a dict of numbers.
             step: Maps (model, batch) to (predictions, targets) of the batch; None: ``model.predict(batch)``, else
                 ``model(inputs)`` with a batch (inputs, targets).
@@ -437,10 +451,14 @@ class Session:
             ScriptError: the data set, the model's output or the metric's result cannot be used.
         """
         entry = self._models.of(model, call="session.evaluate")
+        read = read_loader(dataset, call="session.evaluate")
+        dataset, collate = evaluated(read), collate or read.collate
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
         runner = evaluation.Step(entry.module, step or evaluation.predicted)
-        order = evaluation.shares(len(dataset), self._rank.collective, batch_size or self._micro_batch())
+        order = evaluation.shares(
+            len(dataset), self._rank.collective, batch_size or read.batch_size or self._micro_batch()
+        )
         try:
             outcome = self._outcome(entry, runner, dataset, order, collate or trees.collate)
         except Interrupted as error:

@@ -79,6 +79,11 @@ class Stream:
         """Number of complete global batches in one pass; None: that shows at its end."""
         return None if self.length is None else self.length // self.global_batch
 
+    @property
+    def left_out(self) -> int:
+        """Return 0: what a stream leaves out shows at its end."""
+        return 0
+
     def ends_after(self, epoch: int, position: int) -> bool:
         """Return whether this rank cannot fill another update of the pass ``epoch`` after update ``position``.
 
