@@ -122,6 +122,16 @@ def test_a_loss_after_the_step_of_another_model_is_refused_where_ranks_compute_s
     assert "call `backward` of all models first, and then `step` of all" in result.stderr
 
 
+def test_a_dataloader_is_divided_among_ranks_and_goes_on_in_mid_epoch(tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "loader")
+    words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64, "-o", "checkpoint.every_updates=2")
+    killed = run(tmp_path, "--name", "two", *words, SCRIPT, "loader", environ={"KILLED_IN": "7"})
+    assert killed.returncode != 0
+    done(tmp_path, "--resume", "runs/two", "--backend", "ddp", "--nproc-per-node", "2", *FP64, SCRIPT, "loader")
+    assert summary(tmp_path, "two")["updates"] == 10
+    assert largest_difference(weights(tmp_path, "two"), weights(tmp_path, "one")) <= 1e-12
+
+
 def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "critic")
     state = store.load(store.newest(tmp_path / "runs/one/checkpoints")).state

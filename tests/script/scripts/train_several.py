@@ -218,6 +218,17 @@ def steps(session: Any, length: dict[str, Any]) -> None:
         optimizer.step()
 
 
+def loader(session: Any, length: dict[str, Any]) -> None:
+    """A plain script's DataLoader, whose sampler draws by weights from a generator of its own."""
+    weights = torch.linspace(0.1, 1, SAMPLES)
+    sampler = torch.utils.data.WeightedRandomSampler(weights, 36, generator=torch.Generator().manual_seed(1))
+    batches = torch.utils.data.DataLoader(Noisy(), batch_size=BATCH, sampler=sampler, num_workers=1)
+    model, optimizer = session.prepare(Discriminator, optimizer=adam, seed=SEED)
+    for x, _ in session.batches(batches, updates=length["updates"]):
+        optimizer.update(real(model(x)))
+        killed_after(session)
+
+
 def apart(session: Any, length: dict[str, Any]) -> None:
     """A mistake: each rank leaves out the updates of another model."""
     one, of_one = session.prepare(Discriminator, optimizer=adam, name="one", seed=SEED)
@@ -236,6 +247,7 @@ LOOPS = {
     "joint": joint,
     "surgery": surgery,
     "steps": steps,
+    "loader": loader,
     "apart": apart,
 }
 
