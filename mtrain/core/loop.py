@@ -277,8 +277,14 @@ class Loop(Iterator[MicroBatch]):
         norm = next((stepper.norm for stepper in done if not math.isfinite(stepper.norm)), done[0].norm)
         is_reported = self._is_reported(before, norm)
         names = measures.names if is_reported else ()
-        models = tuple(stepper.name for stepper in done) if len(steppers) > 1 else ()
-        place = Place(update=before.update, leaves=leaves, order=feed.order(before.epoch), names=names, models=models)
+        place = Place(
+            update=before.update,
+            leaves=leaves,
+            order=feed.order(before.epoch),
+            names=names,
+            models=tuple(stepper.name for stepper in done) if len(steppers) > 1 else (),
+            learning_rates=tuple(rate for stepper in done for rate in stepper.rates.learning_rates),
+        )
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
         requests, means = self._agreement.agree(self._requests(), place, metrics)
         self.progress = counted(self._moved(before, ended=requests.epoch_ends), finite=math.isfinite(norm))

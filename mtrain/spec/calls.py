@@ -16,7 +16,6 @@ OTHER_NAMES = {
     "learning_rate": "learning_rate",
     "batch_size": "global_batch",
     "model": "build",
-    "scheduler": "schedule",
     "max_norm": "clip_norm",
     "gradient_accumulation_steps": "accumulate",
     "num_workers": "workers",

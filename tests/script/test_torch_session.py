@@ -16,6 +16,7 @@ from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.jobs import script_job
 from mtrain.rank.script import evaluation, kept
 from mtrain.rank.script.samples import Samples
+from mtrain.rank.script.schedulers import SteppedScheduler
 from mtrain.rank.script.settings import PLAIN, changed
 from mtrain.spec import config
 from tests.script.runs import SCRIPTS
@@ -674,3 +675,21 @@ def test_one_value_in_two_forms_is_no_contradiction():
 )
 def test_the_first_word_that_is_no_flag_is_the_script(line, own, rest):
     assert split_at_script(line, run_command.params) == (own, rest)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (lambda optimizer: 3, "`scheduler` gave a int; expected a function that makes a scheduler"),
+        (lambda optimizer: other_scheduler(), "`scheduler` has an optimizer of its own"),
+    ],
+)
+def test_what_is_no_scheduler_of_the_given_optimizer_is_refused(scheduler, sentence):
+    with pytest.raises(ScriptError, match=sentence):
+        SteppedScheduler(scheduler, framework="torch", learning_rate=0.1, factors=[1.0])
+
+
+def other_scheduler():
+    import torch
+
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 1)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, w
 
 SCRIPT = str(SCRIPTS / "train_several.py")
 FP64 = ("-o", "train.precision=fp64")
-LOOPS = ("gan", "critic", "joint", "surgery", "steps")
+LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,12 @@ def test_one_rank_trains_the_bits_of_the_plain_script(loop, plain, tmp_path):
     ours = weights(tmp_path, "one")
     assert ours.keys() == plain(loop).keys()
     assert largest_difference(ours, plain(loop)) == 0
+
+
+def updates_of(here: Path, name: str) -> list[dict]:
+    """Return the records of a run's updates."""
+    records = map(json.loads, (here / "runs" / name / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "update"]
 
 
 SIZES = [
@@ -132,6 +139,26 @@ def test_a_dataloader_is_divided_among_ranks_and_goes_on_in_mid_epoch(tmp_path):
     assert largest_difference(weights(tmp_path, "two"), weights(tmp_path, "one")) <= 1e-12
 
 
+def test_a_scheduler_that_the_script_steps_goes_on_where_it_was(tmp_path):
+    words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
+    done(tmp_path, "--name", "whole", *words, SCRIPT, "plateau")
+    saving = ("-o", "checkpoint.every_updates=2")
+    assert run(tmp_path, "--name", "killed", *words, *saving, SCRIPT, "plateau", environ={"KILLED_IN": "7"}).returncode
+    done(tmp_path, "--resume", "runs/killed", *words, SCRIPT, "plateau")
+    assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
+    rates = [record["learning_rates"] for record in updates_of(tmp_path, "whole")]
+    assert rates[0] == [0.005, 0.005]
+    assert rates[-1] == [pytest.approx(0.005 / 2**4), pytest.approx(0.005 * 0.7**2)]
+
+
+def test_a_scheduler_that_sees_one_rank_only_is_told(tmp_path):
+    words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
+    result = run(tmp_path, *words, SCRIPT, "plateau", environ={"SEES_ITS_RANK": "1"})
+    assert result.returncode == 2
+    assert "the ranks have different learning rates in update" in result.stderr
+    assert "step the scheduler by a value that is equal on all ranks" in result.stderr
+
+
 def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "critic")
     state = store.load(store.newest(tmp_path / "runs/one/checkpoints")).state
@@ -139,8 +166,7 @@ def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
     assert {name.partition("/")[2].partition("/")[0] for name in state.moments} == {"G", "D"}
     # The generator is trained after every third batch of ten.
     assert (state.counters["D/updates"], state.counters["G/updates"]) == (10, 3)
-    records = map(json.loads, (tmp_path / "runs/one/metrics.jsonl").read_text().splitlines())
-    updates = [record for record in records if record["kind"] == "update"]
+    updates = updates_of(tmp_path, "one")
     assert [set(record["losses"]) for record in updates[:3]] == [{"loss_D"}, {"loss_D"}, {"loss_D", "loss_G"}]
     assert [record["models"]["G"]["updates"] for record in updates] == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
     assert [record["models"]["G"]["gradient_norm"] is None for record in updates[:3]] == [True, True, False]

@@ -89,7 +89,7 @@ class NativeRule:
         if [float(group["lr"]) for group in groups] != self._rates:
             raise SpecError(
                 "session.prepare: the learning rate of the script's optimizer was changed from outside, such as by a scheduler of "
-                "torch; give the schedule to session.prepare(schedule=...) in its place"
+                "torch; give the schedule to session.prepare(schedule=...), or the scheduler to session.prepare(scheduler=...)"
             )
         self._rates = [learning_rate * ratio for ratio in self._ratios]
         for group, own_learning_rate in zip(groups, self._rates, strict=True):

@@ -216,6 +216,12 @@ def raise_difference(places: Sequence[Place], *, own: Place) -> NoReturn:
             f"session.batches: the ranks have trained different models in update {update} (this rank: "
             f"{', '.join(own.models) or 'none'}); decide by values that are equal on all ranks which model is trained"
         )
+    if len({place.learning_rates for place in places}) > 1:
+        raise ScriptError(
+            f"session.batches: the ranks have different learning rates in update {update} (this rank: "
+            f"{', '.join(f'{rate:g}' for rate in own.learning_rates)}); step the scheduler by a value that is equal on all ranks, such as "
+            "those of session.evaluate"
+        )
     if len({(place.update, place.leaves) for place in places}) > 1:
         raise ScriptError(
             f"session.batches: some ranks leave the loop after update {update}, and others go on; leave it on all ranks at "

@@ -9,6 +9,7 @@ from mtrain.core.interfaces import Array, RankSession, Rates, State
 from mtrain.core.stepping import Stepper
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.rules import RateOf
+from mtrain.rank.script.schedulers import SteppedScheduler
 from mtrain.rank.script.updater import Updater
 from mtrain.spec.model import Spec
 
@@ -29,6 +30,8 @@ class ScriptModel:
     updater: Updater
     learning_rate_of: RateOf | None
     """The script's own function from update to learning rate."""
+    stepped: SteppedScheduler | None
+    """The scheduler that the script steps."""
     own_order: bool
 
     def state(self, rank: RankSession) -> State:

@@ -36,6 +36,7 @@ from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.samples import Samples, check_dataset
+from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler
 from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
 from mtrain.rank.script.stream import Shard, Stream, is_stream
@@ -164,6 +165,7 @@ class Session:
         *,
         optimizer: Rule | NativeOptimizer | None = None,
         schedule: Curve | RateOf | None = None,
+        scheduler: MakeScheduler | None = None,
         clip_norm: float | None = None,
         accumulate: int | None = None,
         ema: float | None = None,
@@ -184,6 +186,8 @@ class Session:
             optimizer: The update rule, such as ``mtrain.AdamW(learning_rate=1e-3)``, or a function from the model to an optimizer of
                 the framework, for backends that do not split arrays.
             schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
+            scheduler: In its place, a function that makes a scheduler of ``torch.optim.lr_scheduler`` from an optimizer, or one
+                of ``paddle.optimizer.lr`` from a learning rate. The script steps it: ``optimizer.scheduler.step()``.
             clip_norm: Largest global L2 norm of the gradient.
             accumulate: Micro batches per update.
             ema: Decay of an exponential moving average of the weights, which is evaluated in their place.
@@ -231,7 +235,8 @@ class Session:
         gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
         if native_optimizer is not None:
             spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
-        updater = Updater(native)
+        stepped = self._stepped(scheduler, spec, name, schedule=schedule)
+        updater = Updater(native, None if stepped is None else stepped.scheduler)
         self._spec = spec if len(self._models) == 0 else self._spec
         self._models.add(
             ScriptModel(
@@ -241,6 +246,7 @@ class Session:
                 model=model,
                 updater=updater,
                 learning_rate_of=schedule if callable(schedule) and not hasattr(schedule, "section") else None,
+                stepped=stepped,
                 own_order=own_order,
             )
         )
@@ -249,6 +255,23 @@ class Session:
         elif self._job.trial is not None and self._job.trial.nudged:
             nudge(self._rank, model, native)
         return model, updater
+
+    def _stepped(
+        self, make: MakeScheduler | None, spec: Spec, name: str, *, schedule: Curve | RateOf | None
+    ) -> SteppedScheduler | None:
+        """Make the scheduler of a model, and keep its state."""
+        if make is None:
+            return None
+        if schedule is not None:
+            raise ScriptError("session.prepare: schedule= and scheduler= are both given; keep one")
+        stepped = SteppedScheduler(
+            make,
+            framework=self._job.resolved.backend.framework,
+            learning_rate=spec.optimizer.learning_rate,
+            factors=[group.learning_rate_factor for group in spec.optimizer.groups],
+        )
+        self._records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
+        return stepped
 
     def _share(self, settings: Mapping[str, Any], *, accumulate: int | None) -> None:
         """Take the settings that all models share from the first one, and compare those of further ones.
@@ -377,7 +400,7 @@ class Session:
         spec, shares = self._spec, self._shares
         steppers = []
         for entry in self._models:
-            schedule = learning_rates_of(
+            schedule = entry.stepped or learning_rates_of(
                 self._lasting(entry.spec),
                 entry.learning_rate_of,
                 updates_per_epoch=samples.updates_per_epoch or self._total,

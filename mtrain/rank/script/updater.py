@@ -50,9 +50,11 @@ class Driver(Protocol):
 class Updater:
     """The optimizer of a model: one call of ``update`` for each micro batch, or ``backward`` and ``step``."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, scheduler: Any = None) -> None:
         self.native = optimizer
         """The backend's own optimizer object."""
+        self.scheduler = scheduler
+        """What ``session.prepare(scheduler=...)`` has made, for the script to step; None: the schedule is mtrain's."""
         self.loop: Driver | None = None
         self.stepper: Stepper | None = None
         """Set once the training loop exists."""

@@ -84,6 +84,7 @@ class Plain:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.optimizer = module, adam(module)
+        self.scheduler: Any = None
 
     def update(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         self.optimizer.zero_grad()
@@ -120,11 +121,15 @@ class PlainSession:
     def progress(self) -> "PlainSession":
         return self
 
-    def prepare(self, build: Callable[[], nn.Module], *, name: str = "", **_: Any) -> tuple[nn.Module, Plain]:
+    def prepare(
+        self, build: Callable[[], nn.Module], *, name: str = "", scheduler: Any = None, **_: Any
+    ) -> tuple[nn.Module, Plain]:
         if not self.optimizers:
             torch.manual_seed(SEED)
         module = build().double()
         self.optimizers[name] = Plain(module)
+        if scheduler is not None:
+            self.optimizers[name].scheduler = scheduler(self.optimizers[name].optimizer)
         return module, self.optimizers[name]
 
     def backward(self, loss: Tensor) -> None:
@@ -229,6 +234,30 @@ def loader(session: Any, length: dict[str, Any]) -> None:
         killed_after(session)
 
 
+def plateau(session: Any, length: dict[str, Any]) -> None:
+    """A schedule that sees a metric, and one that is stepped in each epoch, for two models."""
+    one, of_one = session.prepare(
+        Discriminator,
+        optimizer=adam,
+        name="one",
+        seed=SEED,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1),
+    )
+    other, of_other = session.prepare(
+        Discriminator,
+        optimizer=adam,
+        name="other",
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7),
+    )
+    for x, _ in session.batches(Noisy(), **length):
+        of_one.update(real(one(x)))
+        of_other.update(fake(other(x)))
+        of_one.scheduler.step(1.0 if "SEES_ITS_RANK" not in os.environ else -session.rank * session.progress.update)
+        if session.progress.update % 4 == 3:
+            of_other.scheduler.step()
+        killed_after(session)
+
+
 def apart(session: Any, length: dict[str, Any]) -> None:
     """A mistake: each rank leaves out the updates of another model."""
     one, of_one = session.prepare(Discriminator, optimizer=adam, name="one", seed=SEED)
@@ -248,6 +277,7 @@ LOOPS = {
     "surgery": surgery,
     "steps": steps,
     "loader": loader,
+    "plateau": plateau,
     "apart": apart,
 }
 

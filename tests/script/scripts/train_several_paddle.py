@@ -38,6 +38,11 @@ def adam(model: nn.Layer) -> paddle.optimizer.Optimizer:
     return paddle.optimizer.Adam(learning_rate=5e-3, beta1=0.5, parameters=model.parameters())
 
 
+def plateau(learning_rate: float) -> paddle.optimizer.lr.LRScheduler:
+    """Return the scheduler of the generator."""
+    return paddle.optimizer.lr.ReduceOnPlateau(learning_rate, factor=0.5, patience=1)
+
+
 def losses(judge: nn.Layer, x: paddle.Tensor, made: paddle.Tensor) -> paddle.Tensor:
     """Return the loss of the discriminator."""
     entropy = nn.functional.binary_cross_entropy_with_logits
@@ -56,7 +61,8 @@ def plain(updates: int, file: str) -> None:
     paddle.seed(SEED)
     maker = generator()
     judge = discriminator()
-    of_maker, of_judge = adam(maker), adam(judge)
+    of_judge, scheduler = adam(judge), plateau(5e-3)
+    of_maker = paddle.optimizer.Adam(learning_rate=scheduler, beta1=0.5, parameters=maker.parameters())
     for update in range(updates):
         first = update * BATCH % SAMPLES
         x, z = (
@@ -71,6 +77,7 @@ def plain(updates: int, file: str) -> None:
         of_maker.step()
         of_maker.clear_grad()
         of_judge.clear_grad()
+        scheduler.step(1.0)
     arrays = {
         f"{name}/{key}": x.numpy()
         for name, model in (("G", maker), ("D", judge))
@@ -89,7 +96,7 @@ def main() -> None:
         plain(chosen.updates, chosen.plain)
         return
     with mtrain.session() as session:
-        maker, of_maker = session.prepare(generator, optimizer=adam, name="G", seed=SEED)
+        maker, of_maker = session.prepare(generator, optimizer=adam, name="G", seed=SEED, scheduler=plateau)
         judge, of_judge = session.prepare(discriminator, optimizer=adam, name="D")
         for x, z in session.batches(
             Noisy(), global_batch=BATCH, updates=chosen.updates, order=lambda epoch: range(SAMPLES)
@@ -97,6 +104,7 @@ def main() -> None:
             made = maker(z)
             of_judge.update(losses(judge, x, made))
             of_maker.update(fooled(judge, made))
+            of_maker.scheduler.step(1.0)
 
 
 if __name__ == "__main__":
