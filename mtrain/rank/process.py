@@ -27,6 +27,8 @@ def number(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdigit()), 0)
 
 
+LET_THREADS_END_S = 0.02
+"""Pause before Python ends."""
 SAME_REQUEST_S = 5.0
 """Seconds after a requested save in which another SIGUSR1 belongs to the same request. A scheduler may signal a rank, its
 starter and other hosts at once, and each of them passes the signal on."""
@@ -173,6 +175,10 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
         if isinstance(error, SystemExit):
             raise
         return 1
+    finally:
+        # A thread of a framework may be waiting to drop its last reference to an object of Python, as one of gloo does after an
+        # exchange. If Python ends first, the thread aborts the process, and a finished job counts as failed.
+        time.sleep(LET_THREADS_END_S)
     return 0
 
 

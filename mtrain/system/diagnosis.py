@@ -127,7 +127,8 @@ def conclude(evidence: Evidence) -> Verdict:
     for rank, code in evidence.deaths:
         if code >= 0:
             return _of_log(evidence, rank, f"rank {rank}{_on(evidence, rank)} ended with exit code {code}")
-    for rank, number in killed:
+    # A starter ends the other ranks by SIGTERM, so another signal says more.
+    for rank, number in sorted(killed, key=lambda death: death[1] == signal.SIGTERM):
         return _of_signal(evidence, rank, number)
     status = evidence.status
     how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit code {status}"

@@ -1,5 +1,7 @@
 """The farewell of a leader reaches the process on another host with its code, text and reason."""
 
+import signal
+
 import pytest
 
 from mtrain.jobs.hosts.farewell import Farewell
@@ -27,3 +29,10 @@ def test_the_reason_of_a_failed_job_is_known_without_reading_its_text():
     nothing = Log(place="log", text="")
     evidence = Evidence(failures=[failure], deaths=[], status=2, log=lambda rank: nothing, starter=nothing)
     assert conclude(evidence).reason == "a: error: b"
+
+
+def test_of_ranks_that_ended_together_the_one_that_nobody_ended_is_named():
+    nothing = Log(place="log", text="")
+    deaths = [(0, -signal.SIGTERM), (1, -signal.SIGABRT)]
+    evidence = Evidence(failures=[], deaths=deaths, status=1, log=lambda rank: nothing, starter=nothing)
+    assert conclude(evidence).headline == "rank 1 was ended by signal 6 (SIGABRT)"

@@ -29,7 +29,8 @@ class Capabilities:
     fast_bf16: bool = False
     """Whether this rank's device computes bf16 faster than fp32, for ``train.precision: auto``."""
     seed: Callable[[int], None] = _nothing
-    """Seeds the framework's random generators of this rank, before a user's sample is read."""
+    """Seeds the framework's random generators of this rank: before a user's sample is read, and before each micro batch of a
+    user's module."""
     time_waits: Callable[[], None] = _nothing
     """Measures from now on how long this rank waits for others; see ``RankSession.measure``.
 

@@ -1,0 +1,94 @@
+"""Scripts of torch.distributed that know nothing of mtrain, started by ``mtrain run``."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+from tests.clusters.conftest import OUTSIDE
+from tests.clusters.test_outside_cluster import HOSTS
+from tests.ports import held_port
+from tests.script.runs import run
+
+PLAIN = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.full((2, 4), float(dist.get_rank() + step))).mean().backward()
+    optimizer.step()
+    if "fails" in sys.argv and dist.get_rank() == 1:
+        raise ValueError("a bad number")
+print("rank", dist.get_rank(), "of", dist.get_world_size(), model.module.bias.item())
+dist.destroy_process_group()
+"""
+
+
+def said(here, name):
+    """Return what the ranks have printed: (rank, ranks, bias)."""
+    logs = sorted((here / "runs" / name / "logs").glob("rank-*.log"))
+    return [re.search(r"rank (\d) of (\d) (\S+)", log.read_text()).groups() for log in logs]
+
+
+def test_its_ranks_find_each_other_and_get_its_arguments(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    result = run(tmp_path, "--name", "two", "--backend", "ddp", "--nproc-per-node", "2", "plain.py", "--lr", "0.1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    # gloo's thread once aborted every second such job at its end, when all was done.
+    ranks = said(tmp_path, "two")
+    assert [rank[:2] for rank in ranks] == [("0", "2"), ("1", "2")]
+    assert ranks[0][2] == ranks[1][2]
+
+
+def test_no_thread_waits_for_python_when_a_rank_ends(tmp_path):
+    """A thread that waits for the interpreter gets it before Python ends; else gloo's thread would abort the process."""
+    program = """
+import ctypes, pathlib, sys, threading
+from mtrain.rank import process
+from mtrain.system.runfolder import RunFolder
+
+sys.setswitchinterval(60)  # the main thread keeps the interpreter until it gives it away
+ended = []
+
+def work(stop, leave):
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    began.wait()
+
+began = threading.Event()
+
+def wait():
+    began.set()
+    ctypes.CDLL(None).usleep(1000)  # without the interpreter; it has to be taken again
+    ended.append(1)
+
+code = process.run(work, run_folder=RunFolder(pathlib.Path("runs/a")), environ={})
+pathlib.Path("ended").write_text(str(len(ended)))
+"""
+    (tmp_path / "runs/a/logs").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "ended").read_text() == "1"
+
+
+def test_the_first_rank_that_fails_is_named_with_its_error(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    result = run(tmp_path, "--backend", "ddp", "--nproc-per-node", "2", "plain.py", "--lr", "0.1", "fails")
+    assert result.returncode == 1
+    assert re.search(r"rank 1 on \S+ failed first: ValueError: a bad number", result.stderr)
+    assert "rank-1.log" in result.stderr
+
+
+def test_a_cluster_brings_it_to_two_hosts(tmp_path):
+    here = tmp_path / "work"
+    shutil.copytree(OUTSIDE, here, ignore=shutil.ignore_patterns("__pycache__"))
+    (here / "plain.py").write_text(PLAIN)
+    words = ("--name", "hosts", "--backend", "ddp", *HOSTS, "--master-port", str(held_port()))
+    result = run(here, *words, "plain.py", "--lr", "0.1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [rank[:2] for rank in said(here, "hosts")] == [("0", "2"), ("1", "2")]
