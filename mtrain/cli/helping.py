@@ -61,8 +61,8 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("mtrain export runs/digits", "digits.onnx"),
         ("mtrain export runs/digits --form nms --out m.onnx", "an ONNX graph with the suppression in it"),
     ),
-    "quantise": (("mtrain quantise --run runs/digits", "digits-int8.onnx"),),
-    "prune": (("mtrain prune --run runs/digits --target 0.5 --out small", "a network of half the FLOPs"),),
+    "quantise": (("mtrain quantise runs/digits", "digits-int8.onnx"),),
+    "prune": (("mtrain prune runs/digits --target 0.5 --out small", "a network of half the FLOPs"),),
     "serve": (("mtrain serve --weights digits.onnx --port 8080", "answer requests at port 8080 of this machine"),),
     "compare": (
         ("mtrain compare -c vit_digits -b ddp,horovod", "50 updates of each; the first one is the reference"),
@@ -114,7 +114,7 @@ class Command(click.Command):
         # Arguments are in the usage line and in the text above; click 8.3 and later list their bare names once more.
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = [(each, row) for each in options if (row := each.get_help_record(ctx)) is not None]
-        for heading, entries in _sections(rows).items():
+        for heading, entries in sections(rows).items():
             with formatter.section(heading):
                 formatter.write_dl(entries)
         self._format_examples(ctx, formatter)
@@ -135,8 +135,8 @@ class Command(click.Command):
                     formatter.write((f"{indent}# {meaning}\n" if meaning else "") + f"{indent}{line}\n")
 
 
-def _sections(rows: Sequence[tuple[click.Option, tuple[str, str]]]) -> dict[str, list[tuple[str, str]]]:
-    """Divide the flags of a command by ``GROUPS``; one section where it has few flags of jobs."""
+def sections(rows: Sequence[tuple[click.Option, tuple[str, str]]]) -> dict[str, list[tuple[str, str]]]:
+    """Divide the flags of a command by ``GROUPS``, with their rows of the help; one section where it has few flags of jobs."""
     names = {option.name for option, _ in rows}
     if len(names & set(GROUPS["Several hosts"])) < 4:
         return {"Options": [row for _, row in rows]}

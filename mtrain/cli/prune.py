@@ -4,13 +4,14 @@ from typing import Any
 
 import click
 
-from mtrain.cli.options import JobCommand, spec_options, spec_request, values_and_output
+from mtrain.cli.options import JobCommand, named_run, run_argument, spec_options, spec_request, values_and_output
 from mtrain.spec import terminal
 
 
 @click.command("prune", cls=JobCommand)
 @spec_options
-@click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint.")
+@run_argument
+@click.option("--run", metavar="FOLDER", help="As RUN.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option("--weights", metavar="FILE", help="A file of weights; needs -c.")
 @click.option(
@@ -42,14 +43,17 @@ from mtrain.spec import terminal
 )
 @click.pass_context
 def prune(context: click.Context, /, **params: Any) -> None:
-    """Remove the least important channels of a trained model; write a smaller network that trains like any other."""
+    """Remove the least important channels of a trained model; write a smaller network that trains like any other.
+
+    RUN is a run folder: its spec and its best checkpoint.
+    """
     from mtrain.api import deploying
 
     overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
     if out is None:
         raise click.UsageError("no folder to write: give -o FOLDER")
     spec = spec_request({"config": params.pop("config"), "overrides": overrides})
-    result = deploying.prune(deploying.PruneRequest(spec=spec, out=out, **params))
+    result = deploying.prune(deploying.PruneRequest(run=named_run(params), spec=spec, out=out, **params))
     if result.code == 0:
         for line in result.lines():
             terminal.say(line)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mtrain.cli.completing import complete_config
-from mtrain.cli.options import JobCommand, spec_request, values_and_output
+from mtrain.cli.options import JobCommand, named_run, run_argument, spec_request, values_and_output
 from mtrain.spec import terminal
 
 MIB = 2**20
@@ -14,7 +14,8 @@ MIB = 2**20
 
 @click.command("quantise", cls=JobCommand)
 @click.option("--weights", metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
-@click.option("--run", metavar="FOLDER", help="A run folder, whose best checkpoint is exported. Default: runs/latest.")
+@run_argument
+@click.option("--run", metavar="FOLDER", help="As RUN.")
 @click.option(
     "-c",
     "--config",
@@ -40,12 +41,17 @@ MIB = 2**20
 )
 @click.pass_context
 def quantise(context: click.Context, /, **params: Any) -> None:
-    """Quantise weights and activations to 8 bits, with ranges that training found or that images calibrate."""
+    """Quantise weights and activations to 8 bits, with ranges that training found or that images calibrate.
+
+    RUN is a run folder, whose best checkpoint is exported. Default: runs/latest.
+    """
     from mtrain.api import deploying
 
     overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
     spec = spec_request({"config": params.pop("config"), "overrides": overrides})
-    request = deploying.QuantiseRequest(spec=spec, out=None if out is None else Path(out), **params)
+    request = deploying.QuantiseRequest(
+        run=named_run(params), spec=spec, out=None if out is None else Path(out), **params
+    )
     result = deploying.quantise(request)
     if result.path is not None:
         terminal.say(f"written: {result.path} ({result.path.stat().st_size / MIB:.1f} MiB)")

@@ -178,5 +178,5 @@ def _newest_run(loaded: "Loaded") -> Resume:
         base, name = loaded.spec.report.dir, start.run_name(loaded)
         raise CheckpointError(
             f"nothing to evaluate: no run {name} with an intact checkpoint in {base}; train first, or name a run with "
-            "`mtrain evaluate --run FOLDER`, or weights with -o model.weights=FILE"
+            "`mtrain evaluate FOLDER`, or weights with -o model.weights=FILE"
         ) from error

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from commands import page as commands_page
 from documents import ROOT, change_links, diagram, links
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -17,6 +18,7 @@ from reference import page as reference_page
 
 DOCS = "docs"
 REFERENCE = "reference.md"
+COMMANDS = "commands.md"
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml", ".css": "css", ".md": "markdown"}
 _SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
@@ -39,6 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _places.clear()
     reference = reference_page(ROOT / "mtrain", _on_site("CONTRIBUTING.md"))
     files.append(File.generated(config, REFERENCE, content=reference))
+    files.append(File.generated(config, COMMANDS, content=commands_page()))
     waiting = [
         "README.md",
         "CONTRIBUTING.md",
@@ -68,7 +71,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     here = page.file.src_uri
     source = _places.get(here, f"{DOCS}/{here}")
     page.meta["search"] = _search(here, source, [section.title for section in page.ancestors])
-    if here == REFERENCE:
+    if here in (REFERENCE, COMMANDS):
         return markdown
 
     def change(target: str) -> str:

@@ -205,7 +205,7 @@ def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
     process = mtrain("evaluate", "-c", "digits", cwd=tmp_path)
     assert process.returncode == 2
     assert "nothing to evaluate: no run digits" in process.stderr
-    assert "--run FOLDER" in process.stderr
+    assert "`mtrain evaluate FOLDER`" in process.stderr
     assert "--resume" not in process.stderr
 
 

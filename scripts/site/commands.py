@@ -1,0 +1,71 @@
+"""The page of the commands, with the flags that the program itself knows."""
+
+from collections.abc import Iterator
+
+import click
+
+INTRODUCTION = """# Commands
+
+`mtrain -c SPEC` is `mtrain train -c SPEC`, and `mtrain` alone trains `./mtrain.yml`, else the embedded demo. Every command has
+`--help`. Any value of a spec is set by `-o PATH=VALUE` ([keys](spec.md)).
+
+| exit code | meaning |
+|--:|---|
+| 0 | done |
+| 1 | the job has failed; the last lines say which rank, why, and where its log is |
+| 2 | bad input, or something is missing: nothing was started, and the message says what was given, what was expected and what to do |
+| 130, 143 | ended by Ctrl-C, or by SIGTERM, with the state saved |
+"""
+
+
+def page() -> str:
+    """Return the page, with the sections of ``mtrain --help``."""
+    from mtrain.cli import SECTIONS, front
+
+    parts = [INTRODUCTION]
+    context = click.Context(front, info_name="mtrain")
+    for heading, names in SECTIONS.items():
+        parts.append(f"## {heading}\n")
+        for name in names:
+            command = front.get_command(context, name)
+            if command is not None:
+                parts.extend(_parts(command, f"mtrain {name}", level=3))
+    return "\n".join(parts)
+
+
+def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
+    """Yield the parts of the page about a command and those below it."""
+    from mtrain.cli.helping import EXAMPLES
+
+    yield f"{'#' * level} {path}\n"
+    yield " ".join((command.help or "").split("\f")[0].split()).strip() + "\n"
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            if not inner.hidden:
+                yield from _parts(inner, f"{path} {name}", level=level + 1)
+        return
+    context = click.Context(command, info_name=path)
+    usage = " ".join((path, *command.collect_usage_pieces(context)))
+    examples = EXAMPLES.get(path.removeprefix("mtrain "), ())
+    lines = [f"$ {usage}", *(f"# {meaning}\n$ {line}" if meaning else f"$ {line}" for line, meaning in examples)]
+    yield "```console\n" + "\n".join(lines) + "\n```\n"
+    for title, rows in tables(command, context).items():
+        yield f"| {title} | |\n|---|---|"
+        yield "\n".join(f"| {_cell(flag)} | {_text(meaning)} |" for flag, meaning in rows) + "\n"
+
+
+def tables(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the flags of a command by heading, each with its meaning."""
+    from mtrain.cli.helping import sections
+
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option) and each.name != "help"]
+    return sections([(each, row) for each in options if (row := each.get_help_record(context)) is not None])
+
+
+def _cell(flag: str) -> str:
+    # Not between back-quotes, where a table would show the backslash before a bar.
+    return f"<code>{_text(flag)}</code>"
+
+
+def _text(meaning: str) -> str:
+    return " ".join(meaning.split()).replace("|", "&#124;").replace("<", "&lt;")
