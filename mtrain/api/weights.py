@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.core.interfaces import Array, Model
+from mtrain.core.named_models import models_in, of_model
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.registry import Registry
 from mtrain.weights.models import Expected, expected, fitted, registry_for
@@ -107,11 +108,21 @@ def _target_model(file_weights: Weights, request: ConvertRequest) -> Expected:
 def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> None:
     """Write the weights of a user's own module under the names of its ``state_dict``."""
     assert file_weights.own is not None, "the caller has asked"
-    model, target = request.model, request.target
+    model, target, arrays = request.model, request.target, file_weights.arrays
+    names = models_in(arrays)
+    if model in names and names != [""]:
+        write(target, of_model(model, arrays))
+        tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB), with the names of the state_dict of {model}")
+        return
+    if names != [""]:
+        given = "no --model" if model is None else f"--model {model}"
+        raise UsageError(
+            f"{given}: {file_weights.path} has the models {', '.join(sorted(names))}; give --model {min(names)}"
+        )
     flag = "--deploy" if request.deploy else f"--model {model}" if model not in (None, file_weights.model) else None
     if flag is not None:
         raise UsageError(f"{flag}: {file_weights.path} is of {WORDS[file_weights.own]}; leave the flag out")
-    write(target, file_weights.arrays)
+    write(target, arrays)
     tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB), with the names of the module's state_dict")
 
 

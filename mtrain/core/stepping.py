@@ -124,4 +124,6 @@ def by_model(steppers: Sequence[Stepper]) -> dict[str, dict[str, Any]]:
     """Return what a record says of each of several models; nothing of a single one."""
     if len(steppers) == 1:
         return {}
-    return {x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count} for x in steppers}
+    return {
+        x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count, "updated": x.done} for x in steppers
+    }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
@@ -219,3 +220,29 @@ def test_a_gan_of_paddle_trains_what_the_plain_script_trains(size, plain_paddle,
     print(f"a GAN on {size} ranks of fleet: largest difference to the plain script {difference:.1e}")
     # Not 0: gradients of two losses are added in another order than in Paddle's own backward pass.
     assert difference <= 1e-12
+
+
+def test_the_weights_of_one_of_several_models_leave_under_the_names_of_its_module(tmp_path):
+    done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "gan", "--updates", "2")
+    export = [sys.executable, "-m", "mtrain", "weights", "export", "runs/one", "--to"]
+    result = subprocess.run([*export, "g.safetensors", "--model", "G"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    arrays, saved = load_file(tmp_path / "g.safetensors"), weights(tmp_path, "one")
+    assert arrays.keys() == {name.removeprefix("G/") for name in saved if name.startswith("G/")}
+    assert all(np.array_equal(array, saved[f"G/{name}"]) for name, array in arrays.items())
+    for words in ((), ("--model", "X")):
+        result = subprocess.run([*export, "all.pt", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 2
+        assert "has the models D, G; give --model D" in result.stderr
+
+
+def test_backends_are_compared_over_all_losses_and_gradients(tmp_path):
+    words = [sys.executable, "-m", "mtrain", "compare", "-b", "ddp,horovod", "--updates", "4", "--script", SCRIPT]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([*words, "--", "critic"], cwd=tmp_path, capture_output=True, text=True, env=environ)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = json.loads((tmp_path / "runs/compare/compare.json").read_text())
+    losses = next(row for row in numbers["backends"] if row["label"] == "horovod")["losses"]
+    assert set(losses) == {"total", "loss_G", "loss_D"}
+    assert [loss == 0 for loss in losses["loss_G"]] == [True, True, False, True]
+    assert losses["total"][2] == pytest.approx(losses["loss_G"][2] + losses["loss_D"][2])

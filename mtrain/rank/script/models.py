@@ -1,11 +1,12 @@
 """The models of a script's session, each with an optimizer of its own, and their state as one."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrain.core.interfaces import Array, RankSession, Rates, State
+from mtrain.core.interfaces import RankSession, Rates, State
+from mtrain.core.named_models import joined, models_in, part_of, prefixed
 from mtrain.core.stepping import Stepper
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.rules import RateOf
@@ -116,56 +117,17 @@ class ScriptModels:
         return joined({model.name: model.state(self.rank) for model in self._models})
 
 
-def prefixed(model: str, name: str) -> str:
-    """Return the name of an array among those of all models; an only model keeps its names."""
-    return f"{model}/{name}" if model else name
-
-
-def joined(states: Mapping[str, State]) -> State:
-    """Return the states of models by name as one state. Moments are ``<moment>/<model>/<parameter>``."""
-    whole = State()
-    for model, state in states.items():
-        whole.weights |= {prefixed(model, name): x for name, x in state.weights.items()}
-        whole.ema |= {prefixed(model, name): x for name, x in state.ema.items()}
-        for key, x in state.moments.items():
-            moment, _, name = key.partition("/")
-            whole.moments[f"{moment}/{prefixed(model, name)}"] = x
-        whole.counters |= {prefixed(model, name): x for name, x in state.counters.items()}
-    return whole
-
-
-def part_of(whole: State, model: str) -> State:
-    """Return the state of one model in that of a job, as ``joined`` has put it there.
+def saved_state(whole: State, model: str) -> State:
+    """Return the state of one model in that of a checkpoint.
 
     Raises:
         CheckpointError: the job has no model of this name, or its only one has no name.
     """
-    named = models_in(whole.weights)
-    if (model or None) not in named:
-        names = sorted(name for name in named if name is not None)
-        saved = f"the models {', '.join(names)}" if names else "one model without a name"
+    names = models_in(whole.weights)
+    if model not in names:
+        saved = f"the models {', '.join(sorted(names))}" if names != [""] else "one model without a name"
         given = f"a model named {model}" if model else "a model without a name"
         raise CheckpointError(
             f"session.prepare: {given} is prepared, but the checkpoint has {saved}; use the names of the script that wrote it"
         )
-    if not model:
-        return whole
-    return State(
-        weights=_under(f"{model}/", whole.weights),
-        ema=_under(f"{model}/", whole.ema),
-        moments={
-            f"{moment}/{name.removeprefix(f'{model}/')}": x
-            for (moment, _, name), x in ((key.partition("/"), x) for key, x in whole.moments.items())
-            if name.startswith(f"{model}/")
-        },
-        counters=_under(f"{model}/", whole.counters),
-    )
-
-
-def models_in(names: Mapping[str, Array] | Sequence[str]) -> set[str | None]:
-    """Return the names of the models to which arrays belong; None: a model without a name."""
-    return {name.partition("/")[0] if "/" in name else None for name in names}
-
-
-def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
+    return part_of(whole, model) if model else whole

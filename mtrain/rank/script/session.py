@@ -29,7 +29,7 @@ from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.rank.script.loaders import evaluated, left_out_text, read_loader
 from mtrain.rank.script.loop import ScriptLoop
-from mtrain.rank.script.models import ScriptModel, ScriptModels, part_of
+from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
 from mtrain.rank.script.native import NativeOptimizer, recorded
 from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
@@ -251,7 +251,7 @@ class Session:
             )
         )
         if self._saved is not None:
-            self._rank.restore(model, native, part_of(self._saved.state, name))
+            self._rank.restore(model, native, saved_state(self._saved.state, name))
         elif self._job.trial is not None and self._job.trial.nudged:
             nudge(self._rank, model, native)
         return model, updater
@@ -439,7 +439,7 @@ class Session:
         """Return how many updates a model has begun before this process."""
         if self._saved is None or not entry.own_order:
             return self._progress.update
-        counters = part_of(self._saved.state, entry.name).counters
+        counters = saved_state(self._saved.state, entry.name).counters
         return int(counters["updates"] + counters["skipped"])
 
     # --------------------------------------------------------------------------------------- evaluation and logging

@@ -1,5 +1,6 @@
 """Read the trace of one job: numbers and digests of every update."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,11 +91,10 @@ def trace_of(history: History, *, loss: str | None = None) -> Trace:
     if "trace" not in history.start or not records:
         raise TrainingError("the job left no trace: expected records of a job with report.trace: state")
     entries = [history.start["trace"], *(record["trace"] for record in records)]
-    reported = {name: name for name in records[0]["losses"]} if loss is None else {"total": loss}
     parts = sorted(entries[0]["digests"])
     return Trace(
-        losses={name: _numbers(record["losses"].get(key) for record in records) for name, key in reported.items()},
-        norms=_numbers(record["gradient_norm"] for record in records),
+        losses=_losses(records, loss),
+        norms=_numbers(_norm(record) for record in records),
         rates=np.array([record["learning_rates"] for record in records], dtype=float),
         momenta=[record.get("momentum") for record in records],
         samples=[record["trace"]["samples"] for record in records],
@@ -102,6 +102,28 @@ def trace_of(history: History, *, loss: str | None = None) -> Trace:
         sketches={part: np.array([entry["sketches"][part] for entry in entries]) for part in parts},
         drifted=next((i for i, entry in enumerate(entries) if not entry["ranks_agree"]), None),
     )
+
+
+def _losses(records: Sequence[Mapping[str, Any]], loss: str | None) -> dict[str, Array]:
+    """Return the losses by name; of several models that of each, and their sum as ``total``."""
+    if loss is None:
+        return {name: _numbers(record["losses"].get(name) for record in records) for name in records[0]["losses"]}
+    if "models" not in records[0]:
+        return {"total": _numbers(record["losses"].get(loss) for record in records)}
+    # A model that an update leaves out has no loss in its record.
+    each = {
+        name: np.array([record["losses"].get(name, 0.0) for record in records], dtype=float)
+        for name in (f"{loss}_{model}" for model in records[0]["models"])
+    }
+    return {"total": np.sum(list(each.values()), axis=0), **each}
+
+
+def _norm(record: Mapping[str, Any]) -> float | None:
+    """Return the norm of an update's gradient, over all models that it has trained."""
+    norms = [facts["gradient_norm"] for facts in record.get("models", {}).values() if facts["updated"]]
+    if len(norms) < 2:
+        return record["gradient_norm"]  # type: ignore[no-any-return]
+    return None if None in norms else math.hypot(*norms)
 
 
 def _numbers(values: Any) -> Array:

@@ -28,7 +28,7 @@ class Noisy(torch.utils.data.Dataset):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        numbers = np.random.default_rng(index).normal(size=14)
+        numbers = np.random.default_rng(index).normal(size=14).astype(np.float32)
         return torch.from_numpy(numbers[:6] + index % 2), torch.from_numpy(numbers[6:])
 
 
@@ -141,7 +141,7 @@ class PlainSession:
         for self.update in range(updates):
             first = self.update * BATCH % SAMPLES
             batch = [data[index] for index in range(first, first + BATCH)]
-            yield [torch.stack(part) for part in zip(*batch, strict=True)]
+            yield [torch.stack(part).double() for part in zip(*batch, strict=True)]
 
     def save_as(self, path: str) -> None:
         """Write the weights, under mtrain's names."""
