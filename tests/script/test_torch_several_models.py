@@ -15,7 +15,7 @@ from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, w
 
 SCRIPT = str(SCRIPTS / "train_several.py")
 FP64 = ("-o", "train.precision=fp64")
-LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau")
+LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau", "target")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,15 @@ def test_a_gan_that_was_killed_goes_on_with_the_same_bits(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
     done(tmp_path, "--resume", "runs/killed", *words, SCRIPT, "critic", environ=environ)
     assert summary(tmp_path, "killed")["updates"] == 10
+    assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
+
+
+def test_a_slow_copy_that_no_update_trains_is_in_checkpoints(tmp_path):
+    words = ("--backend", "solo", *FP64)
+    done(tmp_path, "--name", "whole", *words, SCRIPT, "target")
+    saving = ("-o", "checkpoint.every_updates=2")
+    assert run(tmp_path, "--name", "killed", *words, *saving, SCRIPT, "target", environ={"KILLED_IN": "7"}).returncode
+    done(tmp_path, "--resume", "runs/killed", *words, SCRIPT, "target")
     assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
 
 

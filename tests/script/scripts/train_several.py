@@ -258,6 +258,18 @@ def plateau(session: Any, length: dict[str, Any]) -> None:
         killed_after(session)
 
 
+def target(session: Any, length: dict[str, Any]) -> None:
+    """A network that learns from a slow copy of itself, which no update trains."""
+    online, optimizer = session.prepare(Generator, optimizer=adam, name="online", seed=SEED)
+    slow, _ = session.prepare(Generator, optimizer=mtrain.SGD(learning_rate=1.0), name="slow")
+    for x, z in session.batches(Noisy(), **length):
+        optimizer.update(functional.mse_loss(online(z), x + 0.9 * slow(z).detach()))
+        with torch.no_grad():
+            for own, other in zip(slow.parameters(), online.parameters(), strict=True):
+                own.lerp_(other, 0.1)
+        killed_after(session)
+
+
 def apart(session: Any, length: dict[str, Any]) -> None:
     """A mistake: each rank leaves out the updates of another model."""
     one, of_one = session.prepare(Discriminator, optimizer=adam, name="one", seed=SEED)
@@ -278,6 +290,7 @@ LOOPS = {
     "steps": steps,
     "loader": loader,
     "plateau": plateau,
+    "target": target,
     "apart": apart,
 }
 
