@@ -22,6 +22,8 @@ from mtrain.weights import reading
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "ports"
 Weights = Mapping[str, Array]
 PYTHON = sys.executable
+PATIENT = Path(__file__).with_name("patient.py")
+"""Runs a script, and gives its threads time to end."""
 QUIET = ("-o", "report.plots=false", "-o", "report.tensorboard=false", "-o", "report.display=plain")
 ONE_THREAD = ("-o", "cluster.threads=1")
 """The number of threads changes the last bit of sums; the plain script has one thread, too."""
@@ -80,7 +82,7 @@ def _free_port() -> int:
 
 
 def _torchrun(size: int) -> list[str]:
-    return [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    return [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), str(PATIENT)]
 
 
 def _fabric(size: int) -> list[str]:
