@@ -376,9 +376,9 @@ def compare_backends(
         out=None if out is None else Path(out),
         script=None if script is None else Path(script),
         arguments=tuple(arguments),
+        tell=(lambda text: None) if quiet else (lambda text: terminal.say(text, err=True)),
     )
-    tell = (lambda text: None) if quiet else (lambda text: terminal.say(text, err=True))
-    return comparing.compare(request, tell=tell).comparison
+    return comparing.compare(request).comparison
 
 
 def _trained(request: "TrainRequest") -> TrainResult:

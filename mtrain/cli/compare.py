@@ -83,8 +83,8 @@ def compare(context: click.Context, /, **params: Any) -> None:
         raise click.UsageError(
             f"-- {' '.join(arguments)}: arguments for a script, but no script; name it with --script FILE"
         )
-    request = comparing.CompareRequest(arguments=arguments, **params)
-    result = comparing.compare(request, tell=lambda text: terminal.say(text, err=True))
+    request = comparing.CompareRequest(arguments=arguments, tell=lambda text: terminal.say(text, err=True), **params)
+    result = comparing.compare(request)
     show(result)
     terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
     context.exit(0 if result.comparison.agree else 1)

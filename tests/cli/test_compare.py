@@ -10,7 +10,7 @@ import pytest
 
 from mtrain.cli import main
 from mtrain.errors import UsageError
-from mtrain.studies.compare.order import parse_variants
+from mtrain.studies.compare.request import parse_variants
 
 FAULTY = Path(__file__).parent / "faulty" / "plugins.toml"
 SPEC = [

@@ -17,17 +17,14 @@ from mtrain.errors import ScriptError
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.spec.trial import Trial
 from mtrain.studies.compare.benches import bench_of
-from mtrain.studies.compare.order import Order, parse_variants
-from mtrain.studies.compare.profiles import PROFILES
+from mtrain.studies.compare.request import CompareRequest
 
 
 def solo_bench(config: str | None, tmp_path: Path, *overrides: str, **settings):
-    variants = parse_variants("ddp,solo")
-    order = Order(
-        config=config, variants=variants, overrides=list(overrides), updates=2, ranks=2, profile=PROFILES["float32"],
-        rounds=0, out=tmp_path, tell=print, **settings,
-    )  # fmt: skip
-    return bench_of(order, variants[1])
+    request = CompareRequest(
+        backends="ddp,solo", config=config, overrides=overrides, updates=2, rounds=0, out=tmp_path, **settings
+    )
+    return bench_of(request, request.variants[1])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

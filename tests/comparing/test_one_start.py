@@ -8,8 +8,7 @@ import pytest
 from mtrain.cli import main
 from mtrain.spec import config
 from mtrain.studies.compare.benches import Bench, repeats_in_one_start
-from mtrain.studies.compare.order import Order, parse_variants
-from mtrain.studies.compare.profiles import PROFILES
+from mtrain.studies.compare.request import CompareRequest
 
 SPEC = ["data.workers=0", "backend.options.device=cpu", "train.updates=1", "train.epochs=null", "cluster.threads=1"]
 COMPARE = [
@@ -18,35 +17,24 @@ COMPARE = [
 ]
 
 
-def bench_and_order(*overrides: str, **changes: object) -> tuple[Order, Bench]:
+def request_and_bench(*overrides: str, **changes: object) -> tuple[CompareRequest, Bench]:
     loaded = config.load("vit_digits", overrides=[*SPEC, *overrides])
-    (variant,) = parse_variants("solo")
-    order = Order(
-        config="vit_digits",
-        overrides=[],
-        variants=[variant],
-        updates=1,
-        ranks=1,
-        profile=PROFILES["float32"],
-        rounds=1,
-        out=Path("runs"),
-        tell=print,
-        **changes,  # type: ignore[arg-type]
-    )
-    return order, Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=1, notes=[])
+    request = CompareRequest(backends="solo", config="vit_digits", updates=1, ranks=1, **changes)  # type: ignore[arg-type]
+    (variant,) = request.variants
+    return request, Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=1, notes=[])
 
 
 def test_a_job_whose_start_can_be_put_back_trains_again_in_the_same_start():
-    assert repeats_in_one_start(*bench_and_order())
+    assert repeats_in_one_start(*request_and_bench())
 
 
 def test_timed_jobs_may_be_started_on_their_own():
-    assert not repeats_in_one_start(*bench_and_order(apart=True))
+    assert not repeats_in_one_start(*request_and_bench(apart=True))
 
 
 def test_what_cannot_be_put_back_is_started_again():
-    assert not repeats_in_one_start(*bench_and_order("train.prune={}"))
-    assert not repeats_in_one_start(*bench_and_order("train.quantise={}"))
+    assert not repeats_in_one_start(*request_and_bench("train.prune={}"))
+    assert not repeats_in_one_start(*request_and_bench("train.quantise={}"))
 
 
 def runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict, str]:

@@ -15,7 +15,7 @@ from mtrain.rank.script.settings import PLAIN
 from mtrain.records.history import History
 from mtrain.spec import config
 from mtrain.spec.trial import Trial
-from mtrain.studies.compare.order import Order, Variant
+from mtrain.studies.compare.request import CompareRequest, Variant
 from mtrain.studies.compare.results import Row
 
 if TYPE_CHECKING:
@@ -45,26 +45,26 @@ class Bench:
     repeats: bool | None = None
 
 
-def repeats_in_one_start(order: Order, bench: Bench) -> bool:
+def repeats_in_one_start(request: CompareRequest, bench: Bench) -> bool:
     """Return whether the job of a backend can train several times: all that training changes can be put back.
 
     A script, a user's own model and optimizer, and masks and ranges that training makes cannot.
     """
     train = bench.spec.train
-    if order.apart or bench.loaded.script is not None or train.prune is not None or train.quantise is not None:
+    if request.apart or bench.loaded.script is not None or train.prune is not None or train.quantise is not None:
         return False
     return not bench.loaded.job.model_class.native
 
 
-def _length(order: Order) -> dict[str, Any]:
+def _length(request: CompareRequest) -> dict[str, Any]:
     """Return the settings for the length of a spec's jobs. Scripts have a ``Trial`` instead, as they set their own."""
-    return {"train.updates": order.updates, "train.epochs": None}
+    return {"train.updates": request.updates, "train.epochs": None}
 
 
-def _common(order: Order) -> dict[str, Any]:
+def _common(request: CompareRequest) -> dict[str, Any]:
     """Return the other settings of every job of a comparison: its own logs, no evaluation, one checkpoint at the end."""
     return {
-        "cluster.nproc_per_node": order.ranks,
+        "cluster.nproc_per_node": request.ranks,
         "cluster.ips": [],
         "cluster.max_restarts": 0,
         "cluster.log_dir": None,
@@ -74,7 +74,7 @@ def _common(order: Order) -> dict[str, Any]:
         "checkpoint.every_epochs": None,
         "checkpoint.every_updates": None,
         "checkpoint.every_minutes": None,
-        "report.dir": str(order.out),
+        "report.dir": str(request.folder),
         "report.every_updates": 1,
         "report.tensorboard": False,
         "report.plots": False,
@@ -82,13 +82,13 @@ def _common(order: Order) -> dict[str, Any]:
     }
 
 
-def bench_of(order: Order, variant: Variant) -> Bench:
+def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     """Return the job of one backend.
 
     Raises:
         UsageError: the spec, the script or the options of the backend are wrong.
     """
-    loaded = _loaded(order, variant)
+    loaded = _loaded(request, variant)
     registry = loaded.registry
     plugin = registry.load("backends", variant.name)
     spec_backend = loaded.spec.backend
@@ -101,18 +101,18 @@ def bench_of(order: Order, variant: Variant) -> Bench:
     backend = registry.make("backends", variant.name, options, path=f"--backends {variant.label}")
     values = deepcopy(dict(loaded.values))
     values["backend"] |= {"name": variant.name, "options": options}
-    notes, ranks = [], order.ranks
+    notes, ranks = [], request.ranks
     dropped = sorted(spec_backend.options.keys() - options.keys())
     if dropped:
         notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
     row = None
-    if backend.rendezvous == ALONE and order.ranks > 1:
+    if backend.rendezvous == ALONE and request.ranks > 1:
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
-        shards = loaded.spec.cluster.shards or order.ranks
+        shards = loaded.spec.cluster.shards or request.ranks
         values["cluster"] |= {"shards": shards, "sharing": elastic.PASSES}
-        row = _impossible_in_turn(loaded, variant, ranks=order.ranks)
+        row = _impossible_in_turn(loaded, variant, ranks=request.ranks)
         notes.append(
-            f"one rank, with {shards} shards of each micro batch in turn: the same ones as on {order.ranks} ranks"
+            f"one rank, with {shards} shards of each micro batch in turn: the same ones as on {request.ranks} ranks"
         )
     loaded = with_values(loaded, values)
     return Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=ranks, notes=notes, row=row)
@@ -138,24 +138,24 @@ def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Ro
     )
 
 
-def _loaded(order: Order, variant: Variant) -> "Loaded":
+def _loaded(request: CompareRequest, variant: Variant) -> "Loaded":
     """Read the spec, or what a script's job has of one, with the overrides of this backend.
 
     Raises:
         UsageError: it cannot be read, or an override sets what a comparison sets.
     """
-    common, length = _common(order), _length(order)
+    common, length = _common(request), _length(request)
     for setting in variant.overrides:
         path, value = setting.split("=", 1)
         if path in common or path in length or path == "backend.name":
             raise UsageError(f"--backends {variant.label}: {path}={value} given, but a comparison sets {path} itself")
-    values = common if order.script is not None else length | common
+    values = common if request.script is not None else length | common
     flags = {path: config.Given(value, f"compare: {path}={value}") for path, value in values.items()}
-    overrides = [*order.overrides, *variant.overrides]
-    if order.script is None:
-        return config.load(order.config, overrides=overrides, flags=flags)
-    loaded = config.load(order.config or PLAIN, overrides=overrides, flags=flags)
-    return on_trial(script_job.with_script(loaded, order.script, order.arguments), updates=order.updates)
+    overrides = [*request.overrides, *variant.overrides]
+    if request.script is None:
+        return config.load(request.config, overrides=overrides, flags=flags)
+    loaded = config.load(request.config or PLAIN, overrides=overrides, flags=flags)
+    return on_trial(script_job.with_script(loaded, request.script, request.arguments), updates=request.updates)
 
 
 def on_trial(loaded: "Loaded", **changes: Any) -> "Loaded":
@@ -172,7 +172,7 @@ def with_values(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
     return replace(loaded, spec=spec, values=spec.model_dump(mode="json"))
 
 
-def preflight(order: Order, benches: Sequence[Bench]) -> None:
+def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
     """Check the requirements of each backend and make its plan; check the data once, on the first backend that can
     run.
 
@@ -190,7 +190,7 @@ def preflight(order: Order, benches: Sequence[Bench]) -> None:
         spec = bench.loaded.spec
         if bench.row is not None:
             refusals.append(UsageError(bench.row.reason))
-            order.tell(f"{bench.variant.label}: refused: {bench.row.reason}")
+            request.tell(f"{bench.variant.label}: refused: {bench.row.reason}")
             continue
         if bench.loaded.script is None:
             make_recipe(spec, size=bench.ranks)
@@ -200,21 +200,23 @@ def preflight(order: Order, benches: Sequence[Bench]) -> None:
             raise
         except UsageError as error:
             bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
-            order.tell(f"{bench.variant.label}: not installed")
+            request.tell(f"{bench.variant.label}: not installed")
             continue
         try:
-            starting.planned(bench.loaded, starting.Where(run_dir=order.out / bench.variant.folder, checkpoint=None))
+            starting.planned(
+                bench.loaded, starting.Where(run_dir=request.folder / bench.variant.folder, checkpoint=None)
+            )
         except UsageError as error:
             refusals.append(error)
             bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
-            order.tell(f"{bench.variant.label}: refused: {error}")
+            request.tell(f"{bench.variant.label}: refused: {error}")
             continue
         if not data_checked:
             if bench.loaded.script is not None:
                 checks.check_script(bench.loaded.job)
             else:
                 for note in checks.check(bench.loaded.job, size=bench.ranks):
-                    order.tell(note)
+                    request.tell(note)
             data_checked = True
     if refusals and sum(bench.row is None for bench in benches) < 2:
         raise refusals[0]

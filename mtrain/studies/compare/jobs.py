@@ -29,9 +29,9 @@ from mtrain.studies.compare.arrays import farthest
 from mtrain.studies.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, with_values
 from mtrain.studies.compare.causes import Facts, causes
 from mtrain.studies.compare.differences import difference
-from mtrain.studies.compare.order import Order
 from mtrain.studies.compare.profiles import Profile, violations
 from mtrain.studies.compare.referee import Referee, measured
+from mtrain.studies.compare.request import CompareRequest
 from mtrain.studies.compare.results import Against, Comparison, Row
 from mtrain.studies.compare.speed import speed_of
 from mtrain.studies.compare.traces import SCRIPT_LOSS, trace_of
@@ -55,44 +55,44 @@ class Ended(MtrainError):
         self.exit_code = code
 
 
-def compare(order: Order) -> Comparison:
+def compare(request: CompareRequest) -> Comparison:
     """Run all jobs of a comparison and compare them.
 
     Raises:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
         Ended: a job was asked to end.
     """
-    benches = [bench_of(order, variant) for variant in order.variants]
-    preflight(order, benches)
+    benches = [bench_of(request, variant) for variant in request.variants]
+    preflight(request, benches)
     try:
-        order.out.mkdir(parents=True, exist_ok=True)
+        request.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {order.out}: cannot be made ({error.strerror}); name another folder") from error
+        raise UsageError(f"--out {request.folder}: cannot be made ({error.strerror}); name another folder") from error
     reference: tuple[Bench, State] | None = None
     against: dict[str, Against] = {}
     for bench in (bench for bench in benches if bench.row is None):
-        state = _trace(order, bench)
+        state = _trace(request, bench)
         if state is not None and reference is None:
             reference = bench, state
         elif state is not None and reference is not None:
-            against[bench.variant.label] = _against(order, reference, (bench, state))
-    referee = _settle(order, reference, benches, against) if reference else None
-    profile = order.profile if referee is None else measured(order.profile, referee)
+            against[bench.variant.label] = _against(request, reference, (bench, state))
+    referee = _settle(request, reference, benches, against) if reference else None
+    profile = request.bounds if referee is None else measured(request.bounds, referee)
     if referee is not None:
         against = {label: replace(one, beyond=_beyond(one, profile)) for label, one in against.items()}
-    for turn in range(order.rounds):
+    for turn in range(request.rounds):
         alive = [
             bench for bench in benches if bench.row is not None and bench.row.outcome == "done" and not bench.rounds
         ]
         for bench in alive if turn % 2 == 0 else reversed(alive):
-            _time(order, bench, turn)
+            _time(request, bench, turn)
     first = reference[0] if reference else benches[0]
     return Comparison(
         title=f"{_subject(first)} on {len(benches)} backends",
         source=_source(first.loaded),
         facts=_facts(first),
         profile=profile,
-        updates=_updates(order, benches),
+        updates=_updates(request, benches),
         rows=[_finished(bench) for bench in benches],
         against=against,
         referee=referee,
@@ -110,14 +110,14 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the jobs
-def _trace(order: Order, bench: Bench) -> State | None:
+def _trace(request: CompareRequest, bench: Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
-    if repeats_in_one_start(order, bench):
-        names = [f"{bench.variant.folder}-timed-{number + 1}" for number in range(order.rounds)]
-        bench.rounds = tuple(runfolder.create(order.out, name, latest=False) for name in names)
+    if repeats_in_one_start(request, bench):
+        names = [f"{bench.variant.folder}-timed-{number + 1}" for number in range(request.rounds)]
+        bench.rounds = tuple(runfolder.create(request.folder, name, latest=False) for name in names)
     bench.started = time.time()
-    ended = _run(bench.loaded, order.out, bench.variant.folder, rounds=bench.rounds)
+    ended = _run(bench.loaded, request.folder, bench.variant.folder, rounds=bench.rounds)
     folder = ended.folder
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
     reason = ended.reason if ended.code else _without_training(bench, folder)
@@ -130,12 +130,12 @@ def _trace(order: Order, bench: Bench) -> State | None:
             ranks=bench.ranks,
             plan=plan,
         )
-        order.tell(f"{label}: {outcome}: {reason}")
+        request.tell(f"{label}: {outcome}: {reason}")
         return None
     bench.traced = read_history(folder.metrics)
     trace = trace_of(bench.traced, loss=_loss_of(bench.loaded))
     also = f", and {len(bench.rounds)} times timed," if bench.rounds else ""
-    order.tell(f"{label}: {trace.updates} updates traced{also} in {time.time() - bench.started:.0f} s")
+    request.tell(f"{label}: {trace.updates} updates traced{also} in {time.time() - bench.started:.0f} s")
     newest = store.newest(folder.checkpoints)
     assert newest is not None, "a finished job has a checkpoint"
     saved = store.load(newest)
@@ -145,7 +145,7 @@ def _trace(order: Order, bench: Bench) -> State | None:
         bench.spec = config.from_json(json.dumps(saved.spec), name="compare").model_copy(update={"cluster": cluster})
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
-        _take_timed(order, bench, RunFolder(path), bench.started)
+        _take_timed(request, bench, RunFolder(path), bench.started)
     bench.row = Row(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
     return saved.state
 
@@ -164,7 +164,7 @@ def _without_training(bench: Bench, folder: RunFolder) -> str:
 
 
 def _settle(
-    order: Order, reference: tuple[Bench, State], benches: Sequence[Bench], against: Mapping[str, Against]
+    request: CompareRequest, reference: tuple[Bench, State], benches: Sequence[Bench], against: Mapping[str, Against]
 ) -> Referee | None:
     """Compare with float64 where backends differ. None: all have the same bits, or float64 is not available."""
     first, state = reference
@@ -182,28 +182,28 @@ def _settle(
         if bench.row is not None and bench.row.trace is not None
     }
     settling = referee_jobs.Settling(
-        run=lambda loaded, name: _run(loaded, order.out, name), tell=order.tell, out=order.out
+        run=lambda loaded, name: _run(loaded, request.folder, name), tell=request.tell, out=request.folder
     )
     disputed = [entries[label] for label, one in against.items() if one.beyond]
-    nudge = order.profile.measured
+    nudge = request.bounds.measured
     return referee_jobs.settle(settling, entries[first.variant.label], state, disputed, nudge=nudge)
 
 
-def _time(order: Order, bench: Bench, turn: int) -> None:
+def _time(request: CompareRequest, bench: Bench, turn: int) -> None:
     """Run a job as ``mtrain train`` does, to time it; it must end with the bits of the traced one."""
     values = deepcopy(dict(bench.loaded.values))
     values["report"]["trace"] = "traffic"
     started = time.time()
-    ended = _run(with_values(bench.loaded, values), order.out, f"{bench.variant.folder}-timed-{turn + 1}")
+    ended = _run(with_values(bench.loaded, values), request.folder, f"{bench.variant.folder}-timed-{turn + 1}")
     if ended.code:
-        order.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
+        request.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
         bench.repeats = False
         return
-    history = _take_timed(order, bench, ended.folder, started)
-    order.tell(f"{bench.variant.label}: {len(history.updates)} updates timed in {time.time() - started:.0f} s")
+    history = _take_timed(request, bench, ended.folder, started)
+    request.tell(f"{bench.variant.label}: {len(history.updates)} updates timed in {time.time() - started:.0f} s")
 
 
-def _take_timed(order: Order, bench: Bench, folder: RunFolder, started: float) -> History:
+def _take_timed(request: CompareRequest, bench: Bench, folder: RunFolder, started: float) -> History:
     """Add the records of a timed training, which must have ended with the bits of the traced one."""
     history = read_history(folder.metrics)
     bench.timed.append((history, started))
@@ -239,7 +239,7 @@ def _run(loaded: "Loaded", out: Path, name: str, *, rounds: Sequence[Path] = ())
 
 
 # ---------------------------------------------------------------------------------------------------------- the results
-def _against(order: Order, reference: tuple[Bench, State], other: tuple[Bench, State]) -> Against:
+def _against(request: CompareRequest, reference: tuple[Bench, State], other: tuple[Bench, State]) -> Against:
     (first, ours), (bench, theirs) = reference, other
     assert first.row is not None
     assert bench.row is not None
@@ -257,7 +257,7 @@ def _against(order: Order, reference: tuple[Bench, State], other: tuple[Bench, S
         causes=causes(short_a, short_b, gap, facts),
         updates=(a.updates, b.updates),
     )
-    return replace(against, beyond=_beyond(against, order.profile))
+    return replace(against, beyond=_beyond(against, request.bounds))
 
 
 def _beyond(against: Against, profile: Profile) -> list[str]:
@@ -266,10 +266,10 @@ def _beyond(against: Against, profile: Profile) -> list[str]:
     return [*lengths, *violations(against.difference, profile)]
 
 
-def _updates(order: Order, benches: Sequence[Bench]) -> int:
+def _updates(request: CompareRequest, benches: Sequence[Bench]) -> int:
     """Return the number of updates of the longest job; a script may make fewer than were asked for."""
     traces = [bench.row.trace for bench in benches if bench.row is not None and bench.row.trace is not None]
-    return max((trace.updates for trace in traces), default=order.updates)
+    return max((trace.updates for trace in traces), default=request.updates)
 
 
 def _loss_of(loaded: "Loaded") -> str | None:

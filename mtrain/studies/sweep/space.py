@@ -137,7 +137,7 @@ def read_over(texts: Sequence[str]) -> list[Parameter]:
 
 
 def _backends(text: str) -> list[dict[str, Any]]:
-    from mtrain.studies.compare.order import parse_variants
+    from mtrain.studies.compare.request import parse_variants
 
     settings: list[dict[str, Any]] = []
     for variant in parse_variants(text):

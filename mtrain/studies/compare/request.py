@@ -1,15 +1,17 @@
-"""The settings of a comparison, and the parser of ``--backends``."""
+"""The request for a comparison, and the parser of ``--backends``."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mtrain.errors import UsageError
 from mtrain.spec.config import Source
 from mtrain.spec.yaml_reader import parse_value
-from mtrain.studies.compare.profiles import Profile
+from mtrain.studies.compare.profiles import PROFILES, Profile
+from mtrain.system import runfolder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,26 +31,50 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """The settings of a comparison."""
+class CompareRequest:
+    """A request to train one spec, or to run one script, on several backends."""
 
-    config: Source
-    overrides: Sequence[str]
-    variants: Sequence[Variant]
-    updates: int
-    ranks: int
-    profile: Profile
-    rounds: int
-    """Number of timed trainings of each backend."""
-    out: Path
-    tell: Callable[[str], None]
-    """Receives one line at a time about the progress."""
-    script: Path | None = None
-    """The user's script that the jobs run; None: they train a spec."""
-    arguments: Sequence[str] = ()
-    """Arguments of the script."""
+    backends: str
+    """The backends with their options, the reference first: ``ddp,deepspeed:stage=3``."""
+    config: Source = None
+    overrides: Sequence[str] = ()
+    """``PATH=VALUE`` settings of the spec."""
+    updates: int = 50
+    ranks: int = 2
+    """Ranks of the backends that can have several."""
+    profile: str = "float32"
+    """Name of the bounds within which backends agree."""
+    rounds: int = 1
+    """Number of timed trainings of each backend; 0: the compared jobs are timed."""
     apart: bool = False
     """Whether each timed training is a job of its own; otherwise the traced job of its backend does it first."""
+    out: Path | None = None
+    """Folder of the jobs and the report; None: the next free ``runs/compare``."""
+    script: Path | None = None
+    """The user's script to run; None: the spec is trained."""
+    arguments: Sequence[str] = ()
+    """Arguments of the script."""
+    tell: Callable[[str], None] = lambda text: None
+    """Receives one line at a time about the progress."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """Return the folder of the jobs and the report; the name of a new one is chosen once."""
+        return self.out or runfolder.next_name(Path("runs"), "compare")
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """Return the entries of ``backends``.
+
+        Raises:
+            UsageError: an entry is malformed, or occurs twice.
+        """
+        return parse_variants(self.backends)
+
+    @property
+    def bounds(self) -> Profile:
+        """Return the bounds within which backends agree."""
+        return PROFILES[self.profile]
 
 
 def parse_variants(text: str) -> list[Variant]:
