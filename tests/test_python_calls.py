@@ -69,23 +69,23 @@ def test_prune_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sweep_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wishes: list[Any] = []
+    requests: list[Any] = []
 
-    def order_of(wish: Any) -> Any:
-        wishes.append(wish)
+    def prepare(request: Any) -> Any:
+        requests.append(request)
         raise errors.UsageError("enough")
 
-    monkeypatch.setattr(starting, "order_of", order_of)
+    monkeypatch.setattr(starting, "prepare", prepare)
     monkeypatch.setattr(sweeps, "run", lambda order: pytest.fail("was run"))
     over = {"backend": ["ddp", "solo"], "ranks": [1, 2]}
     given: dict[str, Any] = {"trials": 4, "jobs": 2, "sampler": "random", "pruner": "median", "metric": "AP:min"}
     for spec, overrides, named in ((None, None, False), (None, {"train.seed": 1}, True), ("digits", None, True)):
         with pytest.raises(errors.UsageError, match="enough"):
             mtrain.sweep(spec, over=over, out=tmp_path, max_failures=1, overrides=overrides, **given)
-        assert wishes[-1].named is named
-    wish = wishes[-1]
-    assert {name: getattr(wish, name) for name in given} == given
-    assert (wish.over, wish.out, wish.max_failures) == (["backend=ddp,solo", "ranks=1,2"], tmp_path, 1)
+        assert requests[-1].named is named
+    request = requests[-1]
+    assert {name: getattr(request, name) for name in given} == given
+    assert (request.over, request.out, request.max_failures) == (["backend=ddp,solo", "ranks=1,2"], tmp_path, 1)
     for wrong in ({"sampler": "best"}, {"pruner": "hyper"}):
         with pytest.raises(errors.UsageError, match="expected one of"):
             mtrain.sweep(**wrong)  # type: ignore[arg-type]

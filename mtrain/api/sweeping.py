@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.studies.sweep import starting
-from mtrain.studies.sweep.starting import Wish, need_libraries
+from mtrain.studies.sweep.request import SweepRequest
+from mtrain.studies.sweep.starting import need_libraries
 
 if TYPE_CHECKING:
     from mtrain.studies.sweep.sweep import Verdict
 
-__all__ = ["SweepTable", "Wish", "need_libraries", "sweep", "table_of"]
+__all__ = ["SweepRequest", "SweepTable", "need_libraries", "sweep", "table_of"]
 FILES = {"table": "trials.csv", "best spec": "best.yml", "trials": "parallel.png", "importance": "importance.png"}
 
 
@@ -29,7 +30,7 @@ class SweepTable:
     """The files of the sweep that exist, by what they show."""
 
 
-def sweep(wish: Wish) -> "tuple[Path, Verdict]":
+def sweep(request: SweepRequest) -> "tuple[Path, Verdict]":
     """Run a sweep to its end; return its folder and how it ended.
 
     Raises:
@@ -37,8 +38,8 @@ def sweep(wish: Wish) -> "tuple[Path, Verdict]":
     """
     from mtrain.studies.sweep import sweep as sweeps
 
-    order = starting.order_of(wish)
-    return order.folder, sweeps.run(order)
+    plan = starting.prepare(request)
+    return plan.folder, sweeps.run(plan)
 
 
 def table_of(folder: Path) -> SweepTable:
@@ -50,14 +51,14 @@ def table_of(folder: Path) -> SweepTable:
     opened = starting.opened(folder)
     from mtrain.studies.sweep.table import best_trial, columns, rows, shown
 
-    names, cells = columns(opened.request), rows(opened.request, opened.trials)
+    names, cells = columns(opened.definition), rows(opened.definition, opened.trials)
     kept = [i for i in range(len(names)) if any(row[i] is not None for row in cells)]
-    best = best_trial(opened.request, opened.trials)
+    best = best_trial(opened.definition, opened.trials)
     return SweepTable(
         folder=opened.folder,
         columns=[names[i] for i in kept],
         rows=[[shown(row[i]) for i in kept] for row in cells],
         best=None if best is None else next(i for i, row in enumerate(cells) if row[0] == best.number),
-        best_text="" if best is None else f"best: trial {best.number}, {opened.request.metric} {shown(best.value)}",
+        best_text="" if best is None else f"best: trial {best.number}, {opened.definition.metric} {shown(best.value)}",
         files={word: opened.folder / file for word, file in FILES.items() if (opened.folder / file).exists()},
     )

@@ -10,7 +10,7 @@ from mtrain.api import python_calls
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
 from mtrain.spec.calls import explained
-from mtrain.studies.sweep.request import PRUNERS, SAMPLERS, Pruner, Sampler
+from mtrain.studies.sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain.studies.sweep.results import Reason, SweepResult, SweepTrial
 
 __all__ = ["SweepResult", "SweepTrial", "open_sweep", "sweep"]
@@ -63,7 +63,7 @@ def sweep(  # noqa: PLR0913 - what the command takes
     for name, value, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         if value is not None and value not in known:
             raise UsageError(f"{name}={value!r}: expected one of {', '.join(known)}")
-    wish = sweeping.Wish(
+    request = sweeping.SweepRequest(
         load=lambda: api.load_spec(spec, backend=backend, ranks=ranks, overrides=overrides),
         named=spec is not None or bool(overrides) or backend is not None or ranks is not None,
         space=space if isinstance(space, Mapping) or space is None else Path(space),
@@ -78,9 +78,9 @@ def sweep(  # noqa: PLR0913 - what the command takes
         max_failures=max_failures,
         tell=(lambda text: None) if quiet else (lambda text: terminal.say(text, err=True)),
     )
-    folder, verdict = sweeping.sweep(wish)
+    folder, verdict = sweeping.sweep(request)
     if verdict.text:
-        wish.tell(verdict.text)
+        request.tell(verdict.text)
     return _opened(folder, verdict.reason)
 
 
@@ -98,4 +98,4 @@ def _opened(folder: Path | None, reason: Reason) -> SweepResult:
     from mtrain.studies.sweep import results, starting
 
     opened = starting.opened(folder)
-    return results.result_of(opened.folder, opened.request, opened.trials, reason)
+    return results.result_of(opened.folder, opened.definition, opened.trials, reason)

@@ -69,13 +69,13 @@ def sweep(context: click.Context, /, **params: Any) -> None:
         return
     own = {"space", "over", "trials", "jobs", "sampler", "pruner", "metric", "out", "resume", "max_failures"}
     spec_params = {name: value for name, value in params.items() if name not in {*own, "show"}}
-    wish = sweeping.Wish(
+    request = sweeping.SweepRequest(
         load=lambda: load_job(spec_params),
         named=any(value not in (None, (), False) for value in spec_params.values()),
         tell=lambda text: terminal.say(text, err=True),
         **{name: params[name] for name in own},
     )
-    folder, verdict = sweeping.sweep(wish)
+    folder, verdict = sweeping.sweep(request)
     show(sweeping.table_of(folder))
     if verdict.text:
         terminal.say(verdict.text if verdict.reason == "interrupted" else f"error: {verdict.text}", err=True)

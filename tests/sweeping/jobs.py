@@ -7,7 +7,7 @@ from typing import Any
 
 import mtrain
 from mtrain.studies.sweep.places import Place
-from mtrain.studies.sweep.starting import Wish
+from mtrain.studies.sweep.request import SweepRequest
 from mtrain.studies.sweep.trial_jobs import Ended
 
 TINY = {
@@ -27,7 +27,7 @@ SPACE = {
 }
 
 
-def wish(folder: Path, **settings: Any) -> Wish:
+def sweep_request(folder: Path, **settings: Any) -> SweepRequest:
     said: dict[str, Any] = {
         "load": lambda: mtrain.load_spec(TINY),
         "named": True,
@@ -35,7 +35,7 @@ def wish(folder: Path, **settings: Any) -> Wish:
         "out": folder,
         "tell": lambda text: None,
     }
-    return Wish(**{**said, **settings})
+    return SweepRequest(**{**said, **settings})
 
 
 class InstantJob:

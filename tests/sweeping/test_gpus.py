@@ -10,10 +10,10 @@ import yaml
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.studies.sweep import gpus, starting, sweep
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.gpus import shares
-from mtrain.studies.sweep.request import Request
 from mtrain.studies.sweep.space import read_over
-from tests.sweeping.jobs import TINY, InstantJob, wish
+from tests.sweeping.jobs import TINY, InstantJob, sweep_request
 
 
 def made(folder: Path, count: int) -> Path:
@@ -22,9 +22,9 @@ def made(folder: Path, count: int) -> Path:
     return folder
 
 
-def request(cluster: dict[str, Any], *over: str, device: str = "auto") -> Request:
+def definition(cluster: dict[str, Any], *over: str, device: str = "auto") -> SweepDefinition:
     base = {"cluster": cluster, "backend": {"name": "ddp", "options": {"device": device}}, "report": {}}
-    return Request(sampler="random", pruner="none", metric="score", direction="max", seed=0, trials=2, folder="/", base=base,
+    return SweepDefinition(sampler="random", pruner="none", metric="score", direction="max", seed=0, trials=2, folder="/", base=base,
                    parameters=tuple(read_over(over)))  # fmt: skip
 
 
@@ -45,14 +45,14 @@ def request(cluster: dict[str, Any], *over: str, device: str = "auto") -> Reques
 def test_two_trials_get_gpus_of_their_own(
     cluster: dict[str, Any], over: tuple[str, ...], environ: dict[str, str], expected: Any, tmp_path: Path
 ) -> None:
-    asked = request(cluster, *over)
+    asked = definition(cluster, *over)
     assert shares(asked, jobs=2, environ=environ, dev=made(tmp_path, 4)) == expected
     assert shares(asked, jobs=1, environ=environ, dev=tmp_path) == ()
 
 
 def test_nothing_is_divided_on_the_cpu(tmp_path: Path) -> None:
-    assert shares(request({"nproc_per_node": 1}), jobs=2, environ={}, dev=tmp_path) == ()
-    assert shares(request({"nproc_per_node": 1}, device="cpu"), jobs=2, environ={}, dev=made(tmp_path, 4)) == ()
+    assert shares(definition({"nproc_per_node": 1}), jobs=2, environ={}, dev=tmp_path) == ()
+    assert shares(definition({"nproc_per_node": 1}, device="cpu"), jobs=2, environ={}, dev=made(tmp_path, 4)) == ()
 
 
 def test_more_trials_than_there_are_gpus_for_are_refused(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_more_trials_than_there_are_gpus_for_are_refused(tmp_path: Path) -> None
     with pytest.raises(
         UsageError, match=r"3 trials of 2 ranks need 6 GPUs, but 4 can be used \(0, 1, 2, 3\); give --jobs 2"
     ):
-        shares(request({"nproc_per_node": 2}), jobs=3, environ={}, dev=tmp_path)
+        shares(definition({"nproc_per_node": 2}), jobs=3, environ={}, dev=tmp_path)
     with pytest.raises(UsageError, match="give --jobs 4"):
-        shares(request({"nproc_per_node": "auto"}), jobs=5, environ={}, dev=tmp_path)
+        shares(definition({"nproc_per_node": "auto"}), jobs=5, environ={}, dev=tmp_path)
 
 
 def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,16 +91,16 @@ def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     folder, running, gpus_of = tmp_path / "sweep", [], Known()
     monkeypatch.setattr(sweep, "LocalJob", Patient)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
-    monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda order: None)
+    monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda plan: None)
     monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(lambda place: [0.5]), raising=False)
     monkeypatch.setattr(gpus, "visible", lambda environ, dev: ["0", "1", "2", "3"])
     spec = {**TINY, "cluster": {"nproc_per_node": 1, "threads": 1, "devices": [4, 5, 7]}}
     for loaded in (TINY, spec):
-        order = starting.order_of(
-            wish(folder, load=partial(mtrain.load_spec, loaded), trials=5, jobs=3, sampler="random")
+        plan = starting.prepare(
+            sweep_request(folder, load=partial(mtrain.load_spec, loaded), trials=5, jobs=3, sampler="random")
         )
-        sweep.run(order)
+        sweep.run(plan)
         used = {line.split()[1] for line in (folder / "gpus.txt").read_text().splitlines()}
         written = [yaml.safe_load(file.read_text())["cluster"]["devices"] for file in folder.glob("specs/*.yml")]
         assert used == ({"0", "1", "2"} if loaded is TINY else {"4", "5", "7"})

@@ -11,7 +11,7 @@ from optuna.storages import RDBStorage
 from mtrain.errors import UsageError
 from mtrain.studies.sweep import starting, sweep
 from mtrain.studies.sweep.places import Place
-from tests.sweeping.jobs import InstantJob, starts, wish
+from tests.sweeping.jobs import InstantJob, starts, sweep_request
 
 WRITES = (
     "create_new_trial",
@@ -39,14 +39,14 @@ def curves(place: Place) -> list[float]:
 def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sweep, "LocalJob", InstantJob)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
-    monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda order: None)
+    monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda plan: None)
     monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(curves), raising=False)
     return
 
 
 def run(folder: Path, **settings: Any) -> sweep.Verdict:
-    return sweep.run(starting.order_of(wish(folder, **settings)))
+    return sweep.run(starting.prepare(sweep_request(folder, **settings)))
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Callable[[], int]:
@@ -149,10 +149,10 @@ def test_more_trials_may_be_asked_for_later_and_nothing_else(tmp_path: Path) -> 
         {"space": {"optimizer.learning_rate": {"choices": [1.0]}}},
     ):
         with pytest.raises(UsageError, match="begun with other settings"):
-            starting.order_of(wish(folder, resume=True, **changed))
-    request = json.loads((folder / "sweep.json").read_text())
-    del request["base"]["train"]["max_nonfinite"]  # as an mtrain would have written it that did not know the key
-    (folder / "sweep.json").write_text(json.dumps(request))
-    starting.order_of(wish(folder, resume=True))
+            starting.prepare(sweep_request(folder, resume=True, **changed))
+    definition = json.loads((folder / "sweep.json").read_text())
+    del definition["base"]["train"]["max_nonfinite"]  # as an mtrain would have written it that did not know the key
+    (folder / "sweep.json").write_text(json.dumps(definition))
+    starting.prepare(sweep_request(folder, resume=True))
     with pytest.raises(UsageError, match="holds a sweep already"):
-        starting.order_of(wish(folder))
+        starting.prepare(sweep_request(folder))

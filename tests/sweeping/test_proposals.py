@@ -7,9 +7,9 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mtrain.errors import UsageError
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.journal import Journal
 from mtrain.studies.sweep.proposals import judged, proposed
-from mtrain.studies.sweep.request import Request
 from mtrain.studies.sweep.space import read_space
 
 SPACE = {
@@ -21,16 +21,16 @@ SPACE = {
 NUMBERS = {name: SPACE[name] for name in ("a", "d")}
 
 
-def request(sampler: str, space: Any = SPACE, **values: Any) -> Request:
+def definition(sampler: str, space: Any = SPACE, **values: Any) -> SweepDefinition:
     base = {"pruner": "none", "metric": "score", "direction": "max", "seed": 3, "trials": 9, "folder": "/", "base": {}}
-    return Request(sampler=sampler, parameters=tuple(read_space(space)), **{**base, **values})  # type: ignore[arg-type]
+    return SweepDefinition(sampler=sampler, parameters=tuple(read_space(space)), **{**base, **values})  # type: ignore[arg-type]
 
 
 def score_of(params: dict[str, Any]) -> float:
     return float(-abs(params["d"] - 0.6) - abs(params["a"] - 0.1))
 
 
-def searched(asked: Request, count: int) -> list[dict[str, Any]]:
+def searched(asked: SweepDefinition, count: int) -> list[dict[str, Any]]:
     """Run `count` trials of a function, without a journal."""
     trials: list[FrozenTrial] = []
     for number in range(count):
@@ -40,7 +40,7 @@ def searched(asked: Request, count: int) -> list[dict[str, Any]]:
     return [trial.params for trial in trials]
 
 
-def searched_on_disk(folder: Path, asked: Request, count: int) -> list[dict[str, Any]]:
+def searched_on_disk(folder: Path, asked: SweepDefinition, count: int) -> list[dict[str, Any]]:
     """Run `count` trials of a function; the journal is opened anew for every trial."""
     for number in range(count):
         journal = Journal(folder, direction=asked.direction)
@@ -54,7 +54,7 @@ def searched_on_disk(folder: Path, asked: Request, count: int) -> list[dict[str,
 # TPE learns after ten trials, CMA-ES after a generation of six.
 @pytest.mark.parametrize(("sampler", "count"), [("random", 3), ("tpe", 12), ("cmaes", 8), ("evolve", 4)])
 def test_a_proposal_does_not_depend_on_when_the_journal_was_opened(sampler: str, count: int, tmp_path: Path) -> None:
-    asked = request(sampler, NUMBERS if sampler == "cmaes" else SPACE)
+    asked = definition(sampler, NUMBERS if sampler == "cmaes" else SPACE)
     once = searched(asked, count)
     assert once == searched_on_disk(tmp_path, asked, count)
     assert len({str(params) for params in once}) == count
@@ -63,7 +63,7 @@ def test_a_proposal_does_not_depend_on_when_the_journal_was_opened(sampler: str,
 
 def test_all_values_stay_in_their_ranges() -> None:
     for sampler in ("random", "tpe", "cmaes", "evolve"):
-        for params in searched(request(sampler), 12):
+        for params in searched(definition(sampler), 12):
             assert 0.001 <= params["a"] <= 1
             assert params["b"] in (1, 3, 5, 7, 9)
             assert params["c"] in ("x", True, 1.5, "[1, 2]")
@@ -76,16 +76,16 @@ def test_a_grid_has_every_point_once_and_needs_an_end() -> None:
         "c": {"choices": ["x", "y"]},
         "e": {"low": 0.1, "high": 0.3, "step": 0.1},
     }
-    asked = request("grid", space)
+    asked = definition("grid", space)
     points = [proposed(asked, [], number).params for number in range(asked.grid_size)]
     assert len(points) == 18
     assert len({tuple(point.values()) for point in points}) == 18
     with pytest.raises(UsageError, match="a grid needs"):
-        _ = request("grid").grid_size
+        _ = definition("grid").grid_size
 
 
 def test_evolution_begins_with_the_spec_and_gets_better() -> None:
-    asked = request("evolve", NUMBERS)
+    asked = definition("evolve", NUMBERS)
     start = [one.model_copy(update={"start": {"a": 0.5, "d": 0.0}[one.name]}) for one in asked.parameters]
     params = searched(asked.model_copy(update={"parameters": tuple(start)}), 40)
     assert params[0] == {"a": 0.5, "d": 0.0}
@@ -95,7 +95,7 @@ def test_evolution_begins_with_the_spec_and_gets_better() -> None:
 
 
 def test_cma_es_begins_around_the_spec_and_gets_better() -> None:
-    asked = request("cmaes", NUMBERS)
+    asked = definition("cmaes", NUMBERS)
     start = [one.model_copy(update={"start": {"a": 0.5, "d": 0.9}[one.name]}) for one in asked.parameters]
     params = searched(asked.model_copy(update={"parameters": tuple(start)}), 42)
     assert sum(one["d"] > 0.5 for one in params[:6]) > 4
@@ -104,19 +104,19 @@ def test_cma_es_begins_around_the_spec_and_gets_better() -> None:
 
 
 def test_the_journal_holds_no_object_that_reading_it_would_make(tmp_path: Path) -> None:
-    searched_on_disk(tmp_path, request("cmaes", NUMBERS), 8)
+    searched_on_disk(tmp_path, definition("cmaes", NUMBERS), 8)
     journal = Journal(tmp_path)
     assert [trial.system_attrs for trial in journal.trials()] == [{"generation": i // 6} for i in range(8)]
     journal.close()
 
 
 def test_evolution_leaves_zero_behind() -> None:
-    asked = request("evolve", {"d": NUMBERS["d"], "a": NUMBERS["a"]})
+    asked = definition("evolve", {"d": NUMBERS["d"], "a": NUMBERS["a"]})
     zero = tuple(one.model_copy(update={"start": {"a": 0.5, "d": 0.0}[one.name]}) for one in asked.parameters)
     assert any(one["d"] > 0 for one in searched(asked.model_copy(update={"parameters": zero}), 6))
 
 
-def history(tmp_path: Path, asked: Request, curves: list[list[float]]) -> Any:
+def history(tmp_path: Path, asked: SweepDefinition, curves: list[list[float]]) -> Any:
     journal = Journal(tmp_path, direction=asked.direction)
     for number, curve in enumerate(curves):
         journal.add(proposed(asked, journal.trials(), number))
@@ -133,12 +133,12 @@ def history(tmp_path: Path, asked: Request, curves: list[list[float]]) -> Any:
 @pytest.mark.parametrize("direction", ["max", "min"])
 def test_a_bad_trial_is_pruned_and_a_good_one_is_not(pruner: str, direction: str, tmp_path: Path) -> None:
     sign = 1 if direction == "max" else -1
-    asked = request("random", pruner=pruner, direction=direction)
+    asked = definition("random", pruner=pruner, direction=direction)
     others = history(tmp_path, asked, [[sign * 0.5, sign * (0.6 + i / 100)] for i in range(4)])
     assert judged(asked, others, [sign * 0.1]).pruned
     assert not judged(asked, others, [sign * 0.9]).pruned
     assert judged(asked, others, [sign * 0.1]) == judged(asked, others, [sign * 0.1])
-    assert not judged(request("random", pruner="none"), others, [sign * 0.1]).pruned
+    assert not judged(definition("random", pruner="none"), others, [sign * 0.1]).pruned
 
 
 def test_an_axis_with_few_values_is_labelled_with_these() -> None:
@@ -162,7 +162,7 @@ def test_the_value_that_matters_is_the_most_important_one() -> None:
     numbers = {name: {"low": 0.0, "high": 1.0} for name in ("a", "b", "c", "d")}
     right = 0
     for seed in range(6):
-        asked = request("random", numbers, seed=seed, trials=16)
+        asked = definition("random", numbers, seed=seed, trials=16)
         trials = [proposed(asked, [], number) for number in range(16)]
         done = [
             create_trial(

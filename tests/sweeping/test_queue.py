@@ -11,7 +11,7 @@ from mtrain.errors import UsageError
 from mtrain.jobs import submission
 from mtrain.studies.sweep import starting, sweep, trial_jobs
 from mtrain.studies.sweep.places import Place
-from tests.sweeping.jobs import TINY, InstantJob, wish
+from tests.sweeping.jobs import TINY, InstantJob, sweep_request
 
 
 class StandIn(Queue):
@@ -65,13 +65,13 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
-def order(folder: Path, **settings: object) -> sweep.Order:
+def plan(folder: Path, **settings: object) -> sweep.SweepPlan:
     spec = {**TINY, "cluster": {"name": "slurm", "nproc_per_node": 1}}
-    return starting.order_of(wish(folder, load=lambda: mtrain.load_spec(spec), sampler="random", **settings))
+    return starting.prepare(sweep_request(folder, load=lambda: mtrain.load_spec(spec), sampler="random", **settings))
 
 
 def test_a_spec_that_names_a_scheduler_submits_its_trials(queue: StandIn, tmp_path: Path) -> None:
-    asked = order(tmp_path / "sweep", trials=2)
+    asked = plan(tmp_path / "sweep", trials=2)
     assert asked.queued
     queue.away = 2
     assert sweep.run(asked).reason == "finished"
@@ -89,20 +89,20 @@ def test_a_resumed_sweep_takes_over_the_jobs_that_it_had_submitted(
     def dies(self: object, running: object) -> None:
         raise Killed
 
-    begun = order(tmp_path / "sweep", trials=3, jobs=2)
+    begun = plan(tmp_path / "sweep", trials=3, jobs=2)
     with monkeypatch.context() as patch:
         patch.setattr(sweep._Sweep, "_step", dies)
         patch.setattr(sweep._Sweep, "_abandon", lambda self: None)  # a killed process cancels nothing
         with pytest.raises(Killed):
             sweep.run(begun)
     assert queue.submitted == ["0000", "0001"]
-    assert sweep.run(order(tmp_path / "sweep", trials=3, jobs=2, resume=True)).reason == "finished"
+    assert sweep.run(plan(tmp_path / "sweep", trials=3, jobs=2, resume=True)).reason == "finished"
     assert queue.submitted == ["0000", "0001", "0002"]
     assert queue.cancelled == []
 
 
 def test_a_pruned_trial_is_cancelled(queue: StandIn, tmp_path: Path) -> None:
-    sweep.run(order(tmp_path / "sweep", trials=3, pruner="halving"))
+    sweep.run(plan(tmp_path / "sweep", trials=3, pruner="halving"))
     rows = (tmp_path / "sweep" / "trials.csv").read_text().splitlines()[1:]
     assert [row.split(",")[1] for row in rows] == ["done", "pruned", "pruned"]
     assert queue.cancelled == ["0001", "0002"]

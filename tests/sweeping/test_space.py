@@ -9,8 +9,8 @@ import pytest
 import mtrain
 from mtrain.errors import MtrainError, SpecError, UsageError
 from mtrain.spec.yaml_reader import dumped, parse
+from mtrain.studies.sweep.definition import SweepDefinition, fitted, parsed_metric
 from mtrain.studies.sweep.records import Score, best
-from mtrain.studies.sweep.request import Request, fitted, parsed_metric
 from mtrain.studies.sweep.space import distinct, read_over, read_space, shipped_spaces
 
 VIT = "vit_digits"
@@ -192,6 +192,6 @@ def test_a_grid_has_every_value_to_its_end_without_rounding(
 def test_the_best_score_is_the_first_finite_one(direction: Any, update: int) -> None:
     values = [math.nan, 0.25, 0.5, math.inf, -math.inf, 0.5, 0.25]
     scores = [Score(number, value) for number, value in enumerate(values, start=1)]
-    request = Request.model_construct(direction=direction)
-    assert best(scores, request) == scores[update - 1]
-    assert best(scores[:1], request) is None
+    definition = SweepDefinition.model_construct(direction=direction)
+    assert best(scores, definition) == scores[update - 1]
+    assert best(scores[:1], definition) is None

@@ -176,10 +176,10 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 ) -> None:
     from mtrain.studies.sweep import starting
     from mtrain.studies.sweep.journal import Journal
-    from tests.sweeping.jobs import wish
+    from tests.sweeping.jobs import sweep_request
 
-    order = starting.order_of(wish(folder / "sweep"))
-    Journal(order.folder, direction="max").close()
+    plan = starting.prepare(sweep_request(folder / "sweep"))
+    Journal(plan.folder, direction="max").close()
     (folder / "sweep" / file).write_bytes(content)
     for words in (["--show", "sweep"], ["--resume", "--out", "sweep"]):
         assert main(["sweep", *words]) == 2

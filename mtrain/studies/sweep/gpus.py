@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mtrain.errors import UsageError
-from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.system import placement
 from mtrain.system.devices import CPU, HIDING
 
@@ -13,7 +13,7 @@ Shares = tuple[tuple[str, ...], ...]
 """For each trial that runs at the same time, its GPUs as ``CUDA_VISIBLE_DEVICES`` names them."""
 
 
-def shares(request: Request, *, jobs: int, environ: Mapping[str, str], dev: Path = Path("/dev")) -> Shares:
+def shares(definition: SweepDefinition, *, jobs: int, environ: Mapping[str, str], dev: Path = Path("/dev")) -> Shares:
     """Return each trial's GPUs; empty where there is nothing to divide: one trial at a time, or no GPU.
 
     The GPUs are those of ``cluster.devices``, else those that ``environ`` lets this process see.
@@ -21,14 +21,14 @@ def shares(request: Request, *, jobs: int, environ: Mapping[str, str], dev: Path
     Raises:
         UsageError: there are fewer GPUs than ranks of that many trials.
     """
-    numbers = request.base["cluster"].get("devices")
-    on_cpu = request.base["backend"].get("options", {}).get("device") == CPU
+    numbers = definition.base["cluster"].get("devices")
+    on_cpu = definition.base["backend"].get("options", {}).get("device") == CPU
     if jobs < 2 or on_cpu:
         return ()
     seen = visible(environ, dev) if numbers is None else [str(number) for number in numbers]
     if not seen:
         return ()
-    ranks = _most_ranks(request)
+    ranks = _most_ranks(definition)
     each = len(seen) // jobs if ranks is None else ranks
     if each < 1 or each * jobs > len(seen):
         needed = jobs * (ranks or 1)
@@ -49,9 +49,9 @@ def visible(environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[str]:
     return (named or [str(number) for number in range(count)])[:count]
 
 
-def _most_ranks(request: Request) -> int | None:
+def _most_ranks(definition: SweepDefinition) -> int | None:
     """Return the largest number of ranks of a trial; None: one for each GPU."""
-    searched = [choice for one in request.parameters if one.name == RANKS for choice in one.extremes()]
-    ranks = searched or [request.base["cluster"].get("nproc_per_node", "auto")]
+    searched = [choice for one in definition.parameters if one.name == RANKS for choice in one.extremes()]
+    ranks = searched or [definition.base["cluster"].get("nproc_per_node", "auto")]
     numbers = [number for number in ranks if isinstance(number, int)]
     return max(numbers) if len(numbers) == len(ranks) else None

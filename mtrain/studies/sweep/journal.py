@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mtrain.errors import UsageError
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file
-from mtrain.studies.sweep.request import Direction
+from mtrain.studies.sweep.definition import Direction
 
 FILE = "study.db"
 LOCK = ".lock"

@@ -15,8 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mtrain.records.plots import COLOURS, FAINT, INK
 from mtrain.spec import outputs
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.proposals import DIRECTIONS
-from mtrain.studies.sweep.request import Request
 from mtrain.studies.sweep.space import Parameter
 from mtrain.studies.sweep.table import best_trial, shown
 
@@ -34,9 +34,9 @@ MOST_LABELS = 9
 """An axis with a step has a label at each value, unless there are more of them."""
 
 
-def draw(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> list[Path]:
+def draw(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> list[Path]:
     """Draw the plots that the trials allow into ``folder``; return their files."""
-    metrics = {PARALLEL: parallel(request, trials), IMPORTANCE: importance(request, trials)}
+    metrics = {PARALLEL: parallel(definition, trials), IMPORTANCE: importance(definition, trials)}
     files = []
     for name, figure in metrics.items():
         for suffix in SUFFIXES if figure is not None else ():
@@ -49,12 +49,12 @@ def draw(folder: Path, request: Request, trials: Sequence[FrozenTrial]) -> list[
     return files
 
 
-def parallel(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
+def parallel(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> Figure | None:
     """Return each trial as a line over one axis per parameter, with the metric last; None without trials that have a value."""
     scored = [trial for trial in trials if trial.value is not None]
     if not scored:
         return None
-    axes_count = len(request.parameters) + 1
+    axes_count = len(definition.parameters) + 1
     figure = Figure(figsize=(max(7.0, 1.7 * axes_count + 1), 5), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -64,35 +64,35 @@ def parallel(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
     low, high = float(values.min()), float(values.max())
     span = (high - low) or 1.0
     norm = Normalize(low, low + span)
-    best = best_trial(request, trials)
+    best = best_trial(definition, trials)
     positions = np.arange(axes_count)
-    colours = _colours(norm, [float(trial.value or 0.0) for trial in done], upwards=request.direction == "max")
+    colours = _colours(norm, [float(trial.value or 0.0) for trial in done], upwards=definition.direction == "max")
     for trial in pruned:
-        axes.plot(positions, _heights(request, trial, low, span), color="#b5b5b5", lw=1, ls=":", zorder=1)
+        axes.plot(positions, _heights(definition, trial, low, span), color="#b5b5b5", lw=1, ls=":", zorder=1)
     for trial, colour in zip(done, colours, strict=True):
         is_best = best is not None and trial.number == best.number
         axes.plot(
             positions,
-            _heights(request, trial, low, span),
+            _heights(definition, trial, low, span),
             color=colour,
             lw=3 if is_best else 1.3,
             zorder=3 if is_best else 2,
         )
-    _parameter_axes(axes, request.parameters)
+    _parameter_axes(axes, definition.parameters)
     _labels_at(axes, axes_count - 1, [(low + span * share, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
-    names = [parameter.name for parameter in request.parameters]
-    axes.set_xticks(positions, [*(_wrapped(name) for name in names), request.metric], fontsize=8.5, color=INK)
+    names = [parameter.name for parameter in definition.parameters]
+    axes.set_xticks(positions, [*(_wrapped(name) for name in names), definition.metric], fontsize=8.5, color=INK)
     title = f"{len(done)} trial{'' if len(done) == 1 else 's'} done"
     title += f", {len(pruned)} pruned (dotted)" if pruned else ""
-    title += f"; best: trial {best.number}, {request.metric} {best.value:.4g} (thick)" if best else ""
+    title += f"; best: trial {best.number}, {definition.metric} {best.value:.4g} (thick)" if best else ""
     axes.set_title(title, fontsize=10.5, color=INK, loc="left")
     _bare(axes, axes_count)
     return figure
 
 
-def importance(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None:
+def importance(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> Figure | None:
     """Return how much each parameter decides whether a trial is in the better half; None where too few trials differ."""
-    shares = importances(request, trials)
+    shares = importances(definition, trials)
     if not shares:
         return None
     names = list(reversed(shares))
@@ -103,7 +103,9 @@ def importance(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, color=INK)
     axes.set_xlim(0, max(1e-9, *shares.values()) * 1.13)
     done = sum(trial.state == TrialState.COMPLETE for trial in trials)
-    axes.set_title(f"importance for {request.metric} (PED-ANOVA), {done} trials", fontsize=10.5, color=INK, loc="left")
+    axes.set_title(
+        f"importance for {definition.metric} (PED-ANOVA), {done} trials", fontsize=10.5, color=INK, loc="left"
+    )
     axes.tick_params(colors=INK, labelsize=9, length=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=FAINT)
@@ -111,19 +113,19 @@ def importance(request: Request, trials: Sequence[FrozenTrial]) -> Figure | None
     return figure
 
 
-def importances(request: Request, trials: Sequence[FrozenTrial]) -> dict[str, float]:
+def importances(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> dict[str, float]:
     """Return the importance of each parameter, the largest first (PED-ANOVA); empty where too few trials differ."""
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     differing = {
         name
-        for name in (parameter.name for parameter in request.parameters)
+        for name in (parameter.name for parameter in definition.parameters)
         if len({trial.params[name] for trial in done}) > 1
     }
     if len(done) < FEWEST_TRIALS or len({trial.value for trial in done}) < 2 or not differing:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        study = optuna.create_study(direction=DIRECTIONS[request.direction])
+        study = optuna.create_study(direction=DIRECTIONS[definition.direction])
         study.add_trials(done)
         try:
             evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BETTER)
@@ -133,8 +135,8 @@ def importances(request: Request, trials: Sequence[FrozenTrial]) -> dict[str, fl
     return {name: float(share) for name, share in found.items() if np.isfinite(share)}
 
 
-def _heights(request: Request, trial: FrozenTrial, low: float, span: float) -> list[float]:
-    heights = [_share(parameter, trial.params[parameter.name]) for parameter in request.parameters]
+def _heights(definition: SweepDefinition, trial: FrozenTrial, low: float, span: float) -> list[float]:
+    heights = [_share(parameter, trial.params[parameter.name]) for parameter in definition.parameters]
     return [*heights, (float(trial.value or 0.0) - low) / span]
 
 

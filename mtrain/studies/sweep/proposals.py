@@ -17,8 +17,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.evolve import Evolution
-from mtrain.studies.sweep.request import Request
 from mtrain.studies.sweep.space import Parameter
 
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
@@ -61,25 +61,25 @@ def seed_of(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def proposed(request: Request, trials: Sequence[FrozenTrial], number: int) -> FrozenTrial:
+def proposed(definition: SweepDefinition, trials: Sequence[FrozenTrial], number: int) -> FrozenTrial:
     """Return trial ``number``, to be added to the journal, given those before it."""
-    space = distributions(request.parameters)
+    space = distributions(definition.parameters)
     notes: Mapping[str, Any] = {}
-    if request.sampler == "grid":
-        params = grid_point(request.parameters, number)
-    elif request.sampler == "evolve":
-        start = {parameter.name: parameter.start for parameter in request.parameters}
-        evolution = Evolution(start, seed=seed_of(request.seed, number))
-        params = evolution.child(trials, space, maximise=request.direction == "max")
-    elif request.sampler == "cmaes":
+    if definition.sampler == "grid":
+        params = grid_point(definition.parameters, number)
+    elif definition.sampler == "evolve":
+        start = {parameter.name: parameter.start for parameter in definition.parameters}
+        evolution = Evolution(start, seed=seed_of(definition.seed, number))
+        params = evolution.child(trials, space, maximise=definition.direction == "max")
+    elif definition.sampler == "cmaes":
         from mtrain.studies.sweep.cma import GENERATION, Strategy  # needs the library of that name
 
-        start = {parameter.name: parameter.start for parameter in request.parameters}
-        strategy = Strategy(start, space, seed=seed_of(request.seed, number))
-        params, generation = strategy.proposal(trials, maximise=request.direction == "max")
+        start = {parameter.name: parameter.start for parameter in definition.parameters}
+        strategy = Strategy(start, space, seed=seed_of(definition.seed, number))
+        params, generation = strategy.proposal(trials, maximise=definition.direction == "max")
         notes = {GENERATION: generation}
     else:
-        study = _study(request, trials, sampler=_sampler(request.sampler, seed_of(request.seed, number)))
+        study = _study(definition, trials, sampler=_sampler(definition.sampler, seed_of(definition.seed, number)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # choices of mixed types, and notes on experimental parts of Optuna
             study.ask(fixed_distributions=space)
@@ -97,16 +97,16 @@ def grid_point(parameters: Sequence[Parameter], number: int) -> dict[str, Any]:
     return {parameter.name: point[parameter.name] for parameter in parameters}
 
 
-def judged(request: Request, others: Sequence[FrozenTrial], values: Sequence[float]) -> Judgement:
+def judged(definition: SweepDefinition, others: Sequence[FrozenTrial], values: Sequence[float]) -> Judgement:
     """Judge a trial by the metric after each of its evaluations so far; all before the last one have passed."""
-    if request.pruner == "none":
+    if definition.pruner == "none":
         return Judgement(pruned=False)
     pruner: optuna.pruners.BasePruner = (
         optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_STARTUP)
-        if request.pruner == "median"
+        if definition.pruner == "median"
         else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=HALVING_FACTOR)
     )
-    study = _study(request, others, pruner=pruner)
+    study = _study(definition, others, pruner=pruner)
     trial, pruned = study.ask(), False
     for step, value in enumerate(values, start=1):
         trial.report(value, step)
@@ -121,7 +121,7 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _study(
-    request: Request,
+    definition: SweepDefinition,
     trials: Sequence[FrozenTrial],
     *,
     sampler: optuna.samplers.BaseSampler | None = None,
@@ -131,7 +131,7 @@ def _study(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        study = optuna.create_study(direction=DIRECTIONS[request.direction], sampler=sampler, pruner=pruner)
+        study = optuna.create_study(direction=DIRECTIONS[definition.direction], sampler=sampler, pruner=pruner)
         for trial in trials:
             study.add_trial(trial)
     return study

@@ -9,7 +9,7 @@ from mtrain.core.record_files import METRICS
 from mtrain.errors import UsageError
 from mtrain.records.history import History, Tail
 from mtrain.spec.suggest import hint
-from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.system import runfolder
 
 
@@ -23,9 +23,9 @@ class Score(NamedTuple):
 class Records:
     """Follows the evaluations of one run, whether it grows, has ended or is resumed."""
 
-    def __init__(self, run_dir: Path, request: Request) -> None:
+    def __init__(self, run_dir: Path, definition: SweepDefinition) -> None:
         self._run_dir = run_dir
-        self._request = request
+        self._definition = definition
         self._tail = Tail(run_dir / METRICS, from_start=True)
         self._history = History()
 
@@ -41,7 +41,7 @@ class Records:
         return [Score(update, self._value(record)) for update, record in evaluations]
 
     def _value(self, record: Mapping[str, Any]) -> float:
-        metrics, metric = record.get("metrics") or {}, self._request.metric
+        metrics, metric = record.get("metrics") or {}, self._definition.metric
         if metric not in metrics:
             known = [name for name in metrics if "/" not in name]
             raise UsageError(f"--metric {metric}: evaluations have no such metric{hint(metric, known)}")
@@ -53,10 +53,10 @@ class Records:
         return runfolder.read_summary(self._run_dir).get("reason") == "done"
 
 
-def best(scores: list[Score], request: Request) -> Score | None:
+def best(scores: list[Score], definition: SweepDefinition) -> Score | None:
     """Return the best score, the earliest of equal ones; None where no value is finite."""
     chosen: Score | None = None
     for score in scores:
-        if math.isfinite(score.value) and request.better(score.value, None if chosen is None else chosen.value):
+        if math.isfinite(score.value) and definition.better(score.value, None if chosen is None else chosen.value):
             chosen = score
     return chosen

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from pandas import DataFrame
 
-    from mtrain.studies.sweep.request import Request
+    from mtrain.studies.sweep.definition import SweepDefinition
+
 
 State = Literal["done", "pruned", "failed", "unfinished"]
 Reason = Literal["finished", "failed", "interrupted", "unknown"]
@@ -69,7 +70,9 @@ class SweepResult:
         return DataFrame([{**{name: getattr(trial, name) for name in fixed}, **trial.params} for trial in self.trials])
 
 
-def result_of(folder: Path, request: "Request", trials: "Sequence[FrozenTrial]", reason: Reason) -> SweepResult:
+def result_of(
+    folder: Path, definition: "SweepDefinition", trials: "Sequence[FrozenTrial]", reason: Reason
+) -> SweepResult:
     """Return the trials of a journal as a result."""
     from mtrain.studies.sweep.journal import REASON, SECONDS, UPDATE
     from mtrain.studies.sweep.places import Place
@@ -88,11 +91,11 @@ def result_of(folder: Path, request: "Request", trials: "Sequence[FrozenTrial]",
         )
         for trial in trials
     ]
-    best = best_trial(request, trials)
+    best = best_trial(definition, trials)
     return SweepResult(
         folder=folder,
-        metric=request.metric,
-        direction=request.direction,
+        metric=definition.metric,
+        direction=definition.direction,
         trials=rows,
         best=None if best is None else rows[best.number],
         reason=reason,

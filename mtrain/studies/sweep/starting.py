@@ -1,64 +1,39 @@
 """From what a user asks for to a sweep that can run: a new one, or one that goes on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.studies.sweep import request as requests
-from mtrain.studies.sweep.request import DEFAULT_TRIALS, REQUEST, Pruner, Request, Sampler
+from mtrain.studies.sweep import definition as definitions
+from mtrain.studies.sweep.definition import DEFAULT_TRIALS, DEFINITION, Sampler, SweepDefinition
+from mtrain.studies.sweep.request import SweepRequest
 from mtrain.studies.sweep.space import distinct, read_over, read_space
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from mtrain.spec.config import Loaded
-    from mtrain.studies.sweep.sweep import Order
+    from mtrain.studies.sweep.sweep import SweepPlan
 
 RUNS = Path("runs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """A sweep as the user asks for it; None: not said."""
-
-    load: Callable[[], "Loaded"]
-    """Reads the spec; called only if a new sweep begins, or the spec was named."""
-    named: bool = False
-    """The user has named a spec or values of it."""
-    space: str | Path | Mapping[str, Any] | None = None
-    over: Sequence[str] = ()
-    trials: int | None = None
-    jobs: int = 1
-    sampler: Sampler | None = None
-    pruner: Pruner | None = None
-    metric: str | None = None
-    out: Path | None = None
-    resume: bool = False
-    max_failures: int = 3
-    tell: Callable[[str], None] = print
-
-    @property
-    def space_is_named(self) -> bool:
-        """Return whether the user has said what is searched."""
-        return self.space is not None or bool(self.over)
-
-
-def order_of(wish: Wish) -> "Order":
-    """Check a wish and return the order for ``sweep.run``; a new sweep's folder is made, and nothing else.
+def prepare(request: SweepRequest) -> "SweepPlan":
+    """Check a request and return the plan for ``sweep.run``; a new sweep's folder is made, and nothing else.
 
     Raises:
         UsageError: something is wrong with it; nothing was started.
     """
     need_libraries()
-    for name, number in (("trials", wish.trials), ("jobs", wish.jobs), ("max-failures", wish.max_failures)):
+    for name, number in (("trials", request.trials), ("jobs", request.jobs), ("max-failures", request.max_failures)):
         if number is not None and number < 1:
             raise UsageError(f"--{name} {number}: expected at least 1")
-    begins = wish.out is not None and wish.space_is_named and not (wish.out / REQUEST).exists()
+    begins = request.out is not None and request.space_is_named and not (request.out / DEFINITION).exists()
     # A sweep that was killed before its folder was written goes on by beginning.
-    return _begun(wish) if begins or not wish.resume else _resumed(wish)
+    return _begun(request) if begins or not request.resume else _resumed(request)
 
 
 def need_libraries() -> None:
@@ -76,7 +51,7 @@ def newest_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
-    files = sorted(RUNS.glob(f"*/{REQUEST}"), key=lambda file: file.stat().st_mtime)
+    files = sorted(RUNS.glob(f"*/{DEFINITION}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise UsageError(f"--resume: there is no sweep in {RUNS}; name its folder with --out FOLDER")
     return files[-1].parent
@@ -87,7 +62,7 @@ class Opened:
     """A sweep as its folder describes it now."""
 
     folder: Path
-    request: Request
+    definition: SweepDefinition
     trials: "Sequence[FrozenTrial]"
 
 
@@ -101,123 +76,120 @@ def opened(folder: Path | None) -> Opened:
     from mtrain.studies.sweep.journal import Journal
 
     folder = (folder or newest_folder()).absolute()
-    request = requests.read(folder)
+    definition = definitions.read(folder)
     journal = Journal(folder)
     try:
-        return Opened(folder=folder, request=request, trials=journal.trials())
+        return Opened(folder=folder, definition=definition, trials=journal.trials())
     finally:
         journal.close()
 
 
-def _begun(wish: Wish) -> "Order":
+def _begun(request: SweepRequest) -> "SweepPlan":
     from mtrain.studies.sweep import sweep
 
-    loaded = wish.load()
-    request = _request(wish, loaded)
-    folder = (wish.out or _next_folder(loaded)).absolute()
-    if (folder / REQUEST).exists():
-        raise UsageError(f"--out {wish.out}: holds a sweep already; go on with it by --resume, or name another folder")
-    if folder.exists() and (not folder.is_dir() or {file.name for file in folder.iterdir()} - requests.FILES):
-        raise UsageError(f"--out {wish.out}: is not an empty folder; name another one")
-    order = _order(wish, request, folder)
-    sweep.refuse_what_cannot_work(order)
-    requests.write(request, folder)
-    return order
-
-
-def _resumed(wish: Wish) -> "Order":
-    folder = (wish.out or newest_folder()).absolute()
-    request = requests.read(folder)
-    if not Path(request.folder).is_dir():
+    loaded = request.load()
+    definition = _definition(request, loaded)
+    folder = (request.out or _next_folder(loaded)).absolute()
+    if (folder / DEFINITION).exists():
         raise UsageError(
-            f"{folder}: the sweep was begun in {request.folder}, which is no folder any more; make it again"
+            f"--out {request.out}: holds a sweep already; go on with it by --resume, or name another folder"
         )
-    if wish.named != wish.space_is_named:
+    if folder.exists() and (not folder.is_dir() or {file.name for file in folder.iterdir()} - definitions.FILES):
+        raise UsageError(f"--out {request.out}: is not an empty folder; name another one")
+    plan = _plan(request, definition, folder)
+    sweep.refuse_what_cannot_work(plan)
+    definitions.write(definition, folder)
+    return plan
+
+
+def _resumed(request: SweepRequest) -> "SweepPlan":
+    folder = (request.out or newest_folder()).absolute()
+    definition = definitions.read(folder)
+    if not Path(definition.folder).is_dir():
+        raise UsageError(
+            f"{folder}: the sweep was begun in {definition.folder}, which is no folder any more; make it again"
+        )
+    if request.named != request.space_is_named:
         raise UsageError(
             "--resume: give the spec and what is searched both, or neither; the folder of the sweep has them"
         )
-    changed = _changed_options(wish, request)
+    changed = _changed_options(request, definition)
     if changed:
         raise UsageError(
             f"--resume: the sweep in {folder} was begun with other settings ({changed}); leave them as they were"
         )
-    if wish.trials is not None and wish.trials != request.trials:
-        request = request.model_copy(update={"trials": _trials(wish, request)})
-        requests.write(request, folder)
-    return _order(wish, request, folder)
+    if request.trials is not None and request.trials != definition.trials:
+        definition = definition.model_copy(update={"trials": _trials(request, definition)})
+        definitions.write(definition, folder)
+    return _plan(request, definition, folder)
 
 
-def _trials(wish: Wish, request: Request) -> int:
+def _trials(request: SweepRequest, definition: SweepDefinition) -> int:
     """Return the number of trials in all: a grid has no more than its points."""
-    if request.sampler == "grid":
-        return min(wish.trials or request.grid_size, request.grid_size)
-    return wish.trials or DEFAULT_TRIALS
+    if definition.sampler == "grid":
+        return min(request.trials or definition.grid_size, definition.grid_size)
+    return request.trials or DEFAULT_TRIALS
 
 
-def _changed_options(wish: Wish, request: Request) -> str:
+def _changed_options(request: SweepRequest, definition: SweepDefinition) -> str:
     """Return in words what the user asks for that the sweep was not begun with; what is not said stays as it was."""
-    if wish.named and wish.space_is_named:
-        return requests.difference(request, _request(wish, wish.load(), former=request))
+    if request.named and request.space_is_named:
+        return definitions.difference(definition, _definition(request, request.load(), former=definition))
     for name in ("sampler", "pruner"):
-        asked = getattr(wish, name)
-        if asked is not None and asked != getattr(request, name):
-            return f"{name}: {getattr(request, name)} before, {asked} now"
-    if wish.metric is not None and requests.parsed_metric(wish.metric) != (request.metric, request.direction):
-        return f"metric: {request.metric} before, {wish.metric} now"
+        asked = getattr(request, name)
+        if asked is not None and asked != getattr(definition, name):
+            return f"{name}: {getattr(definition, name)} before, {asked} now"
+    if request.metric is not None and definitions.parsed_metric(request.metric) != (
+        definition.metric,
+        definition.direction,
+    ):
+        return f"metric: {definition.metric} before, {request.metric} now"
     return ""
 
 
-def _request(wish: Wish, loaded: "Loaded", *, former: Request | None = None) -> Request:
-    metric, direction = requests.parsed_metric(wish.metric or "score")
-    if former is not None and wish.metric is None:
+def _definition(request: SweepRequest, loaded: "Loaded", *, former: SweepDefinition | None = None) -> SweepDefinition:
+    metric, direction = definitions.parsed_metric(request.metric or "score")
+    if former is not None and request.metric is None:
         metric, direction = former.metric, former.direction
-    searched = [] if wish.space is None else read_space(wish.space)
-    parameters = requests.fitted(distinct([*searched, *read_over(wish.over)]), loaded)
+    searched = [] if request.space is None else read_space(request.space)
+    parameters = definitions.fitted(distinct([*searched, *read_over(request.over)]), loaded)
     default: Sampler = "tpe" if searched else "grid"
-    request = Request(
-        sampler=wish.sampler or (former.sampler if former else default),
-        pruner=wish.pruner or (former.pruner if former else "none"),
+    definition = SweepDefinition(
+        sampler=request.sampler or (former.sampler if former else default),
+        pruner=request.pruner or (former.pruner if former else "none"),
         metric=metric,
         direction=direction,
         seed=loaded.spec.train.seed,
-        trials=wish.trials or DEFAULT_TRIALS,
+        trials=request.trials or DEFAULT_TRIALS,
         parameters=parameters,
         folder=str(Path.cwd()),
         base=dict(loaded.values),
     )
-    if request.sampler == "cmaes" and all(one.kind == "choice" for one in parameters):
+    if definition.sampler == "cmaes" and all(one.kind == "choice" for one in parameters):
         raise UsageError(
             "--sampler cmaes: needs a range, `low` and `high`, and all are choices; take another --sampler"
         )
-    if request.sampler == "grid" and request.grid_size > 10_000:
-        raise UsageError(f"the grid has {request.grid_size} points; search fewer values, or take another --sampler")
-    return request.model_copy(update={"trials": _trials(wish, request)})
+    if definition.sampler == "grid" and definition.grid_size > 10_000:
+        raise UsageError(f"the grid has {definition.grid_size} points; search fewer values, or take another --sampler")
+    return definition.model_copy(update={"trials": _trials(request, definition)})
 
 
-def _order(wish: Wish, request: Request, folder: Path) -> "Order":
+def _plan(request: SweepRequest, definition: SweepDefinition, folder: Path) -> "SweepPlan":
     from mtrain.studies.sweep.gpus import shares
-    from mtrain.studies.sweep.sweep import Order
+    from mtrain.studies.sweep.sweep import SweepPlan
     from mtrain.system import environment
 
-    queued = _is_queued(request)
-    several = bool(request.base["cluster"].get("ips"))
-    if several and not queued and wish.jobs > 1:
-        wish.tell(
-            f"--jobs {wish.jobs}: trials on several hosts run on the same GPUs, which are divided on one host only"
+    queued = _is_queued(definition)
+    several = bool(definition.base["cluster"].get("ips"))
+    if several and not queued and request.jobs > 1:
+        request.tell(
+            f"--jobs {request.jobs}: trials on several hosts run on the same GPUs, which are divided on one host only"
         )
-    gpus = () if queued or several else shares(request, jobs=wish.jobs, environ=environment.caller())
-    return Order(
-        folder=folder,
-        request=request,
-        jobs=wish.jobs,
-        max_failures=wish.max_failures,
-        queued=queued,
-        gpus=gpus,
-        tell=wish.tell,
-    )
+    gpus = () if queued or several else shares(definition, jobs=request.jobs, environ=environment.caller())
+    return SweepPlan(request=request, definition=definition, folder=folder, queued=queued, gpus=gpus)
 
 
-def _is_queued(request: Request) -> bool:
+def _is_queued(definition: SweepDefinition) -> bool:
     """Return whether trials go to the queue of a scheduler: the spec names one, and this process is no job of it."""
     from mtrain.jobs import submission
     from mtrain.jobs.hosts import allocation
@@ -225,7 +197,7 @@ def _is_queued(request: Request) -> bool:
     from mtrain.spec import config
     from mtrain.system import environment
 
-    loaded = config.load(request.base, environ={})
+    loaded = config.load(definition.base, environ={})
     if (
         loaded.spec.cluster.name == AUTO
         or allocation.job_id(environment.caller(), registry=loaded.registry) is not None

@@ -3,7 +3,6 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,13 @@ from mtrain.spec.outputs import make_folder, write_text
 from mtrain.spec.yaml_reader import dumped
 from mtrain.studies.sweep import journal as journals
 from mtrain.studies.sweep import outputs
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.gpus import Shares
 from mtrain.studies.sweep.journal import REASON, SECONDS, UPDATE, Journal
 from mtrain.studies.sweep.places import Place
 from mtrain.studies.sweep.proposals import judged, proposed
 from mtrain.studies.sweep.records import Records, Score, best
-from mtrain.studies.sweep.request import Request
+from mtrain.studies.sweep.request import SweepRequest
 from mtrain.studies.sweep.table import shown_params
 from mtrain.studies.sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob
 from mtrain.system import placement, runfolder
@@ -36,22 +36,17 @@ Reason = Literal["finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What a sweep may do this time."""
+class SweepPlan:
+    """A request that was checked, and what follows from it on this machine."""
 
+    request: SweepRequest
+    definition: SweepDefinition
     folder: Path
     """Folder of the sweep, absolute."""
-    request: Request
-    jobs: int = 1
-    """Number of trials at the same time."""
-    max_failures: int = 3
-    """So many failed trials in a row end the sweep."""
     queued: bool = False
-    """Trials are given to the queue of a scheduler."""
+    """Whether trials are given to the queue of a scheduler."""
     gpus: Shares = ()
     """GPUs of each of the trials that run at the same time; empty: they are not divided."""
-    tell: Callable[[str], None] = print
-    """Receives one line at a time about the progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,19 +81,19 @@ class _Running:
         return self.trial.number
 
 
-def run(order: Order) -> Verdict:
+def run(plan: SweepPlan) -> Verdict:
     """Run a sweep to its end, or go on with it. Must be called from the main thread, which receives signals.
 
     Raises:
         UsageError: the metric is no metric of the evaluations, or the folder is in use or damaged.
     """
     runfolder.keep_private()
-    with journals.owned(order.folder), contextlib.chdir(order.request.folder), Requests() as requests:
-        journal = Journal(order.folder, direction=order.request.direction)
-        order.tell(f"sweep folder: {order.folder}")
+    with journals.owned(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
+        journal = Journal(plan.folder, direction=plan.definition.direction)
+        plan.request.tell(f"sweep folder: {plan.folder}")
         try:
-            verdict = _Sweep(order, journal, requests).run()
-            outputs.write(order.folder, order.request, journal.trials())
+            verdict = _Sweep(plan, journal, requests).run()
+            outputs.write(plan.folder, plan.definition, journal.trials())
         finally:
             journal.close()
     return verdict
@@ -107,9 +102,10 @@ def run(order: Order) -> Verdict:
 class _Sweep:
     """One process's work on a sweep."""
 
-    def __init__(self, order: Order, journal: Journal, requests: Requests) -> None:
-        self._order = order
-        self._request = order.request
+    def __init__(self, plan: SweepPlan, journal: Journal, requests: Requests) -> None:
+        self._plan = plan
+        self._request = plan.request
+        self._definition = plan.definition
         self._journal = journal
         self._requests = requests
         self._running: list[_Running] = []
@@ -124,7 +120,7 @@ class _Sweep:
                     self._step(running)
                 if self._requests.any():
                     self._stop_all()
-                elif self._failures < self._order.max_failures:
+                elif self._failures < self._request.max_failures:
                     self._fill()
                 if not self._running:
                     return self._verdict()
@@ -136,14 +132,14 @@ class _Sweep:
     # ------------------------------------------------------------------------------------------------ starting trials
     def _fill(self) -> None:
         """Begin trials while there is room: first those that the journal has as running, then new ones."""
-        while len(self._running) < self._order.jobs and self._failures < self._order.max_failures:
+        while len(self._running) < self._request.jobs and self._failures < self._request.max_failures:
             trials = self._journal.trials()
             active = {running.number for running in self._running}
             waiting = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.number not in active]
             if waiting:
                 self._begin(waiting[0])
-            elif len(trials) < self._request.trials:
-                number = self._journal.add(proposed(self._request, trials, len(trials)))
+            elif len(trials) < self._definition.trials:
+                number = self._journal.add(proposed(self._definition, trials, len(trials)))
                 self._begin(self._journal.trials()[number])
             else:
                 return
@@ -151,16 +147,16 @@ class _Sweep:
                 return
 
     def _begin(self, trial: FrozenTrial) -> None:
-        place = Place(self._order.folder, trial.number)
+        place = Place(self._plan.folder, trial.number)
         taken = {running.slot for running in self._running}
-        slot = next(slot for slot in range(self._order.jobs) if slot not in taken)
-        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._request), slot=slot)
+        slot = next(slot for slot in range(self._request.jobs) if slot not in taken)
+        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._definition), slot=slot)
         self._running.append(running)
         self._judge(running)  # of an earlier process of this sweep
         if running.pruned is not None or running.records.is_done():
             self._finish(running, Ended(code=0))
             return
-        self._order.tell(f"trial {trial.number}: {shown_params(trial.params)}")
+        self._request.tell(f"trial {trial.number}: {shown_params(trial.params)}")
         self._start(running)
 
     def _start(self, running: _Running) -> None:
@@ -173,12 +169,12 @@ class _Sweep:
     def _job(self, running: _Running) -> TrialJob:
         place = running.place
         report = {"dir": str(place.runs), "name": place.name}
-        gpus = self._order.gpus[running.slot] if self._order.gpus else None
-        loaded = self._request.trial_spec(running.trial.params, report=report, gpus=gpus)
+        gpus = self._plan.gpus[running.slot] if self._plan.gpus else None
+        loaded = self._definition.trial_spec(running.trial.params, report=report, gpus=gpus)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             make_folder(folder)
         write_text(place.spec, dumped(loaded.values))
-        return QueuedTrial(place, loaded) if self._order.queued else LocalJob(place, gpus=gpus)
+        return QueuedTrial(place, loaded) if self._plan.queued else LocalJob(place, gpus=gpus)
 
     # ------------------------------------------------------------------------------------------------ watching trials
     def _step(self, running: _Running) -> None:
@@ -194,7 +190,7 @@ class _Sweep:
         while running.judged < len(scores):
             seen = scores[: running.judged + 1]
             others = [trial for trial in self._journal.trials() if trial.number != running.number]
-            judgement = judged(self._request, others, [score.value for score in seen])
+            judgement = judged(self._definition, others, [score.value for score in seen])
             self._journal.report(running.number, len(seen), seen[-1].value, judgement.notes)
             running.judged += 1
             if judgement.pruned:
@@ -208,12 +204,12 @@ class _Sweep:
         elif self._requests.any() and ended.code in (0, 130, 143):
             self._running.remove(running)
             updates = runfolder.read_summary(running.place.run_dir).get("updates")
-            self._order.tell(f"trial {running.number}: saved{f' at update {updates}' if updates is not None else ''}")
+            self._request.tell(f"trial {running.number}: saved{f' at update {updates}' if updates is not None else ''}")
         elif self._requests.any():
             self._running.remove(running)
         elif ended.killed and running.restarts < RESTARTS:
             running.restarts += 1
-            self._order.tell(f"trial {running.number}: {ended.reason}; goes on from its checkpoint")
+            self._request.tell(f"trial {running.number}: {ended.reason}; goes on from its checkpoint")
             self._start(running)
         else:
             self._finish(running, ended)
@@ -223,15 +219,15 @@ class _Sweep:
         self._running.remove(running)
         seconds = round(time.monotonic() - running.started, 1)
         scores = running.pruned if running.pruned is not None else running.records.scores()
-        score = best(scores, self._request)
+        score = best(scores, self._definition)
         notes: dict[str, Any] = {SECONDS: seconds}
         reason = ended.reason
         if ended.code == 0 and score is None:
-            reason = f"{self._request.metric} was never a finite number" if scores else "it made no evaluation"
+            reason = f"{self._definition.metric} was never a finite number" if scores else "it made no evaluation"
         if ended.code != 0 or (score is None and running.pruned is None):
             self._failures, self._last_reason = self._failures + 1, reason
             self._journal.end(running.number, TrialState.FAIL, notes={**notes, REASON: reason})
-            self._order.tell(f"trial {running.number}: failed: {reason}")
+            self._request.tell(f"trial {running.number}: failed: {reason}")
             return
         self._failures = 0
         value, notes[UPDATE] = (None, scores[-1].update) if score is None else (score.value, score.update)
@@ -241,7 +237,9 @@ class _Sweep:
         self._journal.end(running.number, state, value=value, notes=notes)
         word = "pruned" if running.pruned is not None else "done"
         shown = "not a number" if value is None else f"{value:.6g}"
-        self._order.tell(f"trial {running.number}: {word}: {self._request.metric} {shown} at update {notes[UPDATE]}")
+        self._request.tell(
+            f"trial {running.number}: {word}: {self._definition.metric} {shown} at update {notes[UPDATE]}"
+        )
 
     # ------------------------------------------------------------------------------------------------------ the end
     def _stop_all(self) -> None:
@@ -264,13 +262,13 @@ class _Sweep:
                     time.sleep(POLL_S)
 
     def _verdict(self) -> Verdict:
-        at_once = f" --jobs {self._order.jobs}" if self._order.jobs > 1 else ""
-        go_on = f"go on with: mtrain sweep --resume --out {shlex.quote(str(self._order.folder))}{at_once}"
+        at_once = f" --jobs {self._request.jobs}" if self._request.jobs > 1 else ""
+        go_on = f"go on with: mtrain sweep --resume --out {shlex.quote(str(self._plan.folder))}{at_once}"
         if self._requests.first is not None:
             return Verdict(
                 reason="interrupted", code=EXIT_CODES[self._requests.first], text=f"ended, trials are saved; {go_on}"
             )
-        if self._failures >= self._order.max_failures:
+        if self._failures >= self._request.max_failures:
             text = f"{self._failures} trials in a row failed, the last one with: {self._last_reason}; correct the cause, then {go_on}"
             return Verdict(reason="failed", code=1, text=text)
         trials = self._journal.trials()
@@ -278,12 +276,12 @@ class _Sweep:
             return Verdict(
                 reason="failed",
                 code=1,
-                text=f"no trial has reached its end; their logs are in {self._order.folder}/logs",
+                text=f"no trial has reached its end; their logs are in {self._plan.folder}/logs",
             )
         return Verdict(reason="finished", code=0)
 
 
-def refuse_what_cannot_work(order: Order) -> None:
+def refuse_what_cannot_work(plan: SweepPlan) -> None:
     """Check what every trial needs, before anything starts.
 
     Raises:
@@ -292,15 +290,15 @@ def refuse_what_cannot_work(order: Order) -> None:
     from mtrain.jobs import means, start
     from mtrain.jobs.preflight import job_checks
 
-    loaded = order.request.trial_spec(
-        {one.name: one.start if one.start is not None else one.extremes()[0] for one in order.request.parameters}
+    loaded = plan.definition.trial_spec(
+        {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters}
     )
     evaluate = loaded.spec.evaluate
     if evaluate.every_epochs is None and evaluate.every_updates is None:
         raise UsageError(
             "evaluate.every_epochs and every_updates are null: trials are judged by their evaluations; set one"
         )
-    if order.queued:
+    if plan.queued:
         return
     if means.is_several(loaded.spec):
         if means.is_by_hand(loaded.spec):
@@ -312,5 +310,5 @@ def refuse_what_cannot_work(order: Order) -> None:
                 f"cluster.ips: the first host is {loaded.spec.cluster.ips[0]}, which has the records of a job; start the sweep there"
             )
         return
-    plan = start.planned(loaded, start.Where(run_dir=order.folder / "trials" / "0000", checkpoint=None))
-    job_checks.check(loaded.job, size=plan.size)
+    trial = start.planned(loaded, start.Where(run_dir=plan.folder / "trials" / "0000", checkpoint=None))
+    job_checks.check(loaded.job, size=trial.size)

@@ -8,8 +8,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.journal import REASON, UPDATE
-from mtrain.studies.sweep.request import Request
 
 STATES: Mapping[TrialState, str] = {
     TrialState.COMPLETE: "done",
@@ -20,12 +20,19 @@ STATES: Mapping[TrialState, str] = {
 }
 
 
-def columns(request: Request) -> list[str]:
+def columns(definition: SweepDefinition) -> list[str]:
     """Return the names of the columns."""
-    return ["trial", "state", request.metric, "update", *(parameter.name for parameter in request.parameters), "reason"]
+    return [
+        "trial",
+        "state",
+        definition.metric,
+        "update",
+        *(parameter.name for parameter in definition.parameters),
+        "reason",
+    ]
 
 
-def rows(request: Request, trials: Sequence[FrozenTrial]) -> list[list[Any]]:
+def rows(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> list[list[Any]]:
     """Return the rows, by number of the trial; None for a value that a trial does not have."""
     return [
         [
@@ -33,28 +40,28 @@ def rows(request: Request, trials: Sequence[FrozenTrial]) -> list[list[Any]]:
             STATES[trial.state],
             trial.value,
             trial.user_attrs.get(UPDATE),
-            *(trial.params.get(parameter.name) for parameter in request.parameters),
+            *(trial.params.get(parameter.name) for parameter in definition.parameters),
             trial.user_attrs.get(REASON),
         ]
         for trial in trials
     ]
 
 
-def best_trial(request: Request, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+def best_trial(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the best trial that has reached its end, the first of equal ones; None if there is none."""
     chosen: FrozenTrial | None = None
     for trial in trials:
         if trial.state == TrialState.COMPLETE and trial.value is not None:
-            chosen = trial if request.better(trial.value, chosen.value if chosen else None) else chosen
+            chosen = trial if definition.better(trial.value, chosen.value if chosen else None) else chosen
     return chosen
 
 
-def as_csv(request: Request, trials: Sequence[FrozenTrial]) -> str:
+def as_csv(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> str:
     """Return the table as CSV, numbers with all their digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns(request))
-    for row in rows(request, trials):
+    writer.writerow(columns(definition))
+    for row in rows(definition, trials):
         writer.writerow(["" if cell is None else repr(cell) if isinstance(cell, float) else cell for cell in row])
     return text.getvalue()
 
