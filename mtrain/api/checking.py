@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import IO
 
 import mtrain
-from mtrain.jobs.doctor import Checkup, Request, examine
+from mtrain.jobs.doctor import Checkup, DoctorRequest, examine
 from mtrain.jobs.preflight.findings import Finding, show
 
-__all__ = ["Checkup", "Request", "build_horovod", "check"]
+__all__ = ["Checkup", "DoctorRequest", "build_horovod", "check"]
 
 
-def check(request: Request, *, stream: IO[str] | None = None) -> Checkup:
+def check(request: DoctorRequest, *, stream: IO[str] | None = None) -> Checkup:
     """Run all checks; ``stream`` receives the findings in words as soon as they are known, None: nothing is shown.
 
     Raises:

@@ -316,7 +316,7 @@ def doctor(
 
     need_main_thread("doctor")
     flags = flags_of(backend=backend, ranks=ranks, overrides=overrides)
-    return checking.check(checking.Request(config=source_of(spec), backend=backend, flags=flags, quick=quick))
+    return checking.check(checking.DoctorRequest(config=source_of(spec), backend=backend, flags=flags, quick=quick))
 
 
 @explained

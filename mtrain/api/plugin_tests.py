@@ -3,40 +3,20 @@
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtrain.errors import UsageError
 from mtrain.spec.registry import Registry
-from mtrain.system import environment
 from mtrain.testing import kit, plugin_kit, wording
+from mtrain.testing.jobs import PluginTestRequest
+
+__all__ = ["PluginTestRequest", "PluginTested", "run_tests"]
 
 KINDS = ("backends", "models", "datasets", "tasks", "launchers")
 """Kinds of plugins that can be tested; of several with one name, the first is meant."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PluginTestRequest:
-    """A request to test a plugin."""
-
-    name: str
-    kind: str | None = None
-    """None: the first of ``KINDS`` that has the name."""
-    ranks: int | None = None
-    """Ranks of its jobs on this machine; None: 2."""
-    overrides: tuple[str, ...] = ()
-    """``PATH=VALUE`` settings of the spec."""
-    only: tuple[str, ...] = ()
-    """Run only checks whose id begins so."""
-    limit_s: float = 120.0
-    """Seconds for one check."""
-    json_file: Path | None = None
-    """The file for the results; None: none is written."""
-    out: Path | None = None
-    """The folder in which logs are kept; None: they are kept only where a check failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,29 +28,19 @@ class PluginTested:
     """What was found, as text."""
 
 
-def run_tests(request: PluginTestRequest, *, tell: Callable[[str], None]) -> PluginTested:
-    """Test a plugin with real jobs; ``tell`` receives lines about the progress.
+def run_tests(request: PluginTestRequest) -> PluginTested:
+    """Test a plugin with real jobs.
 
     Raises:
         UsageError: it could not be tested, or a file cannot be written.
     """
     kind = request.kind or _kind_of(request.name, request.overrides)
-    order = kit.KitRequest(
-        backend=request.name,
-        ranks=request.ranks,
-        overrides=request.overrides,
-        only=request.only,
-        limit_s=request.limit_s,
-        environ=environment.cleaned(environment.caller()),
-        python=sys.executable,
-        say=tell,
-    )
     if request.json_file is not None:
         _check_can_be_written(request.json_file)
     folder = request.out or Path(tempfile.mkdtemp(prefix=f"mtrain-test-{Path(request.name).name}-"))
     _make_folder(folder)
     try:
-        conformance = kit.run(order, folder) if kind == "backends" else plugin_kit.run(kind, order, folder)
+        conformance = kit.run(request, folder) if kind == "backends" else plugin_kit.run(kind, request, folder)
     except UsageError:
         if request.out is None:
             shutil.rmtree(folder, ignore_errors=True)

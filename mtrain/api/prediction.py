@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,35 +118,21 @@ def predict(request: PredictRequest) -> Prediction:
         beside_run.say(request.spec.read(config), weights)
     if not weights.is_dir() and not loaded.spec.data.names:
         raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
-    out = Path(request.out)
-    folder = _empty_folder(out / WORK_FOLDER)
-    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
     content = {
         "images": {str(file): name for file, name in files.items()},
-        "out": str(out.absolute()),
+        "out": str(Path(request.out).absolute()),
         "confidence": request.confidence,
         "draw": request.draw,
         "class_names": loaded.spec.data.names or [],
         "strict": request.strict,
     }
-    write_json(folder / "predict.json", content)
-    where = start.Where(run_dir=folder, checkpoint=weights)
-    try:
-        code = start.run_job(loaded, where, mode="predict", quiet=True).code
-    except MtrainError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if code != 0:  # the message names the logs in the folder; the next prediction clears it
-        return Prediction(code=code, out=out)
-    shutil.rmtree(folder)
-    skipped = _read(out / SKIPPED)
-    return Prediction(
-        code=code,
-        out=out,
-        predictions=_read(out / PREDICTIONS),
-        images=len(files) - len(skipped),
-        skipped=skipped,
-    )
+
+    def run_rank(folder: Path) -> int:
+        write_json(folder / "predict.json", content)
+        where = start.Where(run_dir=folder, checkpoint=weights)
+        return start.run_job(loaded, where, mode="predict", quiet=True).code
+
+    return _write(run_rank, out=Path(request.out), count=len(files))
 
 
 def _with_exported(request: PredictRequest, files: Mapping[Path, str], weights: Path) -> Prediction:
@@ -154,15 +140,37 @@ def _with_exported(request: PredictRequest, files: Mapping[Path, str], weights: 
     config = exported_model.config_of(request.spec.config, str(weights))
     loaded = request.spec.read(config, {"model.weights": None})
     out = Path(request.out)
+
+    def run_here(folder: Path) -> int:
+        try:
+            exported_model.predict(loaded, weights, files=files, out=out, request=request)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # no rank has left a log there
+        return 0
+
+    return _write(run_here, out=out, count=len(files))
+
+
+def _write(run: Callable[[Path], int], *, out: Path, count: int) -> Prediction:
+    """Let ``run`` predict on ``count`` images, and read its results from ``out``.
+
+    ``run`` receives an empty folder to work in and returns an exit code. The folder stays if that is not 0: the message
+    names the logs in it, and the next prediction clears it.
+    """
     folder = _empty_folder(out / WORK_FOLDER)
     (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
     try:
-        exported_model.predict(loaded, weights, files=files, out=out, request=request)
-    finally:
+        code = run(folder)
+    except MtrainError:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if code != 0:
+        return Prediction(code=code, out=out)
+    shutil.rmtree(folder, ignore_errors=True)
     skipped = _read(out / SKIPPED)
-    found, count = _read(out / PREDICTIONS), len(files) - len(skipped)
-    return Prediction(code=0, out=out, predictions=found, images=count, skipped=skipped)
+    return Prediction(
+        code=code, out=out, predictions=_read(out / PREDICTIONS), images=count - len(skipped), skipped=skipped
+    )
 
 
 def images(sources: Sequence[str]) -> dict[Path, str]:

@@ -34,7 +34,7 @@ def doctor(context: click.Context, /, **params: Any) -> None:
     if params["build_horovod"]:
         context.exit(checking.build_horovod())
     load_job(params)  # refuses flags that contradict each other
-    request = checking.Request(
+    request = checking.DoctorRequest(
         config=config_of(params),
         backend=params["backend"],
         overrides=params["overrides"],

@@ -149,7 +149,6 @@ def test_plugin(name: str, **params: Any) -> int:
     """
     from mtrain.api.plugin_tests import PluginTestRequest, run_tests
 
-    request = PluginTestRequest(name=name, **params)
-    result = run_tests(request, tell=lambda text: terminal.say(text, err=True))
+    result = run_tests(PluginTestRequest(name=name, tell=lambda text: terminal.say(text, err=True), **params))
     terminal.say(result.report)
     return 0 if result.passed else 1

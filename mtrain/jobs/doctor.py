@@ -42,8 +42,8 @@ Report = Callable[[Sequence[Finding], str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """The checks that are requested."""
+class DoctorRequest:
+    """A request to check this host, the hosts of a job and the installed backends."""
 
     config: "Source" = None
     """The spec; None: the default one, of which only the hosts, the ranks and the backend matter."""
@@ -76,7 +76,7 @@ class Checkup:
         return self.code > INTERRUPTED
 
 
-def examine(request: Request, *, report: Report = lambda findings, hosts: None) -> Checkup:
+def examine(request: DoctorRequest, *, report: Report = lambda findings, hosts: None) -> Checkup:
     """Run all checks; on several hosts that are started by hand, together with the other hosts.
 
     Raises:
@@ -88,7 +88,7 @@ def examine(request: Request, *, report: Report = lambda findings, hosts: None) 
 class _Examination:
     """One run of the checks."""
 
-    def __init__(self, request: Request, report: Report) -> None:
+    def __init__(self, request: DoctorRequest, report: Report) -> None:
         self._request = request
         self._report_now = report
         self._loaded = self._load(request.config, request.overrides, request.flags)

@@ -3,9 +3,10 @@
 import io
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mtrain.jobs.supervisor import EXIT_CODES
 from mtrain.records.console import Quiet
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
+from mtrain.system import environment
 from mtrain.system.runfolder import RunFolder
 from mtrain.testing import training
 from mtrain.testing.check_context import JOB
@@ -38,23 +40,29 @@ SETTLED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KitRequest:
-    """A request to test a backend."""
+class PluginTestRequest:
+    """A request to test a plugin with real jobs."""
 
-    backend: str
+    name: str
+    kind: str | None = None
+    """Kind of the plugin; None: the first kind that can be tested and has the name."""
     ranks: int | None = None
-    """Number of ranks. None: two, or one if the backend trains in one process."""
+    """Number of ranks. None: two, or one if a backend trains in one process."""
     overrides: Sequence[str] = ()
     """``PATH=VALUE`` settings of the spec; ``backend.options.*`` apply to the tested backend alone."""
     only: Sequence[str] = ()
     """Ids of checks, or their beginnings; empty: all checks."""
     limit_s: float = 120.0
     """Time limit of one check, in seconds."""
-    environ: Mapping[str, str]
+    json_file: Path | None = None
+    """The file for the results; None: none is written."""
+    out: Path | None = None
+    """The folder in which logs are kept; None: they are kept only where a check failed."""
+    environ: Mapping[str, str] = field(default_factory=lambda: environment.cleaned(environment.caller()))
     """Cleaned environment of the caller."""
-    python: str
+    python: str = sys.executable
     """Interpreter of the ranks if the spec names none."""
-    say: Callable[[str], None] = lambda text: None
+    tell: Callable[[str], None] = lambda text: None
     """Receives one line at a time about the progress."""
 
 
@@ -74,7 +82,7 @@ class Ended:
 class Jobs:
     """Starts jobs. Run folders go into ``folder``; ranks find the results of solo in ``references``."""
 
-    def __init__(self, request: KitRequest, folder: Path, references: Path) -> None:
+    def __init__(self, request: PluginTestRequest, folder: Path, references: Path) -> None:
         """Raise ``UsageError`` for an override that would have no effect."""
         _check_overrides(request.overrides)
         self._request = request
@@ -90,7 +98,7 @@ class Jobs:
         """
         loaded = self.tested(1)
         spec, registry = loaded.spec, loaded.registry
-        entry = registry.find("backends", self._request.backend)
+        entry = registry.find("backends", self._request.name)
         if not entry.installed and spec.backend.python is None:
             needed = ", ".join(entry.missing())
             remedy = entry.remedy(self._request.python)
@@ -107,7 +115,7 @@ class Jobs:
     def tested(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
         """Return the spec with the tested backend on this number of ranks; ``more``: overrides, weaker than the
         caller's."""
-        return _load(self._request.backend, ranks, (*more, *self._request.overrides))
+        return _load(self._request.name, ranks, (*more, *self._request.overrides))
 
     def solo(self, framework: str, more: Sequence[str] = ()) -> Loaded:
         """Return the same spec with solo, whose one rank needs another launcher than several."""
@@ -139,7 +147,7 @@ class Jobs:
         return _run(self.plan(loaded, run_dir, arguments, mark), mark, self._request.environ)
 
 
-def run_whole(loaded: Loaded, run_dir: Path, request: KitRequest, *, resume: Path | None = None) -> Ended:
+def run_whole(loaded: Loaded, run_dir: Path, request: PluginTestRequest, *, resume: Path | None = None) -> Ended:
     """Run a job of mtrain's own ranks to its end, in the run folder ``run_dir``, from a checkpoint if one is given.
 
     Raises:

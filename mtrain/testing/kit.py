@@ -18,12 +18,12 @@ from mtrain.testing import rank_records, training
 from mtrain.testing.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
 from mtrain.testing.check_context import processes_of
 from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain.testing.jobs import Ended, Jobs, KitRequest
+from mtrain.testing.jobs import Ended, Jobs, PluginTestRequest
 from mtrain.testing.rank_records import JobRecords
 from mtrain.testing.ranks import THREADS_FILE
 from mtrain.testing.teardown import DEATH_FILE
 
-__all__ = ["Conformance", "KitRequest", "chosen", "run"]
+__all__ = ["Conformance", "PluginTestRequest", "chosen", "run"]
 
 SIZES = (1, 2, 3, 4, 6)
 """Numbers of ranks that divide the kit's global batch."""
@@ -86,7 +86,7 @@ def chosen(only: Sequence[str]) -> list[Check]:
     return [check for check in CHECKS if not only or any(check.id.startswith(word) for word in only)]
 
 
-def run(request: KitRequest, folder: Path, *, references: Path | None = None) -> Conformance:
+def run(request: PluginTestRequest, folder: Path, *, references: Path | None = None) -> Conformance:
     """Test a backend; run folders go into ``folder``. ``references``: folder with the results of solo, if they exist.
 
     Raises:
@@ -96,7 +96,7 @@ def run(request: KitRequest, folder: Path, *, references: Path | None = None) ->
 
 
 class _Kit:
-    def __init__(self, request: KitRequest, folder: Path, references: Path | None) -> None:
+    def __init__(self, request: PluginTestRequest, folder: Path, references: Path | None) -> None:
         self._request = request
         self._checks = chosen(request.only)
         self._references = references or folder / "references"
@@ -109,7 +109,7 @@ class _Kit:
         self._framework: str = described.framework
         first = self._jobs.plan(self._jobs.tested(ranks), folder / "plan", ("--part", "checks"))
         self._result = Conformance(
-            backend=request.backend,
+            backend=request.name,
             provider=provider,
             framework=self._framework,
             launcher=first.launcher_name,
@@ -122,13 +122,13 @@ class _Kit:
         findings: dict[Check, Finding] = {}
         compared = [check for check in self._checks if check.id.startswith(COMPARED)]
         if compared and not (self._references / THREADS_FILE).is_file():
-            self._request.say(f"solo on {self._framework}: what one rank learns")
+            self._request.tell(f"solo on {self._framework}: what one rank learns")
             self._write_references()
         for finding in self._in_one_job():
             findings[finding.check] = finding
         for check, run in ((ONE, self._one), (DIES, self._death), (TASK, self._task)):
             if check in self._checks:
-                self._request.say(f"{check.id}: {check.claim}")
+                self._request.tell(f"{check.id}: {check.claim}")
                 findings[check] = run()
         self._result.findings = [findings[check] for check in CHECKS if check in findings]
         self._result.seconds = time.monotonic() - began
@@ -148,7 +148,7 @@ class _Kit:
         attempt = 0
         while waiting:
             attempt += 1
-            self._request.say(f"{self._result.backend}, {self._ranks} ranks: {', '.join(c.id for c in waiting)}")
+            self._request.tell(f"{self._result.backend}, {self._ranks} ranks: {', '.join(c.id for c in waiting)}")
             check_ids = ",".join(check.id for check in waiting)
             arguments = ("--part", "checks", "--checks", check_ids)
             ended = self._jobs.run(self._jobs.tested(self._ranks), f"checks-{attempt}", arguments)

@@ -20,7 +20,7 @@ from mtrain.system.runfolder import RunFolder
 from mtrain.testing import kit, training
 from mtrain.testing import plugin_checks as checks
 from mtrain.testing.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain.testing.jobs import Ended, KitRequest, run_whole
+from mtrain.testing.jobs import Ended, PluginTestRequest, run_whole
 from mtrain.testing.plugin_partners import PER_RANK, backends_of, frameworks, partners
 from mtrain.testing.plugin_probe import MARK
 
@@ -83,8 +83,8 @@ class PluginConformance:
         }
 
 
-def run(kind: str, request: KitRequest, folder: Path) -> PluginConformance:
-    """Test the plugin ``request.backend`` of ``kind``; run folders go into ``folder``.
+def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformance:
+    """Test the plugin ``request.name`` of ``kind``; run folders go into ``folder``.
 
     Raises:
         UsageError: the plugin is unknown, or the spec around it is not complete.
@@ -95,7 +95,7 @@ def run(kind: str, request: KitRequest, folder: Path) -> PluginConformance:
     findings = {check: _without_files(tested.finding(check)) for check in chosen}
     return PluginConformance(
         kind=kind,
-        name=request.backend,
+        name=request.name,
         provider=tested.provider,
         folder=folder,
         seconds=time.monotonic() - began,
@@ -122,8 +122,8 @@ def _chosen(kind: str, only: Sequence[str]) -> list[Check]:
 class _Tested:
     """One plugin, with the jobs that were run with it so far."""
 
-    def __init__(self, kind: str, request: KitRequest, folder: Path) -> None:
-        self._kind, self._name, self._request, self._folder = kind, request.backend, request, folder.absolute()
+    def __init__(self, kind: str, request: PluginTestRequest, folder: Path) -> None:
+        self._kind, self._name, self._request, self._folder = kind, request.name, request, folder.absolute()
         self._loaded = self._load({})
         entry = self._loaded.registry.find(kind, self._name)
         self.provider = f"{entry.distribution} {entry.version}".strip()
@@ -132,7 +132,7 @@ class _Tested:
 
     def finding(self, check: Check) -> Finding:
         """Make one check."""
-        self._request.say(f"{check.id}: {check.claim}")
+        self._request.tell(f"{check.id}: {check.claim}")
         jobs: Mapping[Check, Callable[[Check], Finding]] = {
             checks.TRAINS: self._trains,
             checks.AGAIN: lambda check: self._same(check, "again", hash_seed="2"),
@@ -353,10 +353,10 @@ class _Tested:
         for backend in backends_of(self._name, registry=self._loaded.registry):
             request = replace(
                 self._request,
-                backend=backend,
+                name=backend,
                 overrides=(*chosen, f"launcher.name={self._name}"),
                 only=only,
-                say=_silent,
+                tell=_silent,
             )
             findings = kit.run(request, self._folder / f"{check.id}-{backend}").findings
             failed = [finding for finding in findings if finding.verdict != "passed"]

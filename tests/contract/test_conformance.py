@@ -1,16 +1,14 @@
 """Every backend that ships keeps every promise: the conformance kit on each, through its own launcher."""
 
-import os
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from mtrain.system import environment
 from mtrain.testing import kit, wording
 from mtrain.testing.catalogue import CHECKS, DIES, ONE, TASK
+from mtrain.testing.jobs import PluginTestRequest
 from tests.contract import training
 from tests.contract.training import Case
 from tests.framework import Framework
@@ -54,14 +52,12 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
     def run(backend: str, option: str, size: int, only: tuple[str, ...]) -> None:
         if find_spec(BACKENDS[framework.name][backend][0]) is None:
             pytest.skip(f"{backend} is not installed here")
-        expected = kit.KitRequest(
-            backend=backend,
+        expected = PluginTestRequest(
+            name=backend,
             ranks=size,
             # On the CPU nothing is late unless asked for; only the check step.later does updates that way.
             overrides=["backend.options.late_figures=true", *([f"backend.options.{option}"] if option else [])],
             only=only,
-            environ=environment.cleaned(dict(os.environ)),
-            python=sys.executable,
         )
         actual = kit.run(expected, tmp_path, references=references)
         assert actual.passed, wording.report(actual)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from mtrain.system import environment
 from mtrain.testing import kit
+from mtrain.testing.jobs import PluginTestRequest
 
 ROOT = Path(__file__).parents[2]
 
 
-def wanted(backend: str, **settings: object) -> kit.KitRequest:
+def wanted(backend: str, **settings: object) -> PluginTestRequest:
     """The kit on this interpreter, outside of any job."""
     environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": str(ROOT)}
-    return kit.KitRequest(backend=backend, environ=environ, python=sys.executable, **settings)  # type: ignore[arg-type]
+    return PluginTestRequest(name=backend, environ=environ, **settings)  # type: ignore[arg-type]
 
 
 def solo_learns(folder: Path) -> Path:

@@ -65,7 +65,7 @@ def evaluate(loaded: "Loaded", *, quiet: bool) -> tuple[Path, Mapping[str, Any]]
 
 
 def predict(loaded: "Loaded", path: Path, *, files: Mapping[Path, str], out: Path, request: Any) -> None:
-    """Predict on ``files`` (with their names in the results) into ``out``; ``request``: see ``prediction.Request``.
+    """Predict on ``files`` (with their names in the results) into ``out``; ``request``: see ``api.prediction.PredictRequest``.
 
     Raises:
         UsageError: The spec does not fit the model, or no image can be read.
