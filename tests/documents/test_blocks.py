@@ -34,12 +34,14 @@ LANGUAGES = {"", "console", "diff", "mermaid", "python", "toml", "yaml"}
 SYSTEM = {
     *(
         "cd",
+        "cp",
         "curl",
         "docker",
         "export",
         "git",
         "gunicorn",
         "kubectl",
+        "mkdir",
         "openssl",
         "pre-commit",
         "pytest",
