@@ -8,13 +8,7 @@ INTRODUCTION = """# Commands
 
 `mtrain -c SPEC` is `mtrain train -c SPEC`, and `mtrain` alone trains `./mtrain.yml`, else the embedded demo. Every command has
 `--help`. Any value of a spec is set by `-o PATH=VALUE` ([keys](spec.md)).
-
-| exit code | meaning |
-|--:|---|
-| 0 | done |
-| 1 | the job has failed; the last lines say which rank, why, and where its log is |
-| 2 | bad input, or something is missing: nothing was started, and the message says what was given, what was expected and what to do |
-| 130, 143 | ended by Ctrl-C, or by SIGTERM, with the state saved |
+[Errors](errors.md) has the exit codes.
 """
 
 

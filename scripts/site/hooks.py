@@ -12,13 +12,16 @@ from typing import Any
 
 from commands import page as commands_page
 from documents import ROOT, change_links, diagram, links
+from errors import page as errors_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from reference import page as reference_page
+from shipped import page as shipped_page
 
 DOCS = "docs"
 REFERENCE = "reference.md"
-COMMANDS = "commands.md"
+GENERATED = {"commands.md": commands_page, "errors.md": errors_page, "shipped.md": shipped_page}
+"""Page -> what makes it from the program, apart from REFERENCE."""
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml", ".css": "css", ".md": "markdown"}
 _SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
@@ -26,6 +29,7 @@ _BOOSTS = {"Get started": 1.5, "How-to": 3.0, "Reference": 1.5, "Explanation": 0
 """Section of the contents -> factor on its rank in the search: who searches wants to do something first."""
 _PAGE_BOOSTS = {
     REFERENCE: 0.3,  # Python: has every word somewhere
+    "commands.md": 0.3,  # so has the one of commands
     "files/CHANGELOG.md": 0.2,
     "renamed.md": 0.1,
     "status.md": 0.3,
@@ -41,7 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _places.clear()
     reference = reference_page(ROOT / "mtrain", _on_site("CONTRIBUTING.md"))
     files.append(File.generated(config, REFERENCE, content=reference))
-    files.append(File.generated(config, COMMANDS, content=commands_page()))
+    for place, make in GENERATED.items():
+        files.append(File.generated(config, place, content=make()))
     waiting = [
         "README.md",
         "CONTRIBUTING.md",
@@ -71,7 +76,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     here = page.file.src_uri
     source = _places.get(here, f"{DOCS}/{here}")
     page.meta["search"] = _search(here, source, [section.title for section in page.ancestors])
-    if here in (REFERENCE, COMMANDS):
+    if here == REFERENCE or here in GENERATED:
         return markdown
 
     def change(target: str) -> str:
@@ -92,7 +97,8 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 def _search(here: str, source: str, sections: list[str]) -> dict[str, Any]:
     """Return how the search treats a page: code and lists of files would hide the pages for readers."""
-    if here != REFERENCE and not (source.endswith(".md") and (ROOT / source).is_file()):
+    generated = here == REFERENCE or here in GENERATED
+    if not generated and not (source.endswith(".md") and (ROOT / source).is_file()):
         return {"exclude": True}
     boosts = [_BOOSTS[section] for section in sections if section in _BOOSTS]
     return {"boost": _PAGE_BOOSTS.get(here, boosts[0] if boosts else 0.3)}

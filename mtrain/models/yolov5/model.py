@@ -273,7 +273,7 @@ class YOLOv5m(YOLOv5):
 
 
 class YOLOv5l(YOLOv5):
-    """YOLOv5l: 46.5 million parameters at 80 classes."""
+    """YOLOv5l: 46.6 million parameters at 80 classes."""
 
     variant = "l"
 
