@@ -12,6 +12,7 @@ from mtrain.core.interfaces import Array
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 34
 """Margins in the units of the view box, in which text is 12 high."""
+SPARK_WIDTH, SPARK_HEIGHT = 96, 24
 COLOURS = 8
 POINTS = 120
 """Largest number of updates for which a curve shows its values under the pointer."""
@@ -108,6 +109,21 @@ def chart(title: str, lines: Sequence[Line], axes: Axes) -> str:
         parts += _bound(axes.bound, y(to_axis(axes.bound)))
     parts += [_line(line, values, x, y, axes) for line, values in visible]
     return "".join([*parts, "</svg>"])
+
+
+def sparkline(label: str, x: Array, y: Array) -> str:
+    """Draw a curve of a few letters' height, without axes; empty for less than two finite values."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(y) < 2:
+        return ""
+    to_x = _Scale(low=float(x.min()), high=float(x.max()), start=2.0, end=SPARK_WIDTH - 2.0)
+    to_y = _Scale(low=float(y.min()), high=float(y.max()), start=SPARK_HEIGHT - 3.0, end=3.0)
+    path = "L".join(f"{to_x(float(one))} {to_y(float(other))}" for one, other in zip(x, y, strict=True))
+    return (
+        f'<svg class="spark" viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<title>{escape(label)}</title><path class="curve s0" d="M{path}"/></svg>'
+    )
 
 
 def _visible(line: Line, *, log: bool) -> Array:

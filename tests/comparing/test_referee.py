@@ -77,6 +77,15 @@ def test_backends_within_their_bounds_agree_and_their_distances_are_reported() -
     assert "gradient norm off from float64 (2.203856): two 1.0e-06, one 0.0e+00" in told(result)
 
 
+def test_the_page_folds_the_distances_from_float64_unless_a_backend_is_off() -> None:
+    text = "gradient norm off from float64 (2.203856): two 1.0e-06"
+    folded = page(settled({"one": EXACTLY, "two": off_by(1e-6)}, nudge=off_by(1e-6))).split("<details>")[1]
+    assert text in folded.split("</details>")[0]
+    summary = page(settled({"one": EXACTLY, "two": off_by(1e-4)})).split("<section>")[0]
+    assert "gradient norm off from float64 (2.203856): two 1.0e-04" in summary
+    assert "<details>" not in summary
+
+
 def test_a_gradient_norm_that_is_not_finite_counts_as_wrong() -> None:
     norms = EXACTLY.norms.copy()
     norms[0] = np.nan

@@ -78,6 +78,17 @@ def test_the_list_shows_sorts_and_filters_runs(browser, address, filled):
     assert errors_of(browser) == []
 
 
+@pytest.mark.parametrize("path", ["/", "/run/older", "/report/older", "/compare?run=older&run=newer"])
+def test_pages_fit_the_width_of_a_phone(browser, address, filled, path):
+    phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        browser.get(address + path)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= phone["width"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_two_chosen_runs_are_compared(browser, address, filled):
     browser.get(address)
     assert not browser.find_element("id", "compare").is_enabled()

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
+from mtrain.records.pages.content import age, moment
 from mtrain.records.pages.folder import Absent, Runs, readable
-from mtrain.records.pages.overview import Overview
+from mtrain.records.pages.overview import HEAD_BYTES, TAIL_BYTES, Overview
 from mtrain.records.pages.state import state_of
 from mtrain.records.pages.timeline import MAX_ROWS, Follower
 from tests.pages.folders import evaluation, records, start, update, write_run
@@ -331,3 +332,41 @@ def test_a_request_whose_length_is_given_twice_ends_its_connection(address, fill
             received += part
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b"HTTP/1.1 200" not in received
+
+
+def test_the_list_shows_how_a_run_went_when_it_began_and_how_long_it_still_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("mtrain.records.pages.overview.time.time", lambda: 3e9 + 400)
+    going = [start(time=3e9, total_updates=1000), *(update(number, update_seconds=0.5) for number in range(100))]
+    run = write_run(tmp_path / "going", [*going, evaluation(50, 0.25), evaluation(100, 0.75)])
+    (run / ".lock-0").write_text(f"{os.getpid()}\n")
+    write_run(tmp_path / "begun", [start(time=2e9), update(0)])
+    write_run(tmp_path / "unscored", [start(time=1e9), update(0, losses={"total": 4.0}), update(9)])
+    entries = {entry.name: entry for entry in Overview(Runs(tmp_path)).entries()}
+    assert (entries["going"].age, entries["going"].left) == ("6 min ago", "7 min 30 s left"), "900 updates of 0.5 s"
+    assert "accuracy: 0.25 after update 50, 0.75 after update 100" in entries["going"].curve
+    assert entries["going"].curve.count("L") == 1, "a line of two points"
+    assert "total loss: 4 after update 0" in entries["unscored"].curve
+    assert (entries["begun"].curve, entries["begun"].left) == ("", "")
+    assert entries["begun"].age == entries["begun"].started[:10], "long ago: a date"
+
+
+def test_evaluations_are_found_in_the_middle_of_a_long_file(tmp_path):
+    lines: list = [start(time=3e9, total_updates=9000)]
+    for number in range(9000):
+        lines += [update(number)] + ([evaluation(number + 1, number / 9000)] if number % 1000 == 999 else [])
+    run = write_run(tmp_path / "long", lines)
+    assert (run / "metrics.jsonl").stat().st_size > HEAD_BYTES + 2 * TAIL_BYTES
+    (entry,) = Overview(Runs(tmp_path)).entries()
+    assert entry.curve.count("L") == 8, "nine evaluations"
+    assert entry.value == f"{8999 / 9000:.4f}"
+    assert entry.updates == "9000 of 9000"
+
+
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [(0, "just now"), (59, "just now"), (60, "1 min ago"), (7199, "1 h ago"), (90_000, "1 d ago"), (-5, None)],
+)
+def test_times_are_told_by_their_age(passed, words):
+    now = 1.8e9
+    assert age(now - passed, now=now) == (words or moment(now - passed)[:10])
+    assert age("soon", now=now) is None

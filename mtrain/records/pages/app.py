@@ -67,7 +67,7 @@ class Pages:
         values: dict[str, Any] = {
             "name": name,
             "content": content,
-            "curves": charts.run_charts(shown.timeline),
+            "curves": charts.run_charts(shown.timeline, groups=content.groups),
             "read": shown.read,
             "link": _link,
         }
@@ -79,7 +79,12 @@ class Pages:
         """Answer with the part of the page of a run that changes."""
         name, run = self._named(request)
         shown, content = self._state(name, run)
-        return self._page("live.html", content=content, curves=charts.run_charts(shown.timeline), read=shown.read)
+        return self._page(
+            "live.html",
+            content=content,
+            curves=charts.run_charts(shown.timeline, groups=content.groups),
+            read=shown.read,
+        )
 
     def log(self, request: Request) -> Response:
         """Answer with the end of a log."""

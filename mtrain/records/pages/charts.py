@@ -99,8 +99,11 @@ def shortened(name: str) -> str:
     return name if len(name) <= MAX_LABEL else name[: MAX_LABEL - 1] + "…"
 
 
-def run_charts(timeline: Timeline) -> list[Drawing]:
-    """Draw the curves of one run: losses, metrics, learning rates, gradient norm, speed, waiting for data."""
+def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawing]:
+    """Draw the curves of one run: losses, metrics, learning rates, gradient norm, speed, waiting for data.
+
+    ``groups``: which parameters are in each group, in words.
+    """
     losses = timeline.losses()
     wait = timeline.column("data_wait_share", factor=100.0)
     unit = timeline.last_update.get("unit")
@@ -108,7 +111,7 @@ def run_charts(timeline: Timeline) -> list[Drawing]:
     charts = [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
-        *_rate_charts(timeline.rates()),
+        *_rate_charts(_joined(timeline.rates(), groups)),
     ]
     further = {
         "gradient norm before clipping": _over_updates(
@@ -120,6 +123,31 @@ def run_charts(timeline: Timeline) -> list[Drawing]:
         "wait": _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
     }
     return charts + list(further.values())
+
+
+def _joined(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str, Series]:
+    """Return the learning rates with one curve for all groups that have the same, named by their parameters."""
+    if len(rates) == 1:
+        return dict(rates)
+    curves: list[tuple[Series, list[int]]] = []
+    for number, series in enumerate(rates.values()):
+        same = [members for (x, y), members in curves if np.array_equal(x, series[0]) and np.array_equal(y, series[1])]
+        if same:
+            same[0].append(number)
+        else:
+            curves.append((series, [number]))
+    curves.sort(key=lambda curve: curve[1][-1])  # the last group holds what no other one has
+    return {_name_of(members, groups): series for series, members in curves}
+
+
+def _name_of(members: Sequence[int], groups: Sequence[str]) -> str:
+    """Return the name of the curve of some groups: their numbers, and which parameters are in them if that is known."""
+    numbers = f"group{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
+    if max(members) >= len(groups):
+        return numbers
+    # The last group has what is left: beside it the others' patterns say little.
+    words = groups[members[-1]] if members[-1] == len(groups) - 1 else ", ".join(groups[each] for each in members)
+    return f"{numbers}: {words}"
 
 
 def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
@@ -134,7 +162,7 @@ def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
     order = list(rates) if len(rates) > 1 else ()
     charts = [_over_updates("learning rate", others, floor=0.0, order=order)]
     if high:
-        charts.append(_over_updates(f"learning rate of {', '.join(high)}", high, floor=0.0, order=order))
+        charts.append(_over_updates(f"learning rate of {shortened(', '.join(high))}", high, floor=0.0, order=order))
     return charts
 
 

@@ -15,7 +15,7 @@ from mtrain.records.history import Record
 from mtrain.records.pages.details import read_details
 from mtrain.records.pages.folder import Absent, RunFiles
 from mtrain.records.pages.state import MEANING, Failure, RunState, failure_of, state_of
-from mtrain.records.pages.timeline import Timeline, headline_of, mapping_of, number_of
+from mtrain.records.pages.timeline import MAX_NAMES, Timeline, headline_of, mapping_of, number_of
 from mtrain.records.wording import copy_words, duration, number
 from mtrain.spec.files import read_bytes
 
@@ -25,6 +25,8 @@ MAX_PIXELS = 100_000_000
 IMAGE_PX = 1400
 """Width of an image in a page."""
 MAX_CLASSES = 400
+DAYS_AGO = 30
+"""Times that are longer ago are shown as dates."""
 Row = tuple[str, str]
 
 
@@ -72,6 +74,8 @@ class Content:
     details: Sequence[Detail] = field(default_factory=tuple)
     details_of: str = ""
     """Of which evaluation the details are."""
+    groups: Sequence[str] = ()
+    """Which parameters are in each group of the optimizer, in words; empty if the spec does not say."""
 
 
 def collect(run: RunFiles, timeline: Timeline) -> Content:
@@ -100,6 +104,7 @@ def collect(run: RunFiles, timeline: Timeline) -> Content:
         spec=run.text("spec.yml", limit=MAX_SPEC_BYTES),
         details=details,
         details_of=details_of,
+        groups=_groups(run),
     )
 
 
@@ -166,6 +171,13 @@ def _classes(metrics: Mapping[str, Any]) -> ClassTable | None:
         for name, row in values.items()
     ]
     return ClassTable(columns=columns, rows=rows[:MAX_CLASSES], left_out=max(0, len(rows) - MAX_CLASSES))
+
+
+def _groups(run: RunFiles) -> list[str]:
+    """Return the patterns of the groups of parameters; that of the last one, which is usually empty, in words."""
+    rows = _list(mapping_of(run.json("spec.json").get("optimizer")).get("groups"))
+    patterns = [str(mapping_of(row).get("match", ""))[:60] for row in rows[:MAX_NAMES]]
+    return [pattern or "all others" for pattern in patterns]
 
 
 def _percent(value: float | None) -> int:
@@ -281,6 +293,20 @@ def moment(value: Any) -> str | None:
     if seconds is None or not 0 <= seconds < 1e11:
         return None
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def age(value: Any, *, now: float) -> str | None:
+    """Return how long ago a time in seconds since 1970 was, as in ``5 min ago``; the date if it is long ago."""
+    seconds = number_of(value)
+    if seconds is None or not 0 <= seconds < 1e11:
+        return None
+    passed = now - seconds
+    if not 0 <= passed < DAYS_AGO * 86400:
+        return (moment(seconds) or "")[:10]
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{passed // length:.0f} {unit} ago"
+    return "just now"
 
 
 def _whole(value: Any) -> str:

@@ -33,6 +33,7 @@ def disclosed(content: Content, run: RunFiles) -> Content:
         failure=failure,
         environment=_rows(content.environment, clean),
         command=clean(content.command),
+        groups=[clean(text) for text in content.groups],
         spec=dumped(shareable(spec))[:MAX_SPEC_BYTES] if spec else "",
     )
 

@@ -1,20 +1,33 @@
 """The list of runs: a few facts about each, from the beginning and the end of its records only."""
 
+import statistics
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from markupsafe import Markup
+
 from mtrain.core.record_files import METRICS, SUMMARY
-from mtrain.records.pages.content import moment
+from mtrain.records import svg
+from mtrain.records.pages.content import age, moment
 from mtrain.records.pages.folder import Absent, RunFiles, Runs
 from mtrain.records.pages.following import WAIT_S
 from mtrain.records.pages.state import RunState, state_of
 from mtrain.records.pages.timeline import Timeline, headline_of, mapping_of, number_of
+from mtrain.records.wording import duration
 from mtrain.spec.files import open_file, parse_json
 
 HEAD_BYTES = 64 << 10
 TAIL_BYTES = 256 << 10
+MIDDLE_BYTES = 8 << 20
+"""Bytes after the beginning that are searched for evaluations."""
+MAX_POINTS = 48
+"""Points of a small curve."""
+NEWEST = 20
+"""Updates whose median time tells how long a run still takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +45,13 @@ class Entry:
     """Name of the first headline metric."""
     value: str
     """Its best value, as far as the records that were read say."""
+    curve: Markup
+    """The metric over the evaluations, or the loss over the updates, as a small drawing; empty if there are less than two."""
+    left: str
+    """Time to the end of a run that goes on; empty if it is not known."""
     started: str
+    age: str
+    """How long ago that was."""
     order: float
     """Seconds since 1970 at which it started, or last changed."""
 
@@ -81,18 +100,22 @@ class Overview:
         start, last, best = timeline.start, timeline.last_update, _best(timeline, summary)
         total, made = number_of(start.get("total_updates")), _made(timeline)
         metric, value = next(iter(headline_of(best).items()), ("", None))
+        state = state_of(run, timeline.end)
         began = number_of(start.get("time"))
         changed = max(run.size_and_time(file)[1] for file in (METRICS, "spec.json"))
         return Entry(
             name=name,
-            state=state_of(run, timeline.end),
+            state=state,
             model=str(start.get("model") or "")[:60],
             backend=_backend(start, timeline.end or {}),
             updates="" if made is None else f"{made:.0f} of {total:.0f}" if total else f"{made:.0f}",
             share=0 if made is None or not total else max(0, min(100, round(100 * made / total))),
             metric=metric[:60],
             value="" if value is None else f"{value:.4f}",
+            curve=_curve(timeline, metric),
+            left=_left(timeline, made, total) if state == "running" else "",
             started=moment(began if began is not None else changed or None) or "",
+            age=age(began if began is not None else changed or None, now=time.time()) or "",
             order=began if began is not None else number_of(last.get("time")) or changed,
         )
 
@@ -106,19 +129,29 @@ class Overview:
 
 
 def _ends(run: RunFiles) -> Timeline:
-    """Return the records at the beginning and at the end of the file."""
+    """Return the records at the beginning and at the end of the file, and the evaluations between them.
+
+    Updates are most of a file, and the list needs the newest ones alone.
+    """
     timeline = Timeline()
     try:
         with open_file(run.file(METRICS)) as file:
             head = file.read(HEAD_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(len(head), size - TAIL_BYTES))
+            tail_start = max(len(head), file.seek(0, 2) - TAIL_BYTES)
+            file.seek(len(head))
+            middle = file.read(min(tail_start - len(head), MIDDLE_BYTES))
+            file.seek(tail_start)
             tail = file.read(TAIL_BYTES)
     except (Absent, OSError):
         return timeline
-    cut = size > HEAD_BYTES + TAIL_BYTES
-    lines = head.splitlines() + tail.splitlines()[1:] if cut else (head + tail).splitlines()
-    for line in lines:
+    if len(head) + len(middle) < tail_start:  # The tail may begin within a line.
+        lines = [*(head + middle).splitlines(), *tail.splitlines()[1:]]
+    else:
+        lines = (head + middle + tail).splitlines()
+    between = range(head.count(b"\n") + 1, len(lines) - tail.count(b"\n"))
+    for place, line in enumerate(lines):
+        if place in between and b'"evaluation"' not in line:
+            continue
         try:
             record = parse_json(line)
         except ValueError:
@@ -139,6 +172,28 @@ def _made(timeline: Timeline) -> float | None:
     ended = number_of((timeline.end or {}).get("updates"))
     last = number_of(timeline.last_update.get("update"))
     return ended if ended is not None else None if last is None else last + 1
+
+
+def _curve(timeline: Timeline, metric: str) -> Markup:
+    """Draw how a run went, as far as its records were read."""
+    name, (x, y) = metric, timeline.metrics().get(metric, (np.zeros(0), np.zeros(0)))
+    if len(y) < 2:
+        name, (x, y) = "total loss", timeline.losses().get("total", (np.zeros(0), np.zeros(0)))
+    if len(y) < 2:
+        return Markup()
+    chosen = np.unique(np.linspace(0, len(y) - 1, min(len(y), MAX_POINTS)).astype(int))
+    label = f"{name[:60]}: {y[0]:.4g} after update {x[0]:.0f}, {y[-1]:.4g} after update {x[-1]:.0f}"
+    # `svg.sparkline` escapes the label.
+    return Markup(svg.sparkline(label, x[chosen], y[chosen]))  # noqa: S704
+
+
+def _left(timeline: Timeline, made: float | None, total: float | None) -> str:
+    """Word the time to the last update, at the speed of the newest ones."""
+    newest = (number_of(record.get("update_seconds")) for record in timeline.updates[-NEWEST:])
+    seconds = [value for value in newest if value is not None and 0 <= value < 1e6]
+    if not seconds or made is None or total is None or not 0 <= total - made < 1e12:
+        return ""
+    return f"{duration((total - made) * statistics.median(seconds))} left"
 
 
 def _backend(start: Mapping[str, Any], end: Mapping[str, Any]) -> str:

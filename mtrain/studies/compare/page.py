@@ -53,7 +53,12 @@ def _head(result: Comparison) -> str:
 
 def _summary(result: Comparison) -> str:
     kinds = {True: "good", False: "bad", None: "plain"}
-    items = [f'<li class="{kinds[sentence.good]}">{escape(sentence.text)}</li>' for sentence in wording.summary(result)]
+    sentences = wording.summary(result)
+    items = [f'<li class="{kinds[each.good]}">{escape(each.text)}</li>' for each in sentences if not each.detail]
+    folded = "".join(f"<p>{escape(each.text)}</p>" for each in sentences if each.detail)
+    if folded:
+        title = "How far update 1 of each backend is from float64"
+        items.append(f'<li class="plain"><details><summary>{title}</summary>{folded}</details></li>')
     return f'<ul class="summary">{"".join(items)}</ul>' if items else ""
 
 
@@ -198,7 +203,8 @@ def _bars(result: Comparison) -> str:
         for row in result.rows
         if row.speed is not None
     ]
-    return svg.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
+    drawing = svg.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
+    return f'<div class="wide">{drawing}</div>' if drawing else ""
 
 
 def _timing(result: Comparison) -> str:

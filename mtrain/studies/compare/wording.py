@@ -18,6 +18,8 @@ class Sentence:
 
     text: str
     good: bool | None = None
+    detail: bool = False
+    """Whether it gives numbers behind another sentence, so that a page may fold it."""
 
 
 def summary(result: Comparison) -> list[Sentence]:
@@ -100,7 +102,9 @@ def _against_float64(result: Comparison) -> list[Sentence]:
     if result.referee is None:
         return []
     sentences = [Sentence(f"{label} is off: {'; '.join(what)}", good=False) for label, what in result.off.items()]
-    sentences += [Sentence(f"Update 1: {text}") for text in ranking(result.referee, result.distances)]
+    sentences += [
+        Sentence(f"Update 1: {text}", detail=not result.off) for text in ranking(result.referee, result.distances)
+    ]
     for label in result.against:
         distances = result.referee.otherwise(label)
         if distances:
