@@ -87,6 +87,11 @@ SEARCHES = {
     "own data": "data",
     "out of memory": "memory",
     "secret": "security",
+    "tutorial": "tutorial-demo",
+    "two hosts": "tutorial-hosts",
+    "exit code": "errors",
+    "shipped specs": "shipped",
+    "why are the bits equal": "equal-bits",
 }
 """What is typed -> the page that comes first."""
 
