@@ -35,7 +35,7 @@ usage: $(basename "$ME") COMMAND
   shell HOST        interactive shell there
   link HOST down|up       the cable: carrier lost / back
   cut HOST on|off         the switch port drops everything, silently (carrier stays)
-  tc HOST QDISC ARGS|off  shape what goes to HOST: "tbf learning rate 100mbit burst 64k latency 50ms",
+  tc HOST QDISC ARGS|off  shape what goes to HOST: "tbf rate 100mbit burst 64k latency 50ms",
                           "netem delay 5ms loss 1%" (where the kernel has netem)
   sshd HOST stop|start    HOST refuses ssh / accepts it again
   power HOST off|halt     HOST dies with everything on it: off = nobody is told (the cable goes

@@ -31,7 +31,7 @@ class ClassEvaluator:
         """(C, C) number of images of the last result by true (row) and predicted class (column)."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
-        """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities. A
+        """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities. An
         image that was already added is skipped."""
         for index, probabilities_C in zip(batch["index"], predictions, strict=True):
             self._predictions.setdefault(int(index), np.asarray(probabilities_C, np.float32))

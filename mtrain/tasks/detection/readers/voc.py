@@ -1,4 +1,4 @@
-"""Read annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file a
+"""Read annotations in Pascal VOC form (http://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/): one XML file an
 image.
 
 Corners are used as written: continuous pixel coordinates, not shifted by one. (The first VOC releases counted pixels
