@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mtrain.records.pages.charts import _joined, _rate_charts
+from mtrain.records.pages.charts import _merge_equal, _rate_charts
 from mtrain.records.pages.content import collect
 from mtrain.records.pages.folder import RunFiles
 from mtrain.records.pages.timeline import Follower
@@ -32,13 +32,15 @@ def test_groups_with_equal_rates_are_one_curve_named_by_their_parameters():
     usual = (X, np.linspace(0.0, 0.01, 100))
     rates = {"group 0": usual, "group 1": bias, "group 2": (X.copy(), usual[1].copy())}
     words = [r"\.weight$", r"\.bias$", "all others"]
-    assert list(_joined(rates, words)) == [r"group 1: \.bias$", "groups 0, 2: all others"], "the general one is last"
-    assert list(_joined(rates, ())) == ["group 1", "groups 0, 2"]
-    assert list(_joined({"group 0": bias, "group 1": usual}, ["a", "b"])) == ["group 0: a", "group 1: b"]
-    others, high = _rate_charts(_joined(rates, words))
+    assert list(_merge_equal(rates, words)) == [r"group 1: \.bias$", "groups 0, 2: all others"], (
+        "the general one is last"
+    )
+    assert list(_merge_equal(rates, ())) == ["group 1", "groups 0, 2"]
+    assert list(_merge_equal({"group 0": bias, "group 1": usual}, ["a", "b"])) == ["group 0: a", "group 1: b"]
+    others, high = _rate_charts(_merge_equal(rates, words))
     assert [label for _, label in others.legend] == ["groups 0, 2: all others"]
     assert r"learning rate of group 1: \.bias$" in high.image
-    assert _joined({"learning_rate": usual}, words) == {"learning_rate": usual}
+    assert _merge_equal({"learning_rate": usual}, words) == {"learning_rate": usual}
 
 
 def test_groups_are_named_as_the_spec_names_them(tmp_path):

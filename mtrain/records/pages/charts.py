@@ -111,7 +111,7 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
     charts = [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
-        *_rate_charts(_joined(timeline.rates(), groups)),
+        *_rate_charts(_merge_equal(timeline.rates(), groups)),
     ]
     further = {
         "gradient norm before clipping": _over_updates(
@@ -125,7 +125,7 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
     return charts + list(further.values())
 
 
-def _joined(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str, Series]:
+def _merge_equal(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str, Series]:
     """Return the learning rates with one curve for all groups that have the same, named by their parameters."""
     if len(rates) == 1:
         return dict(rates)

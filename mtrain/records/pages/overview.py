@@ -112,8 +112,8 @@ class Overview:
             share=0 if made is None or not total else max(0, min(100, round(100 * made / total))),
             metric=metric[:60],
             value="" if value is None else f"{value:.4f}",
-            curve=_curve(timeline, metric),
-            left=_left(timeline, made, total) if state == "running" else "",
+            curve=_draw_course(timeline, metric),
+            left=_word_time_left(timeline, made, total) if state == "running" else "",
             started=moment(began if began is not None else changed or None) or "",
             age=age(began if began is not None else changed or None, now=time.time()) or "",
             order=began if began is not None else number_of(last.get("time")) or changed,
@@ -174,7 +174,7 @@ def _made(timeline: Timeline) -> float | None:
     return ended if ended is not None else None if last is None else last + 1
 
 
-def _curve(timeline: Timeline, metric: str) -> Markup:
+def _draw_course(timeline: Timeline, metric: str) -> Markup:
     """Draw how a run went, as far as its records were read."""
     name, (x, y) = metric, timeline.metrics().get(metric, (np.zeros(0), np.zeros(0)))
     if len(y) < 2:
@@ -187,7 +187,7 @@ def _curve(timeline: Timeline, metric: str) -> Markup:
     return Markup(svg.sparkline(label, x[chosen], y[chosen]))  # noqa: S704
 
 
-def _left(timeline: Timeline, made: float | None, total: float | None) -> str:
+def _word_time_left(timeline: Timeline, made: float | None, total: float | None) -> str:
     """Word the time to the last update, at the speed of the newest ones."""
     newest = (number_of(record.get("update_seconds")) for record in timeline.updates[-NEWEST:])
     seconds = [value for value in newest if value is not None and 0 <= value < 1e6]
