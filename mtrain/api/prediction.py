@@ -62,6 +62,11 @@ class Prediction:
     """``file_name`` and ``reason`` of each image that could not be read."""
 
     @property
+    def texts(self) -> list[str]:
+        """Return the texts that a language model has continued, each with its continuation; none for images."""
+        return [f"{entry['prompt']}{entry['text']}" for entry in self.predictions if "text" in entry]
+
+    @property
     def found_file(self) -> Path:
         """Return the file of the predictions."""
         return self.out / PREDICTIONS

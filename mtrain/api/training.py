@@ -88,7 +88,8 @@ def train(request: TrainRequest, *, tell: Callable[[str], None] = lambda line: N
         if report is not None:
             tell(f"report:      open {report}")
     if outcome.code == 0 and outcome.run_dir is not None and can_predict(loaded, outcome.summary):
-        tell(f"next:        mtrain predict IMAGES... --run {shlex.quote(str(outcome.run_dir))}")
+        files = "TEXT.txt" if loaded.job.model_class.kind == "language" else "IMAGES..."
+        tell(f"next:        mtrain predict {files} --run {shlex.quote(str(outcome.run_dir))}")
     return outcome
 
 

@@ -245,6 +245,15 @@ class Data(TypedDict, total=False):
     """each epoch draws its images with replacement, those more often whose classes are rare or had a low AP in
     the last evaluation before the epoch; YOLOv5's --image-weights"""
 
+    tokenizer: str
+    """bytes: each byte of UTF-8 is a token; else a tokenizer.json, or the folder of a model with one"""
+
+    end_token: str | None
+    """token after each document; null: as the tokenizer's files say"""
+
+    length: int
+    """tokens in a row; documents are packed into rows, and none sees another one"""
+
     nondeterministic: Literal["refuse", "allow"]
     """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
 
@@ -715,6 +724,19 @@ class Report(TypedDict, total=False):
     verbose: a line for every update"""
 
 
+class Generate(TypedDict, total=False):
+    """How `mtrain predict` continues a text."""
+
+    tokens: int
+    """most tokens that are added to a text"""
+
+    temperature: float
+    """0: the most likely token each time; above: drawn, the wider the larger"""
+
+    top_p: float
+    """draws from the likeliest tokens that together have this probability"""
+
+
 class Spec(TypedDict, total=False):
     """A whole spec: the complete description of a job, as far as no task, model or backend adds to it."""
 
@@ -757,6 +779,9 @@ class Spec(TypedDict, total=False):
     plugins: str | None
     """a plugins.toml with local plugins; null: the one beside the spec, else in the current directory"""
 
+    generate: Generate
+    """How `mtrain predict` continues a text."""
+
 
 for _section in (
     Model,
@@ -781,6 +806,7 @@ for _section in (
     Evaluate,
     Checkpoint,
     Report,
+    Generate,
     Spec,
 ):
     # A running notebook completes keywords from the signature, which such classes do not have by themselves.

@@ -56,6 +56,9 @@ def convert(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
         UsageError: the file cannot be read, is not of the model, or ``target`` cannot be written.
     """
     target = request.target
+    if not target.suffix:
+        _write_folder(request, tell)
+        return
     check_target(target, force=request.force)
     file_weights = read(request.file)
     tell(_described(file_weights))
@@ -103,6 +106,28 @@ def _target_model(file_weights: Weights, request: ConvertRequest) -> Expected:
             f"--model {name}: its state is not known without a framework; train with it as model.weights"
         )
     return target_model
+
+
+def _write_folder(request: ConvertRequest, tell: Tell) -> None:
+    """Write a language model as a folder that other libraries read.
+
+    Raises:
+        UsageError: The weights are of another model, or the folder cannot be written.
+    """
+    from mtrain.tasks.language.publishing import write_folder
+
+    file_weights = read(request.file)
+    if file_weights.own != "plugin":
+        check_target(request.target, force=request.force)
+    tell(_described(file_weights))
+    written = write_folder(
+        request.target,
+        options=file_weights.options or {},
+        labels=file_weights.labels or {},
+        arrays=file_weights.arrays,
+        force=request.force,
+    )
+    tell(f"written: {request.target} ({', '.join(written)}), which transformers and what reads its models can load")
 
 
 def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> None:

@@ -1,4 +1,4 @@
-"""``mtrain predict``: apply trained weights to images; write the results as JSON and as drawings."""
+"""``mtrain predict``: apply trained weights to images or texts; write the results as JSON and as drawings."""
 
 from typing import Any
 
@@ -7,10 +7,13 @@ import click
 from mtrain.cli.options import JobCommand, spec_options, spec_request
 from mtrain.spec import terminal
 
+SHOWN = 3
+"""Number of continued texts that are printed."""
+
 
 @click.command("predict", cls=JobCommand)
 @spec_options
-@click.argument("sources", nargs=-1, required=True, metavar="IMAGE|FOLDER ...")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option(
@@ -39,7 +42,7 @@ from mtrain.spec import terminal
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
-    """Find objects in images, or their classes, with the averaged weights of a checkpoint."""
+    """Find objects in images, or their classes, or continue texts, with the averaged weights of a checkpoint."""
     from mtrain.api.prediction import PredictRequest
     from mtrain.api.prediction import predict as predict_on
 
@@ -52,11 +55,16 @@ def predict(context: click.Context, /, **params: Any) -> None:
     if result.code == 0:
         total = result.images + len(result.skipped)
         left_out = f" ({len(result.skipped)} of {total} skipped)" if result.skipped else ""
-        count = f"{len(result.predictions)} predictions with a score >= {request.confidence:g}"
-        terminal.say(f"{result.images} images{left_out}: {count}")
+        if result.texts:
+            terminal.say(f"{len(result.texts)} texts{left_out} continued")
+            for text in result.texts[:SHOWN]:
+                terminal.say(text)
+        else:
+            count = f"{len(result.predictions)} predictions with a score >= {request.confidence:g}"
+            terminal.say(f"{result.images} images{left_out}: {count}")
         terminal.say(f"found:     {result.found_file}")
         if result.skipped:
             terminal.say(f"skipped:   {result.skipped_file}")
-        if request.draw:
-            terminal.say(f"images:  {result.out}")
+        if request.draw and not result.texts:
+            terminal.say(f"images:    {result.out}")
     context.exit(result.code)

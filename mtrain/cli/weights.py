@@ -41,7 +41,7 @@ def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
     type=PATH,
     required=True,
     metavar="OUT",
-    help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch.",
+    help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch; of a language model OUT, a folder for transformers.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")

@@ -15,18 +15,23 @@ from mtrain.core.checkpoint.format import described
 from mtrain.errors import UsageError
 from mtrain.spec.references import is_reference
 
-Own: TypeAlias = Literal["script", "model"]
+Own: TypeAlias = Literal["script", "model", "plugin"]
 WORDS: Mapping[Own, str] = {
     "script": "the run of a script of your own",
     "model": "the run of a model of your own",
+    "plugin": "the run of a model of another library",
 }
+NATIVE = "native"
+"""Key in ``extra`` of a checkpoint whose model plugin builds a module of another library; see ``Model.native``."""
 
 
 def own_kind(spec: Mapping[str, Any], extra: Mapping[str, Any]) -> Own | None:
-    """Return whose module a checkpoint holds, from its ``spec`` and ``extra``; None: one of a model plugin."""
+    """Return whose module a checkpoint holds, from its ``spec`` and ``extra``; None: one whose arrays mtrain knows."""
     if "script" in extra:
         return "script"
-    return "model" if is_reference((spec.get("model") or {}).get("name")) else None
+    if is_reference((spec.get("model") or {}).get("name")):
+        return "model"
+    return "plugin" if extra.get(NATIVE) else None
 
 
 def own_kind_of(weights: Path) -> Own | None:

@@ -55,7 +55,7 @@ def test_the_core_knows_no_word_of_a_task():
 def test_each_task_has_its_own_sections_and_the_core_those_of_all():
     schemas = {task: {dotted(path) for path, _ in walk(schema)} for task, schema in Tasks().schemas.items()}
     core = {dotted(path) for path, _ in walk(Spec)}
-    assert schemas.keys() == {"classification", "detection", "own", "segmentation"}
+    assert schemas.keys() == {"classification", "detection", "language", "own", "segmentation"}
     assert all(core <= keys for keys in schemas.values())
     assert {"data.augment.mosaic", "evaluate.max_detections", "data.cache"} <= schemas["detection"]
     assert "data.augment.flip_lr" in schemas["classification"]

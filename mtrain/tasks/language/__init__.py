@@ -1,0 +1,1 @@
+"""Language modelling: a causal language model learns to predict the next token of texts."""

@@ -1,0 +1,178 @@
+"""Causal language models of Hugging Face's transformers as a model plugin. Nothing is downloaded."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
+from mtrain.errors import PluginError, SpecError
+from mtrain.spec.pathnames import PathText
+from mtrain.spec.suggest import hint
+from mtrain.tasks.language import network
+
+
+class HuggingFaceOptions(BaseModel):
+    """Which model it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: PathText | None = Field(
+        default=None,
+        description="folder of a model, with config.json and, to start from, its weights as .safetensors; or a config.json",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="entries of config.json, over those of path: model_type, hidden_size... vocab_size is the tokenizer's "
+        "if neither gives it",
+    )
+    from_scratch: bool = Field(default=False, description="ignore the weights in path, and start from random ones")
+    attention: Literal["eager", "sdpa"] | None = Field(
+        default=None,
+        description="implementation of attention: eager computes in steps, sdpa in torch's fused kernels; null: as "
+        "transformers chooses",
+    )
+
+    @model_validator(mode="after")
+    def _names_a_model(self) -> "HuggingFaceOptions":
+        if self.path is None and "model_type" not in self.config:
+            raise ValueError(
+                "neither path nor config.model_type given; give the folder of a model, or config: {model_type: llama, ...}"
+            )
+        return self
+
+
+class HuggingFaceModel(Model):
+    """The ``hf`` model plugin: any causal language model of transformers whose attention takes positions.
+
+    It keeps its own start values, those of its folder or of transformers' own initialisation.
+    """
+
+    Options: ClassVar[type[BaseModel]] = HuggingFaceOptions
+    kind: ClassVar[str] = "language"
+    native: ClassVar[bool] = True
+
+    def __init__(self, options: HuggingFaceOptions) -> None:
+        self.options = options
+
+    def check_framework(self, framework: str) -> None:
+        """Refuse a backend that is not on torch.
+
+        Raises:
+            SpecError: It is not.
+        """
+        if framework != "torch":
+            raise SpecError(
+                f"model.name: hf is a model of torch, and the backend is on {framework}; choose one on torch"
+            )
+
+    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
+        """Return ``task`` unchanged: it has what is known of the tokens in its details."""
+        return task
+
+    def build(self, task: Task, collective: Collective) -> Module:
+        """Build the model; the session has seeded the framework just before.
+
+        Raises:
+            SpecError: The options describe no causal language model, or it does not fit the tokens.
+            PluginError: The weights cannot be read.
+        """
+        from transformers import AutoModelForCausalLM
+
+        library: Any = AutoModelForCausalLM  # parts of it have no annotations
+        config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
+        self._check_fits(config, task.details)
+        folder = self._folder()
+        weights = [] if folder is None or self.options.from_scratch else sorted(folder.glob("*.safetensors"))
+        try:
+            if weights:
+                module = library.from_pretrained(
+                    folder,
+                    config=config,
+                    attn_implementation=self.options.attention,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    dtype="float32",
+                )
+            else:
+                module = library.from_config(config, attn_implementation=self.options.attention)
+                module = module.float()
+        except Exception as error:  # transformers raises many kinds
+            raise PluginError(f"model.options: {self._where()}: transformers cannot build it: {error}") from error
+        module = network.adapt(module, path=self._where())
+        network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
+        return module
+
+    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
+        """Refuse: texts are not varied."""
+        raise NotImplementedError
+
+    def config(self, *, vocabulary: int, end: int) -> Any:
+        """Return the configuration as transformers has it.
+
+        Args:
+            vocabulary: Number of tokens, for a configuration that does not say it.
+            end: The token that ends a document, likewise.
+
+        Raises:
+            SpecError: There is none, or transformers does not know the type of model.
+        """
+        from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+        given = dict(self.options.config)
+        try:
+            stored: dict[str, Any] = {}
+            if self.options.path is not None:
+                stored, _ = PretrainedConfig.get_config_dict(
+                    Path(self.options.path).expanduser(), local_files_only=True
+                )
+                stored = {name: value for name, value in stored.items() if not name.startswith("_")}
+            own = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end}
+            entries = {**own, **stored, **given}
+            if "model_type" not in entries:
+                raise SpecError(f"model.options.path: {self.options.path}: its config.json has no model_type")
+            if entries["model_type"] not in CONFIG_MAPPING:
+                meant = hint(str(entries["model_type"]), list(CONFIG_MAPPING))
+                raise SpecError(f"model.options: {entries['model_type']!r} is no type of model of transformers{meant}")
+            return AutoConfig.for_model(entries.pop("model_type"), **entries)
+        except SpecError:
+            raise
+        except Exception as error:  # transformers raises many kinds
+            raise SpecError(f"model.options: {self._where()}: {error}") from error
+
+    def _folder(self) -> Path | None:
+        if self.options.path is None:
+            return None
+        path = Path(self.options.path).expanduser()
+        return path if path.is_dir() else path.parent
+
+    def _where(self) -> str:
+        return str(self.options.path or f"config of type {self.options.config.get('model_type')}")
+
+    def _check_fits(self, config: Any, details: Mapping[str, Any]) -> None:
+        problems = []
+        if config.vocab_size < details["vocabulary"]:
+            problems.append(
+                f"model.options: the model has {config.vocab_size} tokens, and data.tokenizer {details['vocabulary']}; give "
+                "the model's own tokenizer"
+            )
+        longest = getattr(config, "max_position_embeddings", None)
+        if longest is not None and longest < details["length"]:
+            problems.append(f"data.length: {details['length']} tokens, and the model takes at most {longest}")
+        if problems:
+            raise SpecError(problems)
+
+    def initial(self, shapes: Mapping[str, tuple[int, ...]], task: Task, *, seed: int) -> dict[str, Array]:
+        """Refuse: the model keeps its own start values, and nobody asks for others."""
+        raise PluginError("hf: the model has start values of its own, which only its ranks know")
+
+    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Any]:
+        """Return (sum of losses, labels, right ones) of each row, or the list of tokens that continue each prompt."""
+        if "continued" in output:
+            return [[int(token) for token in row if token >= 0] for row in output["continued"]]
+        return [
+            (float(nll), int(count), int(right))
+            for nll, count, right in zip(output["nll"], output["count"], output["right"], strict=True)
+        ]

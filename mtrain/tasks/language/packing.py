@@ -1,0 +1,96 @@
+"""Pack documents into rows of one length, so that no token is padding and no document sees another one.
+
+All documents, each with the token that ends it, form one stream, which is cut into rows. A row holds the position of each
+token in its document (from 0 again at the start of a row, because the tokens before it are not there) and, as label, the
+next token of the same document.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.errors import DataError
+from mtrain.tasks.language.documents import Document
+from mtrain.tasks.language.tokens import Tokenizer
+
+NONE = -100
+"""Label of a token after which nothing is learned. Losses of other libraries leave out the same number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Packed documents."""
+
+    tokens: NDArray[np.int32]
+    """(R, L)."""
+    positions: NDArray[np.int32]
+    """(R, L) place of each token in what the row holds of its document."""
+    labels: NDArray[np.int32]
+    """(R, L) the token to predict, or ``NONE``."""
+    documents: int
+    """Number of documents."""
+    dropped: int
+    """Number of tokens at the end that did not fill a row."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Return (R,) the number of labels in each row."""
+        return np.asarray((self.labels != NONE).sum(axis=1), np.int64)
+
+
+def pack(documents: Sequence[Document], tokenizer: Tokenizer, *, length: int) -> Rows:
+    """Pack documents into rows of ``length`` tokens. Rows without a label are left out.
+
+    Raises:
+        DataError: There are too few tokens for one row.
+    """
+    tokens, labels, starts = _stream(documents, tokenizer)
+    count = len(tokens) // length
+    if not count:
+        raise DataError(
+            f"data.length: {length} tokens in a row, but {len(documents)} documents have {len(tokens)}; give a smaller "
+            "length, or more text"
+        )
+    kept = count * length
+    begins = np.zeros(len(tokens), dtype=bool)
+    begins[starts] = True
+    begins[0:kept:length] = True
+    places = np.arange(kept)
+    positions = places - np.maximum.accumulate(np.where(begins[:kept], places, 0))
+    shape = (count, length)
+    rows = labels[:kept].reshape(shape)
+    learned = (rows != NONE).any(axis=1)
+    if not learned.any():
+        raise DataError("data: no document has a token to learn; a text has at least two tokens, or follows a prompt")
+    return Rows(
+        tokens=tokens[:kept].reshape(shape)[learned],
+        positions=positions.reshape(shape)[learned].astype(np.int32),
+        labels=rows[learned],
+        documents=len(documents),
+        dropped=len(tokens) - kept,
+    )
+
+
+def _stream(
+    documents: Sequence[Document], tokenizer: Tokenizer
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Return all tokens, their labels, and where documents start."""
+    parts: list[NDArray[np.int32]] = []
+    targets: list[NDArray[np.int32]] = []
+    lengths = []
+    for document in documents:
+        prompt = tokenizer.encode(document.prompt) if document.prompt else np.zeros(0, np.int32)
+        tokens = np.concatenate([prompt, tokenizer.encode(document.text), np.array([tokenizer.end], np.int32)])
+        label = np.full(len(tokens), NONE, np.int32)
+        first = max(len(prompt) - 1, 0)
+        label[first:-1] = tokens[first + 1 :]
+        parts.append(tokens)
+        targets.append(label)
+        lengths.append(len(tokens))
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    return np.concatenate(parts), np.concatenate(targets), starts

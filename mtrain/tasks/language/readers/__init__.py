@@ -1,0 +1,1 @@
+"""Readers of texts for language modelling."""

@@ -1,0 +1,62 @@
+"""What language modelling adds to a spec. Imports no framework and no library of tokens."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.spec.model import DataSpec, Spec
+from mtrain.spec.pathnames import PathText
+from mtrain.spec.section import Count, Positive, Section, narrowed
+
+BYTES = "bytes"
+"""Name of the tokenizer that needs no file: each byte of UTF-8 is a token."""
+
+
+class LanguageDataSpec(DataSpec):
+    """Texts, cut into tokens and packed into rows of one length."""
+
+    tokenizer: PathText = Field(
+        default=BYTES,
+        description="bytes: each byte of UTF-8 is a token; else a tokenizer.json, or the folder of a model with one",
+    )
+    end_token: str | None = Field(
+        default=None, description="token after each document; null: as the tokenizer's files say"
+    )
+    length: Annotated[int, Field(ge=2, le=1 << 20)] = Field(
+        default=256, description="tokens in a row; documents are packed into rows, and none sees another one"
+    )
+    split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        default=None,
+        description="share of the documents of `train` (null: of all there are) that becomes the evaluation split",
+    )
+    split_seed: Count = Field(default=0, description="another one chooses other documents for `split`")
+
+    @model_validator(mode="after")
+    def _evaluation_split_is_given_once(self) -> Self:
+        if self.split is not None and self.val is not None:
+            raise ValueError(
+                f"split ({self.split}) takes the evaluation split from the training documents, but val ({self.val}) is "
+                "given too; set one of them to null"
+            )
+        return self
+
+
+class GenerateSpec(Section):
+    """How `mtrain predict` continues a text."""
+
+    tokens: Positive = Field(default=128, description="most tokens that are added to a text")
+    temperature: float = Field(
+        default=0.0, ge=0, description="0: the most likely token each time; above: drawn, the wider the larger"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="draws from the likeliest tokens that together have this probability"
+    )
+
+
+def data_of(spec: Spec) -> LanguageDataSpec:
+    """Return the data section of a job on language.
+
+    Raises:
+        SpecError: The job is of another task.
+    """
+    return narrowed(spec.data, LanguageDataSpec, where="data")
