@@ -29,6 +29,8 @@ MODELS_HEAD = """| model | parameters | classes | side, px | what it is |
 |---|--:|--:|--:|---|"""
 STANDARD = {"detection": (80, 640), "classification": (1000, 224), "segmentation": (21, 512)}
 """Task -> classes and side of the set on which its models are usually measured: COCO, ImageNet, Pascal VOC."""
+LANGUAGE = "language"
+"""The task whose models have tokens in place of classes and images."""
 CLASSES = {"coco": 80, "image_folder": 1000, "voc_masks": 21, "digits": 10, "digits_classes": 10}
 """Data format -> number of classes where the spec does not name them."""
 INK_AND_BACKGROUND, DIGITS_AND_BACKGROUND = 2, 11
@@ -50,6 +52,7 @@ MEASURED: Mapping[str, Measured] = {
         "three seeds: AP .398, AP50 .707", "notebook/results.md#with-yolov5s-own-recipe"
     ),
     "ppyoloe_s_bccd": Measured("14 epochs, 256 px: AP 0.485", "notebook/results.md#pp-yoloe-on-two-stacks"),
+    "gpt_docs": Measured("perplexity 8.31 a byte", "language.md#language-models-of-hugging-face"),
     "vit_digits": Measured("accuracy 0.972", "notebook/results.md#torch-and-paddle-compared"),
     "unet_digits": Measured("mean IoU 0.914", "data.md#images-with-a-class-for-each-pixel"),
     "unet_ten_digits": Measured("one rank: mean IoU 0.297", "data.md#images-with-a-class-for-each-pixel"),
@@ -66,7 +69,7 @@ def page() -> str:
         (MODELS, MODELS_HEAD, _model_rows()),
     ):
         parts.append(heading)
-        for task in STANDARD:
+        for task in (*STANDARD, LANGUAGE):
             found = [row for kind, row in rows if kind == task]
             parts.append("\n".join([f"### {task.capitalize()}\n", head, *found]) + "\n")
     return "\n".join(parts)
@@ -77,9 +80,14 @@ def _spec_row(name: str) -> tuple[str, str]:
     from mtrain.spec import config
 
     spec = config.load({"_BASE_": name}, environ={}).spec
+    found = MEASURED.get(name)
+    measured = f"[{found.text}]({found.document})" if found else ""
+    if spec.model.name == "hf":
+        cells = [f"`{name}`", "`hf`", _rounded(_language_millions(spec)), "-", "-", f"{spec.train.updates} updates x"]
+        cells[-1] += f" {spec.train.batch_size}"
+        return LANGUAGE, f"| {' | '.join([*cells, measured])} |"
     classes = classes_of(spec)
     kind, millions = counted(spec.model.name, spec.model.options, classes=classes, side=spec.data.image_size)
-    found = MEASURED.get(name)
     cells = [
         f"`{name}`",
         f"`{spec.model.name}`",
@@ -87,7 +95,7 @@ def _spec_row(name: str) -> tuple[str, str]:
         str(spec.data.image_size),
         str(classes),
         f"{spec.train.epochs} x {spec.train.batch_size}",
-        f"[{found.text}]({found.document})" if found else "",
+        measured,
     ]
     return kind, f"| {' | '.join(cells)} |"
 
@@ -109,12 +117,29 @@ def _model_rows() -> list[tuple[str, str]]:
     for entry in plugins.names("models"):
         if entry.distribution != "mtrain" or entry.name == "own":
             continue
+        if entry.name == "hf":
+            rows.append((LANGUAGE, f"| `hf` | as its config says | - | - | {entry.summary} |"))
+            continue
         kind, _ = counted(entry.name, {}, classes=2, side=64)
         classes, side = STANDARD[kind]
         _, millions = counted(entry.name, {}, classes=classes, side=side)
         what = re.sub(r", [\d.]+ M parameters|; [\d.]+ M parameters as it comes", "", entry.summary)
         rows.append((kind, f"| `{entry.name}` | {_rounded(millions)} | {classes} | {side} | {what} |"))
     return rows
+
+
+def _language_millions(spec: Any) -> float:
+    """Return the trained parameters, in millions, of a language model that learns bytes. No array is allocated."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+    from mtrain.tasks.language.tokens import Bytes
+
+    config = HuggingFaceModel(HuggingFaceOptions(**spec.model.options)).config(vocabulary=Bytes().size, end=Bytes().end)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    return sum(each.numel() for each in network.parameters()) / 1e6
 
 
 def counted(name: str, options: Mapping[str, Any], *, classes: int, side: int) -> tuple[str, float]:

@@ -105,8 +105,8 @@ EVENTS = {
     "ddp, PP-YOLOE": {"model__name": "slow_ppyoloe"},
     "ddp, ViT": {"model__name": "slow_vit", "spec": "vit.yml"},
     "horovod": {"model__name": "slow_yolov5", "backend": "horovod"},
-    "zero1": {"model__name": "slow_yolov5", "backend": "deepspeed", "backend__options": "{zero_stage: 1}"},
-    "zero3": {"model__name": "slow_yolov5", "backend": "deepspeed", "backend__options": "{zero_stage: 3}"},
+    "zero1": {"model__name": "slow_yolov5", "backend": "deepspeed", "backend__options": "{stage: 1}"},
+    "zero3": {"model__name": "slow_yolov5", "backend": "deepspeed", "backend__options": "{stage: 3}"},
     "fleet": {"model__name": "slow_yolov5", "backend": "fleet", "cluster__shards": 6},
     "passes": {"model__name": "slow_yolov5", "cluster__sharing": "passes"},
 }

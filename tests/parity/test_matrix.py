@@ -122,7 +122,7 @@ class TestThePlantedFaultIsNoticed:
 
     def test_in_the_schedule(self, alone: Callable[..., Cell]) -> None:
         problems = alone("schedule", lambda folder: None, "-o", "schedule.warmup.updates=16").problems
-        assert any(problem.startswith("update 10: learning rates is ") for problem in problems)
+        assert any(problem.startswith("update 10: learning_rates is ") for problem in problems), problems
 
     def test_in_the_place(self, alone: Callable[..., Cell]) -> None:
         cell = alone("place", rewritten(one_update_back))

@@ -113,7 +113,7 @@ FAULTS = {
     ),
     "backend imports a framework": Fault(
         "backend", "from datetime import timedelta\n", "from datetime import timedelta\n\nimport torch\n", "plugin.light",
-        "frameworks imported: 1",
+        "frameworks in this process: 1",
     ),
 }  # fmt: skip
 PROBED = ("options.checked", "plugin.light", "data.reads", "task.sections", "launcher.plan")
