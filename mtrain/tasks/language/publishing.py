@@ -55,10 +55,10 @@ def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:
 
 
 def _config(options: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = HuggingFaceModel(HuggingFaceOptions(**options)).config(vocabulary=tokenizer.size, end=tokenizer.end)
-    mapping: Any = AutoModelForCausalLM._model_mapping
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING  # its values may be tuples, which its annotation leaves out
     if type(config) not in mapping:
         raise SpecError(f"model.options: {config.model_type} is no causal language model of transformers")
     found = mapping[type(config)]
