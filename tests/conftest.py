@@ -4,6 +4,7 @@ Files called test_torch_*.py and test_paddle_*.py belong to one framework and ar
 never holds both: that is checked at the end of every session.
 """
 
+import logging
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -69,3 +70,24 @@ def one_framework_per_process() -> Iterator[None]:
     yield
     weights = [name for name in FRAMEWORKS if name in sys.modules]
     assert len(weights) < 2, f"this process imported {' and '.join(weights)}"
+
+
+def _log_settings() -> dict[str, tuple[int, bool, bool]]:
+    """Return level, propagation and silence of the root's logger and of each of mtrain's."""
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    ours = [each for each in loggers if each.name.partition(".")[0] in ("mtrain", "mtrain_trace")]
+    return {each.name: (each.level, each.propagate, each.disabled) for each in [logging.root, *ours]}
+
+
+@pytest.fixture(autouse=True)
+def log_settings_are_put_back() -> Iterator[None]:
+    """Fail the test that leaves a logger changed: a later one would miss the warnings that it waits for."""
+    before = _log_settings()
+    yield
+    changed = {name: now for name, now in _log_settings().items() if now != before.get(name, (0, True, False))}
+    for name in changed:
+        level, propagate, disabled = before.get(name, (0, True, False))
+        logger = logging.getLogger(None if name == "root" else name)
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled
+    assert not changed, f"this test left loggers changed (level, propagate, disabled): {changed}"

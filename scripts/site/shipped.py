@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -153,10 +154,21 @@ def counted(name: str, options: Mapping[str, Any], *, classes: int, side: int) -
     plugin = plugins.load("models", name)(plugins.options("models", name, dict(options), path=""))
     names = tuple(f"class {number}" for number in range(classes))
     task = Task(kind=plugin.kind, class_names=names, image_size=side, global_batch=8)
-    logging.getLogger("mtrain").setLevel(logging.ERROR)
-    with torch.device("meta"):
+    with _quiet(), torch.device("meta"):
         network = plugin.build(plugin.prepare_task(task, {}), None)
     return plugin.kind, sum(each.numel() for each in network.parameters() if each.requires_grad) / 1e6
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back mtrain's warnings: they are about a training, and these networks are only counted."""
+    logger = logging.getLogger("mtrain")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @cache
