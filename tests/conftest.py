@@ -72,22 +72,24 @@ def one_framework_per_process() -> Iterator[None]:
     assert len(weights) < 2, f"this process imported {' and '.join(weights)}"
 
 
-def _log_settings() -> dict[str, tuple[int, bool, bool]]:
-    """Return level, propagation and silence of the root's logger and of each of mtrain's."""
+def _changed_loggers() -> dict[str, tuple[int, bool, bool]]:
+    """Return level, propagation and silence of mtrain's loggers, and of the root's, that are not as they were made."""
     loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     ours = [each for each in loggers if each.name.partition(".")[0] in ("mtrain", "mtrain_trace")]
-    return {each.name: (each.level, each.propagate, each.disabled) for each in [logging.root, *ours]}
+    settings = {each.name: (each.level, each.propagate, each.disabled) for each in ours}
+    changed = {name: now for name, now in settings.items() if now != (logging.NOTSET, True, False)}
+    if logging.root.level != logging.WARNING:
+        changed["root"] = (logging.root.level, logging.root.propagate, logging.root.disabled)
+    return changed
 
 
 @pytest.fixture(autouse=True)
 def log_settings_are_put_back() -> Iterator[None]:
     """Fail the test that leaves a logger changed: a later one would miss the warnings that it waits for."""
-    before = _log_settings()
     yield
-    changed = {name: now for name, now in _log_settings().items() if now != before.get(name, (0, True, False))}
+    changed = _changed_loggers()
     for name in changed:
-        level, propagate, disabled = before.get(name, (0, True, False))
         logger = logging.getLogger(None if name == "root" else name)
-        logger.setLevel(level)
-        logger.propagate, logger.disabled = propagate, disabled
+        logger.setLevel(logging.WARNING if name == "root" else logging.NOTSET)
+        logger.propagate, logger.disabled = True, False
     assert not changed, f"this test left loggers changed (level, propagate, disabled): {changed}"
