@@ -17,9 +17,12 @@ class Feed(Protocol):
         """Number of updates in one epoch; None: that shows at its end."""
         ...
 
-    @property
-    def global_batch(self) -> int:
-        """Samples per update over all ranks."""
+    def samples(self, progress: Progress) -> int:
+        """Return the samples of the update at ``progress`` over all ranks."""
+        ...
+
+    def fill(self, progress: Progress, number: int) -> float:
+        """Return a further factor of the loss of micro batch ``number``: its samples as a multiple of those of a mean shard."""
         ...
 
     @property
@@ -63,6 +66,14 @@ class LoaderFeed:
     def updates_per_epoch(self) -> int | None:
         """See ``Feed.updates_per_epoch``."""
         return self.loader.updates_per_epoch
+
+    def samples(self, progress: Progress) -> int:
+        """See ``Feed.samples``."""
+        return self.global_batch
+
+    def fill(self, progress: Progress, number: int) -> float:
+        """Return 1: all shards are of one length."""
+        return 1.0
 
     def open(self, progress: Progress) -> Iterator[Batch]:
         """See ``Feed.open``."""

@@ -209,7 +209,7 @@ class Loop(Iterator[MicroBatch]):
             number=number,
             last=number == shares.passes - 1,
             shard=shares.shard(number),
-            weight=shares.weight(number),
+            weight=shares.weight(number) * self.job.feed.fill(self.progress, number),
             moves_buffers=shares.moves_buffers(number),
         )
         if self.job.seed is not None:
@@ -310,7 +310,7 @@ class Loop(Iterator[MicroBatch]):
 
     def _moved(self, progress: Progress, *, ended: bool) -> Progress:
         feed = self.job.feed
-        return moved(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.global_batch, ended=ended)
+        return moved(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.samples(progress), ended=ended)
 
     def _requests(self) -> Requests:
         """Return what this rank asks for. The clocks of ranks differ, so that of rank 0 counts."""
@@ -332,7 +332,7 @@ class Loop(Iterator[MicroBatch]):
             before=before,
             updates_per_epoch=self.job.feed.updates_per_epoch,
             total_updates=self.job.total_updates,
-            global_batch=self.job.feed.global_batch,
+            global_batch=self.job.feed.samples(before),
             losses=dict(zip(measures.names, losses, strict=True)),
             rates=rates,
             norm=norm,

@@ -181,6 +181,26 @@ class Shares:
         whole = rank_share(indices, rank=0, size=1, accumulate=self.shards * self.rounds)
         return [whole[self.shard(number)] for number in range(self.passes)]
 
+    def spread(self, indices: Indices) -> list[Indices]:
+        """Return what each pass of this rank computes of a global batch of any length, in order.
+
+        The first shards have one sample more where it does not divide evenly. A shard without a sample gets those of the first
+        one, for which ``fill`` is 0. What ``divided`` returns is equal where that divides.
+        """
+        whole = np.array_split(indices, self.shards * self.rounds)
+        shards = (whole[self.shard(number)] for number in range(self.passes))
+        return [shard if len(shard) else whole[0] for shard in shards]
+
+    def fill(self, number: int, length: int) -> float:
+        """Return the samples of pass ``number`` of a global batch of ``length``, as a multiple of those of a mean shard.
+
+        It is a factor of the loss, a mean over the shard, so that the mean over shards is that over samples; 1 exactly where
+        ``length`` divides.
+        """
+        parts = self.shards * self.rounds
+        each, rest = divmod(length, parts)
+        return (each + (self.shard(number) < rest)) * parts / length
+
 
 class Padded:
     """Evaluation order: every sample at least once, and the same number of full micro batches on every rank.

@@ -112,10 +112,10 @@ def test_batches_of_the_users_own_are_the_updates():
     assert warnings == []
 
 
-def test_batches_of_different_lengths_are_refused():
-    loader = data.DataLoader(Numbers(), batch_sampler=Buckets(5, short=[[1], [2, 3]]))
-    with pytest.raises(ScriptError, match="whose Buckets makes batches of 1 to 5 samples; every update takes as many"):
-        read_loader(loader, call="session.batches")
+def test_batches_of_different_lengths_are_the_updates():
+    updates, _ = seen(data.DataLoader(Numbers(), batch_sampler=Buckets(5, short=[[1], [2, 3]])), epochs=2)
+    batches = [list(range(first, first + 5)) for first in range(0, LENGTH, 5)]
+    assert updates == [*batches, [1], [2, 3], batches[-1], *batches[:-1], [1], [2, 3]]
 
 
 def test_a_data_set_that_makes_batches_itself_is_refused():
@@ -123,22 +123,18 @@ def test_a_data_set_that_makes_batches_itself_is_refused():
         read_loader(data.DataLoader(Numbers(), batch_size=None), call="session.batches")
 
 
-@pytest.mark.parametrize(
-    "loader",
-    [
-        data.DataLoader(Numbers(), batch_size=6),
-        data.DataLoader(Numbers(), batch_sampler=Buckets(5, short=[[3, 1]])),
-    ],
-    ids=["sampler", "batches"],
-)
-def test_samples_that_the_loader_would_have_used_are_told(loader):
-    _, warnings = seen(loader, epochs=1)
-    assert len(warnings) == 1
-    assert "the last 2 samples of an epoch make no complete batch and are left out" in warnings[0]
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_last_shorter_batch_is_used_as_the_loader_says(drop_last):
+    loader = data.DataLoader(Numbers(), batch_size=6, shuffle=False, drop_last=drop_last)
+    updates, _ = seen(loader, epochs=2)
+    assert updates[: len(updates) // 2] == [batch.flatten().tolist() for batch in loader]
+    assert updates == 2 * updates[: len(updates) // 2]
 
 
-def test_dropping_the_last_batch_is_what_is_done_anyway():
-    assert seen(data.DataLoader(Numbers(), batch_size=6, drop_last=True), epochs=1)[1] == []
+def test_the_last_shorter_batch_as_the_call_says():
+    loader = data.DataLoader(Numbers(), batch_size=6)
+    assert [len(x) for x in seen(loader, epochs=1, drop_last=True)[0]] == [6, 6, 6]
+    assert [len(x) for x in seen(Numbers(), global_batch=6, epochs=1, drop_last=False)[0]] == [6, 6, 6, 2]
 
 
 def test_a_stream_is_read_as_a_stream():

@@ -15,6 +15,7 @@ from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.jobs import script_job
 from mtrain.rank.script import evaluation, kept
+from mtrain.rank.script.epochs import Cutting
 from mtrain.rank.script.samples import Samples
 from mtrain.rank.script.schedulers import SteppedScheduler
 from mtrain.rank.script.settings import PLAIN, changed
@@ -627,9 +628,7 @@ def test_batches_of_any_shape_are_taken_apart_and_joined_again():
 
 def test_samples_do_not_depend_on_what_was_read_before():
     def samples():
-        return Samples(
-            Points(16, 0), global_batch=4, seed=1, order=None, collate=None, seed_framework=lambda seed: None
-        )
+        return Samples(Points(16, 0), Cutting(batch=4), seed=1, collate=None, seed_framework=lambda seed: None)
 
     one, other = samples(), samples()
     for index in (3, 1, 2):

@@ -1,10 +1,11 @@
 """DataLoaders of torch and Paddle: which samples they read in which order, so that mtrain divides them among the ranks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mtrain.errors import ScriptError
+from mtrain.rank.script.epochs import Batches
 from mtrain.rank.script.order import Order
 from mtrain.rank.script.stream import is_stream
 
@@ -18,21 +19,22 @@ class ReadLoader:
     """Samples of a batch; None: it does not say."""
     order: Order | None = None
     """None: mtrain's own, or that of a stream."""
+    batches: Batches | None = None
+    """The batches that a batch sampler of the user's makes; None: the order is cut into batches of one length."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """None: stacking."""
     workers: int = 0
     drops_last: bool = True
-    """Whether it leaves out the last incomplete batch of an epoch, as mtrain does."""
+    """Whether it leaves out the last incomplete batch of an epoch."""
 
 
 def read_loader(dataset: Any, *, call: str) -> ReadLoader:
     """Return what a DataLoader says; of anything else, that it is the data set.
 
     Raises:
-        ScriptError: the loader's data set makes batches itself, or its batches have different lengths.
+        ScriptError: the loader's data set makes batches itself.
     """
-    classes = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(dataset).__mro__}
-    if not classes & {("DataLoader", "torch"), ("DataLoader", "paddle")}:
+    if not is_loader(dataset):
         return ReadLoader(dataset=dataset)
     loader = dataset
     collate = loader.collate_fn
@@ -59,16 +61,15 @@ def read_loader(dataset: Any, *, call: str) -> ReadLoader:
             shuffle=batches.shuffle,
             drop_last=batches.drop_last,
         )
-    lengths = [len(batch) for batch in batches]
-    first = lengths[0] if lengths else 0
-    ends_short = bool(lengths) and lengths[-1] < first
-    if set(lengths[: len(lengths) - ends_short]) != {first}:
-        raise ScriptError(
-            f"{call}: a DataLoader given whose {type(batches).__name__} makes batches of {min(lengths, default=0)} to "
-            f"{max(lengths, default=0)} samples; every update takes as many samples, so give batches of one length"
-        )
     order = Asked(batches, lambda asked: [number for batch in asked for number in batch])
-    return replace(read, batch_size=first, order=order, drops_last=not ends_short)
+    lists = AskedBatches(batches, lambda asked: [list(batch) for batch in asked])
+    return replace(read, batch_size=max(1, len(lists.first())), order=order, batches=lists)
+
+
+def is_loader(dataset: Any) -> bool:
+    """Return whether an object is a DataLoader of torch or Paddle."""
+    classes = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(dataset).__mro__}
+    return bool(classes & {("DataLoader", "torch"), ("DataLoader", "paddle")})
 
 
 def evaluated(read: ReadLoader) -> Any:
@@ -92,14 +93,6 @@ class _Chosen:
         return self._dataset[self._numbers[index]]
 
 
-def left_out_text(count: int) -> str:
-    """Return the warning that mtrain leaves out samples which the DataLoader would have made a shorter batch of."""
-    return (
-        f"the last {count} sample{'s' if count > 1 else ''} of an epoch make no complete batch and are left out, which the "
-        "DataLoader without drop_last=True would not do"
-    )
-
-
 def order_of(sampler: Any, length: int) -> Order | None:
     """Return the order of a sampler over all ranks; None: each sample once in random order, which is mtrain's own."""
     if _is_of_framework(sampler, "SequentialSampler", "SequenceSampler"):
@@ -119,16 +112,19 @@ def _is_of_framework(sampler: Any, *names: str) -> bool:
     return kind.__name__ in names and kind.__module__.partition(".")[0] in ("torch", "paddle")
 
 
-class Asked:
-    """The order of a sampler that is asked anew in each epoch, so that it is a function of the epoch.
+Given = TypeVar("Given")
+
+
+class Asked(Generic[Given]):
+    """What a sampler gives that is asked anew in each epoch, so that it is a function of the epoch.
 
     The sampler is told the epoch by ``set_epoch``, and a generator of its own is seeded by its first seed and the epoch.
     """
 
-    def __init__(self, sampler: Iterable[Any], numbers: Callable[[Iterable[Any]], list[int]]) -> None:
-        """``numbers`` returns the numbers of the samples that ``sampler`` gives."""
+    def __init__(self, sampler: Iterable[Any], given: Callable[[Iterable[Any]], list[Given]]) -> None:
+        """``given`` reads the sampler from its beginning to its end."""
         self._sampler = sampler
-        self._numbers = numbers
+        self._given = given
         self._parts: list[Any] = [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
         self._generators: list[tuple[Any, int]] = [
             (part.generator, int(part.generator.initial_seed()))
@@ -136,11 +132,28 @@ class Asked:
             if hasattr(getattr(part, "generator", None), "initial_seed")
         ]
 
-    def __call__(self, epoch: int) -> list[int]:
-        """Return the numbers of the samples of ``epoch``."""
+    def __call__(self, epoch: int) -> list[Given]:
+        """Return what the sampler gives in ``epoch``."""
+        self._turn_to(epoch)
+        return self._given(self._sampler)
+
+    def _turn_to(self, epoch: int) -> None:
         for part in self._parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         for generator, seed in self._generators:
             generator.manual_seed((seed + epoch) % 2**63)
-        return self._numbers(self._sampler)
+
+
+class AskedBatches(Asked[list[int]]):
+    """The batches of a batch sampler, asked anew in each epoch."""
+
+    def count(self, epoch: int) -> int | None:
+        """Return how many batches the sampler says that ``epoch`` has; None: it does not say."""
+        self._turn_to(epoch)
+        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+
+    def first(self) -> list[int]:
+        """Return the first batch of epoch 0, empty where it has none."""
+        self._turn_to(0)
+        return list(next(iter(self._sampler), []))

@@ -21,8 +21,19 @@ class OwnOrder:
     give every rank the same numbers, also after a resume.
     """
 
-    def __init__(self, order: Order, dataset: Any, *, global_batch: int, seed: int, seed_framework: Seed) -> None:
-        """Ask for the numbers of epoch 0, which say how long an epoch is.
+    def __init__(
+        self,
+        order: Order,
+        dataset: Any,
+        *,
+        updates_of: Callable[[int], int] | None,
+        seed: int,
+        seed_framework: Seed,
+    ) -> None:
+        """Ask for the numbers of epoch 0, which say how many updates an epoch has.
+
+        ``updates_of``: maps the number of an epoch's samples to that of its updates, which must be equal for all epochs; None: each
+        epoch may have as many as it likes.
 
         Raises:
             ScriptError: it is no function, or its numbers cannot be used.
@@ -35,17 +46,12 @@ class OwnOrder:
         self._order = order
         self._dataset = dataset
         self._length = len(dataset)
-        self._global_batch = global_batch
+        self._updates_of = updates_of
         self._seed = seed
         self._seed_framework = seed_framework
         self._cached: tuple[int, Indices] | None = None
-        self.updates_per_epoch = len(self._asked(0)) // global_batch
-        """Number of complete global batches in one epoch."""
-        if not self.updates_per_epoch:
-            raise ScriptError(
-                f"session.batches: `order` gave {len(self._asked(0))} numbers for epoch 0, and global_batch={global_batch}; expected "
-                f"at least {global_batch}"
-            )
+        self.updates_per_epoch = None if updates_of is None else updates_of(len(self._asked(0)))
+        """Number of updates of each epoch; None: epochs may differ."""
 
     def permutation(self, epoch: int) -> Indices:
         """Return the numbers of the samples (int64) in the order of ``epoch``. Only the most recent result is cached.
@@ -55,7 +61,7 @@ class OwnOrder:
         """
         if self._cached is None or self._cached[0] != epoch:
             numbers = self._asked(epoch)
-            updates = len(numbers) // self._global_batch
+            updates = None if self._updates_of is None else self._updates_of(len(numbers))
             if updates != self.updates_per_epoch:
                 raise ScriptError(
                     f"session.batches: `order` gave {len(numbers)} numbers for epoch {epoch}, which are {updates} updates, but epoch "
@@ -63,6 +69,10 @@ class OwnOrder:
                 )
             self._cached = (epoch, numbers + repetitions(numbers) * self._length)
         return self._cached[1]
+
+    def forget(self) -> None:
+        """Ask again for the numbers of the next epoch that is wanted."""
+        self._cached = None
 
     def check_repeatable(self) -> None:
         """Refuse a function that gives other numbers for the same epoch.

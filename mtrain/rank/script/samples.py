@@ -1,14 +1,14 @@
 """Read a script's data set: which samples this rank gets, in which order, with which random numbers."""
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from mtrain.core.sampler import Shares, Shuffled
+from mtrain.core.sampler import Indices, Shares
 from mtrain.data import trees
 from mtrain.data.objects import Seed, first_unrepeatable, repeated_sample, unusable
 from mtrain.errors import DataError, ScriptError
-from mtrain.rank.script.order import Order, OwnOrder
+from mtrain.rank.script.epochs import Cutting, epochs_of
 from mtrain.rank.script.workers import Request, Workers
 
 
@@ -22,10 +22,9 @@ class Samples:
     def __init__(
         self,
         dataset: Any,
+        cutting: Cutting,
         *,
-        global_batch: int,
         seed: int,
-        order: Order | None,
         collate: Callable[[Sequence[Any]], Any] | None,
         seed_framework: Seed,
     ) -> None:
@@ -37,22 +36,14 @@ class Samples:
         check_dataset(dataset, call="session.batches")
         self.dataset = dataset
         self.length = len(dataset)
-        self.global_batch = global_batch
         self._seed = seed
         self._collate = collate or trees.collate
         self._seed_framework = seed_framework
-        if order is None and self.length < global_batch:
-            raise ScriptError(
-                f"session.batches: global_batch={global_batch}, but the data set has {self.length} samples; use at most "
-                f"{self.length}"
-            )
         self._workers: Workers | None = None
-        self._order: Shuffled | OwnOrder = (
-            Shuffled(self.length, global_batch=global_batch, seed=seed)
-            if order is None
-            else OwnOrder(order, dataset, global_batch=global_batch, seed=seed, seed_framework=seed_framework)
-        )
+        self.epochs = epochs_of(dataset, cutting, seed=seed, seed_framework=seed_framework)
         self._marks: dict[int, int] = {}
+        self._read: dict[int, Indices] = {}
+        """Where the updates of an epoch end, of the epoch that was asked for last."""
 
     def use_workers(self, count: int) -> None:
         """Read samples in ``count`` processes of their own.
@@ -63,14 +54,34 @@ class Samples:
         self._workers = Workers(count, self.dataset, self._collate, seed=self._seed)
 
     @property
-    def updates_per_epoch(self) -> int:
-        """Number of complete global batches in one epoch."""
-        return self._order.updates_per_epoch
+    def updates_per_epoch(self) -> int | None:
+        """Number of updates of each epoch; None: epochs differ."""
+        return self.epochs.count(0) if self.epochs.is_even else None
 
-    @property
-    def left_out(self) -> int:
-        """Number of samples of epoch 0 that make no complete global batch."""
-        return len(self._order.permutation(0)) % self.global_batch
+    def updates_of(self, epochs: int) -> int:
+        """Return the number of updates of the first ``epochs`` epochs."""
+        each = self.updates_per_epoch
+        return epochs * each if each is not None else sum(map(self.epochs.count, range(epochs)))
+
+    def place(self, update: int) -> tuple[int, int]:
+        """Return (epoch, position) of an update of the job."""
+        if (each := self.updates_per_epoch) is not None:
+            return divmod(update, each)
+        epoch = 0
+        while update >= self.epochs.count(epoch):
+            update -= self.epochs.count(epoch)
+            epoch += 1
+        return epoch, update
+
+    def _ends(self, epoch: int) -> Indices:
+        if epoch not in self._read:
+            self._read = {epoch: self.epochs.ends(0 if self.epochs.is_even else epoch)}
+        return self._read[epoch]
+
+    def size(self, epoch: int, position: int) -> int:
+        """Return the number of samples of an update over all ranks."""
+        ends = self._ends(epoch)
+        return int(ends[position] - (ends[position - 1] if position else 0))
 
     def mark(self, epoch: int) -> int:
         """Return a checksum of the order of ``epoch``, by which ranks see that they read in the same one."""
@@ -79,12 +90,12 @@ class Samples:
 
     def ends_after(self, epoch: int, position: int) -> bool:
         """Return whether update ``position`` is the last one of its epoch."""
-        return position + 1 == self.updates_per_epoch
+        return position + 1 == self.epochs.count(epoch)
 
     def state_before(self, epoch: int, position: int) -> Any:
         """Return nothing: which samples form an update needs no state."""
 
-    def micro_batches(self, epoch: int, start: int, *, shares: Shares) -> Iterator[Any]:
+    def micro_batches(self, epoch: int, start: int, *, shares: Shares) -> Generator[Any, None, None]:
         """Yield the micro batches of this rank from update ``start`` to the end of the epoch.
 
         Raises:
@@ -114,11 +125,12 @@ class Samples:
 
     def _requests(self, epoch: int, start: int, shares: Shares) -> Iterator[Request]:
         """Yield the sample numbers of this rank's micro batches."""
-        order = self._order.permutation(epoch)
+        order = self.epochs.order(epoch)
         self._marks[epoch] = zlib.crc32(order.tobytes())
-        for update in range(start, self.updates_per_epoch):
-            batch = order[update * self.global_batch : (update + 1) * self.global_batch]
-            for share in shares.divided(batch):
+        # Of this epoch, while the updates that are trained may still be those of the epoch before.
+        ends = self.epochs.ends(0 if self.epochs.is_even else epoch)
+        for update in range(start, len(ends)):
+            for share in shares.spread(order[ends[update - 1] if update else 0 : ends[update]]):
                 yield epoch, [int(index) for index in share]
 
     def sample(self, epoch: int, number: int) -> Any:
@@ -131,8 +143,7 @@ class Samples:
         Raises:
             ScriptError: it does, so a resumed job could not continue to the same weights.
         """
-        if isinstance(self._order, OwnOrder):
-            self._order.check_repeatable()
+        self.epochs.check_repeatable()
         index = first_unrepeatable(lambda number: self.sample(0, number), self.length)
         if index is not None:
             raise ScriptError(

@@ -25,9 +25,10 @@ from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.precision import settled
 from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
+from mtrain.rank.script.epochs import BatchOf, Cutting, batch_at
 from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
-from mtrain.rank.script.loaders import evaluated, left_out_text, read_loader
+from mtrain.rank.script.loaders import evaluated, read_loader
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
 from mtrain.rank.script.native import NativeOptimizer, recorded
@@ -35,12 +36,20 @@ from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
-from mtrain.rank.script.samples import Samples, check_dataset
+from mtrain.rank.script.samples import check_dataset
 from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler
 from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
 from mtrain.rank.script.stream import Shard, Stream, is_stream
-from mtrain.rank.script.training_data import Request, check_continues, number_of_updates, opened
+from mtrain.rank.script.together import first_batch, several
+from mtrain.rank.script.training_data import (
+    Request,
+    Source,
+    check_continues,
+    number_of_updates,
+    opened,
+    opened_together,
+)
 from mtrain.rank.script.trials import nudge, on_trial, shortened
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.script.workers import is_imported_by_worker
@@ -113,7 +122,7 @@ class Session:
         """The spec that all models share, once the first one is prepared; ``_spec`` has the first one's settings, too."""
         self._shared_settings: Mapping[str, Any] = {}
         """Settings of the script, by path of the spec, that all models share."""
-        self._read: Samples | Stream | None = None
+        self._read: Source | None = None
         self._loop: ScriptLoop | None = None
         shards = job.spec.cluster.shards
         self._collective: Collective = (
@@ -314,10 +323,11 @@ class Session:
         self,
         dataset: Any,
         *,
-        global_batch: int | None = None,
+        global_batch: int | BatchOf | Mapping[str, int] | tuple[int, ...] | None = None,
         epochs: int | None = None,
         updates: int | None = None,
         order: Order | None = None,
+        drop_last: bool | None = None,
         shard: Shard | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
         nondeterministic: str = "refuse",
@@ -331,12 +341,17 @@ class Session:
 
         Args:
             dataset: Any object with ``__len__`` and ``__getitem__``, or a stream: any object with ``__iter__``. Of a DataLoader
-                of torch or Paddle the data set, the sampler, ``batch_size``, ``collate_fn`` and ``num_workers`` are taken.
-            global_batch: Samples per update over all ranks; None: those of a batch of the DataLoader.
+                of torch or Paddle the data set, the samplers, ``batch_size``, ``collate_fn`` and ``num_workers`` are taken. Several
+                data sets by name, or a tuple of DataLoaders, are read side by side, and a batch is a dict or tuple of theirs; the
+                first one counts epochs, and the others begin again as often as needed.
+            global_batch: Samples per update over all ranks, or a function from the epoch to them; with several data sets a number
+                for each, by name or place. None: those of a batch of the DataLoader.
             epochs: Passes over the data set; give this or ``updates``.
             updates: Updates in all.
             order: Maps an epoch to the numbers of its samples, in place of mtrain's own order. However many they are, they
                 are the epoch, so a number may be left out or come repeatedly.
+            drop_last: Whether the last samples of an epoch are left out where they make no whole batch; else they are a shorter
+                one. None: as the DataLoader says, else True.
             shard: Maps (rank, number of ranks) to the part of a stream that this rank reads; None: each rank reads all
                 of it, and keeps its share.
             collate: Joins a list of samples to a batch, in place of stacking.
@@ -350,24 +365,52 @@ class Session:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
-        read = read_loader(dataset, call="session.batches")
         outside = self._job.outside_paths
-        if global_batch is None and "train.batch_size" not in outside:
-            global_batch = read.batch_size
-        changes = loop_changes(global_batch=global_batch, epochs=epochs, updates=updates, outside_paths=outside)
+        parts = several(dataset)
+        if parts is not None and (order or shard or collate):
+            raise ScriptError(
+                "session.batches: order, shard or collate given with several data sets; give each as a DataLoader with its own sampler and "
+                "collate_fn"
+            )
+        first = dataset if parts is None else next(iter(parts.values() if isinstance(parts, Mapping) else parts))
+        read = read_loader(first, call="session.batches")
+        one_batch: Any = global_batch if parts is None else first_batch(global_batch)
+        own_batches = read.batches if one_batch is None and order is None else None
+        if one_batch is None and "train.batch_size" not in outside:
+            one_batch = read.batch_size
+        if callable(one_batch) and is_stream(read.dataset, shard):
+            raise ScriptError(
+                "session.batches: global_batch is a function, but a stream's epochs have no known length; give a number"
+            )
+        changes = loop_changes(
+            global_batch=batch_at(one_batch, 0, len(read.dataset)) if callable(one_batch) else one_batch,
+            epochs=epochs,
+            updates=updates,
+            outside_paths=outside,
+        )
         self._spec = self._changed(self._spec, changes, call="session.batches")
-        check_loop(self._spec, self._shares)
+        check_loop(self._spec, self._shares, divides=own_batches is None and not callable(one_batch))
         request = Request(
-            order=order or read.order,
+            cutting=Cutting(
+                batch=one_batch if callable(one_batch) else self._spec.train.batch_size,
+                order=order or read.order,
+                batches=own_batches,
+                drops_last=read.drops_last if drop_last is None else drop_last,
+            ),
             shard=shard,
             collate=collate or read.collate,
             nondeterministic=nondeterministic,
             # Streams are read in this process, whatever the loader would have done.
             workers=workers if workers is not None else 0 if is_stream(read.dataset, shard) else read.workers,
         )
-        self._read = samples = opened(read.dataset, request, self._spec, self._shares, self._rank.capabilities.seed)
-        if not read.drops_last and samples.left_out:
-            self._records.choices = [*self._records.choices, ("warning", left_out_text(samples.left_out))]
+        seed_framework = self._rank.capabilities.seed
+        self._read = samples = (
+            opened(read.dataset, request, self._spec, self._shares, seed_framework)
+            if parts is None
+            else opened_together(
+                parts, global_batch, replace(request, workers=workers), self._spec, self._shares, seed_framework
+            )
+        )
         self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
         if self._saved is not None:
             check_continues(self._progress, samples)
@@ -393,7 +436,7 @@ class Session:
         self._loop = self._begin(samples, tracing)
         return self._loop
 
-    def _begin(self, samples: Samples | Stream, tracing: Tracing) -> ScriptLoop:
+    def _begin(self, samples: Source, tracing: Tracing) -> ScriptLoop:
         """Make the training loop with everything that it calls."""
         assert self._total is not None
         assert self._shares is not None
@@ -410,7 +453,14 @@ class Session:
         job = Job(
             session=self._rank,
             steppers=steppers,
-            feed=ScriptFeed(rank=self._rank, samples=samples, shares=shares, floats=self._floats(), saw=tracing.saw),
+            feed=ScriptFeed(
+                rank=self._rank,
+                source=samples,
+                shares=shares,
+                fills_shards=any(entry.spec.train.sync_batchnorm for entry in self._models),
+                floats=self._floats(),
+                saw=tracing.saw,
+            ),
             total_updates=self._total,
             shares=shares,
             seed=spec.train.seed,

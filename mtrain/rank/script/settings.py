@@ -130,8 +130,10 @@ def loop_changes(
     return changes
 
 
-def check_loop(spec: Any, shares: Shares) -> None:
+def check_loop(spec: Any, shares: Shares, *, divides: bool) -> None:
     """Refuse a loop without a length, or whose batch does not divide into the shards of its updates.
+
+    ``divides``: it must; else shards differ in length by one sample.
 
     Raises:
         ScriptError: it is so; the message says what to give.
@@ -140,7 +142,7 @@ def check_loop(spec: Any, shares: Shares) -> None:
     if train.epochs is None and train.updates is None:
         raise ScriptError("session.batches: no length given; say epochs=10 or updates=1000")
     parts = shares.shards * shares.rounds
-    if train.batch_size % parts:
+    if divides and train.batch_size % parts:
         among = f"{shares.shards} {'ranks' if shares.shards == shares.size else 'shards'}"
         raise ScriptError(
             f"session.batches: global_batch={train.batch_size} does not divide among {among} x {shares.rounds} micro "

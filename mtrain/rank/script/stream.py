@@ -60,29 +60,14 @@ class Stream:
                 "items by number and a length, or a stream"
             )
 
-    def check_schedule(self, spec: Any) -> None:
-        """Refuse a schedule that counts epochs where their length is unknown.
-
-        Raises:
-            ScriptError: the stream has no length, and the schedule counts epochs.
-        """
-        schedule = spec.schedule
-        counts_epochs = schedule.name == "step" or schedule.per == "epoch" or getattr(schedule.warmup, "epochs", None)
-        if self.length is None and counts_epochs:
-            raise ScriptError(
-                f"session.batches: the schedule {schedule.name!r} counts epochs, but the stream has no length; use one per "
-                "update, such as mtrain.Cosine(), or a function from the update to the learning rate"
-            )
-
     @property
     def updates_per_epoch(self) -> int | None:
         """Number of complete global batches in one pass; None: that shows at its end."""
         return None if self.length is None else self.length // self.global_batch
 
-    @property
-    def left_out(self) -> int:
-        """Return 0: what a stream leaves out shows at its end."""
-        return 0
+    def size(self, epoch: int, position: int) -> int:
+        """Return the number of samples of an update over all ranks."""
+        return self.global_batch
 
     def ends_after(self, epoch: int, position: int) -> bool:
         """Return whether this rank cannot fill another update of the pass ``epoch`` after update ``position``.
