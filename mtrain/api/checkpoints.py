@@ -121,19 +121,19 @@ def description(folder: Path, *, arrays: bool) -> list[str]:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return all checkpoints of a run folder or of its ``checkpoints``; of a checkpoint, the checkpoint itself.
+    """Return all checkpoints of a run folder or of its ``checkpoints``, those kept by name last; of a checkpoint, the checkpoint itself.
 
     Raises:
         CheckpointError: there is none.
     """
-    if folder.name.startswith(store.PREFIX):
+    if store.is_checkpoint(folder):
         return [folder]
     found = store.listed(folder) or store.listed(folder / "checkpoints")
     if not found:
         raise CheckpointError(
             f"{folder}: holds no checkpoint; give a run folder such as runs/digits, or one of its checkpoints"
         )
-    return found
+    return [*found, *store.kept(found[0].parent)]
 
 
 def _newest(folder: Path) -> Path:

@@ -153,7 +153,7 @@ class Loop(Iterator[MicroBatch]):
         """Evaluate and save at the end of the job, where that was not done yet; every rank must call."""
         if self.cadences.evaluate_at_end and self.progress.scored_update != self.progress.update:
             self._after_update(evaluate=True, save="due")
-        if self._saved_update != self.progress.update or self.score is not None:
+        if self._saved_update != self.progress.update or self.score is not None or self.save_now:
             self._save(self.score, "due")
 
     def interrupt(self) -> None:

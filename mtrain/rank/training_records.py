@@ -83,12 +83,21 @@ class TrainingRecords:
         copying.report(self.copies, self.report)
 
     def save(
-        self, state: State, progress: Progress, *, score: float | None, why: Why, content: Mapping[str, Any]
+        self,
+        state: State,
+        progress: Progress,
+        *,
+        score: float | None,
+        why: Why,
+        content: Mapping[str, Any],
+        names: Sequence[str] = (),
     ) -> None:
-        """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``."""
+        """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``; ``names``: see ``keep_next``."""
+        self.checkpoints.keep_next(names)
         self.checkpoints.save(state, progress, score=score, **content)
         folder = str(self._run_folder.checkpoints)
-        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why)
+        kept = {"names": list(names)} if names else {}
+        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why, **kept)
 
     def settle(self, reason: str, *, stop: Callable[[], bool]) -> None:
         """Wait for the last checkpoint and its copy; every rank must call, unless ``reason`` is "failed"."""

@@ -20,7 +20,7 @@ class FunctionReporter:
             function(record, **(options or {}))
 
         self.start = self.update = self.evaluation = self.checkpoint = self.copied = told
-        self.message = self.end = self.failure = told
+        self.image = self.histogram = self.message = self.end = self.failure = told
 
 
 class Adapted(Reporter):

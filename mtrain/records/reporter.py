@@ -1,7 +1,7 @@
 """The report of a job on one rank: each record goes to the run's files, and to the reporters of this rank.
 
 Each line of ``metrics.jsonl`` is a JSON object, always with ``time`` (seconds since 1970) and ``kind``: "start", "update",
-"evaluation", "checkpoint", "copy", "note", "warning" or "end".
+"evaluation", "checkpoint", "copy", "image", "histogram", "note", "warning" or "end".
 """
 
 import logging

@@ -52,7 +52,7 @@ class RunFiles(Files):
         except OSError as error:
             raise self._unwritable(METRICS, error) from error
 
-    start = update = evaluation = checkpoint = copied = message = end = failure = _write
+    start = update = evaluation = checkpoint = copied = image = histogram = message = end = failure = _write
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, and draw the curves, unless ``left_out`` of the summary names their image."""

@@ -5,14 +5,17 @@ The usual ``SummaryWriter`` classes import torch wherever it is installed, but a
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.histogram import metadata as histograms
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from mtrain.records.history import points
 
@@ -45,6 +48,13 @@ class Events:
                 )
             ]
         )
+        self._writer.add_event(Event(wall_time=time.time(), step=update, summary=summary))
+
+    def histogram(self, tag: str, counts: Sequence[float], edges: Sequence[float], *, update: int) -> None:
+        """Write a histogram of ``counts`` between neighbouring ``edges``, one more of them."""
+        rows = np.array([edges[:-1], edges[1:], counts], dtype=np.float64).T
+        metadata = histograms.create_summary_metadata(display_name=None, description=None)
+        summary = Summary(value=[Summary.Value(tag=tag, tensor=make_tensor_proto(rows), metadata=metadata)])
         self._writer.add_event(Event(wall_time=time.time(), step=update, summary=summary))
 
     def close(self) -> None:

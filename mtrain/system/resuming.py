@@ -37,7 +37,7 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
         return Resume(base / name, checkpoint.newest(base / name / "checkpoints"))
     if requested is not None:
         path = Path(requested)
-        if path.name.startswith(checkpoint.PREFIX):
+        if checkpoint.is_checkpoint(path):
             problems = checkpoint.verify(path)
             if problems:
                 raise CheckpointError(

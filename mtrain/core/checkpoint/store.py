@@ -6,11 +6,12 @@ Rank 0 uses ``Checkpoints``, the other ranks ``NoCheckpoints``, so that callers 
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,6 +73,10 @@ class CheckpointStore(Protocol):
         """
         ...
 
+    def keep_next(self, names: Sequence[str]) -> None:
+        """Keep the checkpoint that is saved next under these names, too. They are not deleted, and replace former ones."""
+        ...
+
     def check(self) -> None:
         """Raise the error of a save that has failed in the meantime. It returns immediately and waits for nothing."""
         ...
@@ -103,6 +108,9 @@ class NoCheckpoints:
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
+        """Do nothing: rank 0 writes for all."""
+
+    def keep_next(self, names: Sequence[str]) -> None:
         """Do nothing: rank 0 writes for all."""
 
     def check(self) -> None:
@@ -145,6 +153,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
         self._made_room = False
+        self._names: Sequence[str] = ()
         outputs.make_folder(self.folder)
         _clean(self.folder)
         self._serial = max((_serial(path) for path in listed(self.folder)), default=0)
@@ -164,12 +173,17 @@ class Checkpoints:
         meta = {"score": score, "serial": self._serial, "extra": dict(extra)}
         copied = Progress(**{name: getattr(progress, name) for name in Progress.__dataclass_fields__})
         saved = Saved(state=state, progress=copied, spec=dict(spec), meta=meta)
+        names, self._names = self._names, ()
         if not self._asynchronous:
-            self._write(saved)
+            self._write(saved, names)
             self.wait()
             return
-        self._writer = threading.Thread(target=self._write, args=(saved,), name="checkpoint-writer")
+        self._writer = threading.Thread(target=self._write, args=(saved, names), name="checkpoint-writer")
         self._writer.start()
+
+    def keep_next(self, names: Sequence[str]) -> None:
+        """See ``CheckpointStore.keep_next``."""
+        self._names = names
 
     def wait(self) -> None:
         """See ``CheckpointStore.wait``."""
@@ -194,7 +208,7 @@ class Checkpoints:
         """See ``CheckpointStore.best``."""
         return best(self.folder)
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, saved: Saved, names: Sequence[str]) -> None:
         name = folder_of(self.folder, saved.progress.update).name
         temporary = self.folder / f"{TEMPORARY}{name}@{socket.gethostname()}@{os.getpid()}"
         try:
@@ -202,6 +216,8 @@ class Checkpoints:
             self._make_room()
             files.write(temporary, saved)
             files.publish(temporary, self.folder / name)
+            for kept in names:
+                _link(self.folder / name, self.folder / kept)
             self._retain(self.folder / name)
             self._on_written(self.folder / name)
         except OSError as error:
@@ -250,11 +266,38 @@ class Checkpoints:
                 shutil.rmtree(doomed, ignore_errors=True)
 
 
+def _link(checkpoint: Path, final: Path) -> None:
+    """Make ``final`` a checkpoint of the same files, which take no further space where the disk knows hard links."""
+    temporary = final.with_name(f"{TEMPORARY}{final.name}@{socket.gethostname()}@{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        shutil.copytree(checkpoint, temporary, copy_function=os.link)
+    except (OSError, shutil.Error):
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(checkpoint, temporary)
+    files.publish(temporary, final)
+
+
+def is_kept_name(name: str) -> bool:
+    """Return whether a checkpoint can be kept under this name, which is that of a folder and none of mtrain's own."""
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)) and not name.startswith(PREFIX)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path names a checkpoint and no run: by its name, or as one that was kept under another."""
+    return path.name.startswith(PREFIX) or (path.parent.name == "checkpoints" and (path / files.MANIFEST).is_file())
+
+
 def listed(folder: Path) -> list[Path]:
     """Return all checkpoints in ``folder``, including damaged ones, in the order in which they were written."""
     return sorted(
         (path for path in Path(folder).glob(f"{PREFIX}*") if path.is_dir()), key=lambda p: (_serial(p), p.name)
     )
+
+
+def kept(folder: Path) -> list[Path]:
+    """Return the checkpoints in ``folder`` that were kept under a name, by name."""
+    return sorted(path for path in Path(folder).iterdir() if is_kept_name(path.name) and is_checkpoint(path))
 
 
 def newest(folder: Path) -> Path | None:

@@ -103,6 +103,12 @@ class Reporter:
     def copied(self, record: Record) -> None:
         """Learn that a checkpoint was copied (``name``) to ``checkpoint.copy_to``. A copy that fails is a ``warning``."""
 
+    def image(self, record: Record) -> None:
+        """Learn of a picture that a script has made (``name``), after ``update`` updates: ``file``, a PNG in the run folder."""
+
+    def histogram(self, record: Record) -> None:
+        """Receive the ``counts`` of a script's values (``name``) between neighbouring ``edges``, after ``update`` updates."""
+
     def message(self, record: Record) -> None:
         """Receive a sentence, ``message``, of kind ``note`` or ``warning``."""
 
@@ -122,6 +128,8 @@ METHODS: Mapping[str, str] = {
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
     "copy": "copied",
+    "image": "image",
+    "histogram": "histogram",
     "note": "message",
     "warning": "message",
     "end": "end",

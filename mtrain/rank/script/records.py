@@ -13,7 +13,7 @@ from mtrain.core.record_files import RESULTS
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying, random_layers
 from mtrain.rank.records import report_of, report_update, reported_run
-from mtrain.rank.script import kept
+from mtrain.rank.script import kept, pictures
 from mtrain.rank.script.settings import described_script
 from mtrain.rank.script_mode import RankJob, digest_of
 from mtrain.rank.training_records import TrainingRecords
@@ -41,6 +41,8 @@ class Records:
         self._started = time.perf_counter()
         self._kept: dict[str, Any] = {}
         self._warned_of_zero = False
+        self._names: list[str] = []
+        """Names under which the next checkpoint is kept."""
         metrics = {} if saved is None else saved.meta["extra"].get("results", {})
         self._best: dict[str, Any] = dict(metrics.get("best", {}))
         self._last: dict[str, Any] = dict(metrics.get("last", {}))
@@ -167,7 +169,34 @@ class Records:
             "results": {"best": self._best, "last": self._last},
         }
         content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
-        self.training.save(state, progress, score=score, why=why, content=content)
+        names, self._names = self._names, []
+        self.training.save(state, progress, score=score, why=why, content=content, names=names)
+
+    def keep_next(self, name: str) -> None:
+        """Keep the next checkpoint under a name, too.
+
+        Raises:
+            ScriptError: it cannot be the name of a checkpoint.
+        """
+        if not isinstance(name, str) or not store.is_kept_name(name):
+            raise ScriptError(
+                f"session.save({name!r}): expected a name of letters, digits, '.', '_' and '-', such as 'warm', that does not begin with "
+                f"{store.PREFIX!r}"
+            )
+        if name not in self._names:
+            self._names.append(name)
+
+    def image(self, name: str, picture: Any, *, update: int) -> None:
+        """See ``Session.image``."""
+        if self._rank.collective.rank == 0:
+            file = pictures.write(self._job.run_folder.path, name, picture, update=update)
+            self.report.event("image", name=name, update=update, file=file)
+
+    def histogram(self, name: str, values: Any, *, bins: int, update: int) -> None:
+        """See ``Session.histogram``."""
+        if self._rank.collective.rank == 0:
+            counts, edges = pictures.counted(name, values, bins=bins)
+            self.report.event("histogram", name=name, update=update, counts=counts, edges=edges)
 
     def end(
         self,

@@ -620,10 +620,50 @@ class Session:
         """Show a line on the terminal of the job, from rank 0 alone."""
         self._records.report.event("note", message=" ".join(map(str, values)))
 
-    def save(self) -> None:
-        """Save a checkpoint after the current update, in addition to those of the spec. Every rank must call."""
+    def image(self, name: str, picture: Any) -> None:
+        """Show a picture in the reports of the job, as one of the current update. That of rank 0 counts.
+
+        It is kept as ``images/<name>-<update>.png`` of the run folder, and TensorBoard and other reporters receive it.
+
+        Args:
+            name: Letters, digits, ``_``, ``-`` and ``/``, such as ``samples/fixed``.
+            picture: An array or tensor, (height, width) or (height, width, 1, 3 or 4) or (1, 3 or 4, height, width), of numbers from
+                0 to 1, or of bytes; or an image of Pillow; or a figure of matplotlib, which stays open.
+
+        Raises:
+            ScriptError: the name or the picture cannot be used.
+        """
+        self._records.image(name, picture, update=self.progress.update)
+
+    figure = image
+
+    def histogram(self, name: str, values: Any, *, bins: int = 64) -> None:
+        """Show how values are distributed in the reports of the job, at the current update. Those of rank 0 count.
+
+        Args:
+            name: Letters, digits, ``_``, ``-`` and ``/``.
+            values: An array or tensor of any shape; what is not finite is left out.
+            bins: Number of ranges of equal width.
+
+        Raises:
+            ScriptError: there are no numbers, or the name cannot be used.
+        """
+        self._records.histogram(name, values, bins=bins, update=self.progress.update)
+
+    def save(self, name: str | None = None) -> None:
+        """Save a checkpoint after the current update, in addition to those of the spec. Every rank must call.
+
+        Args:
+            name: Keep it as ``checkpoints/<name>`` of the run folder, too, where ``checkpoint.keep_last`` deletes nothing; it can be
+                resumed, evaluated and exported. A former one of this name is replaced.
+
+        Raises:
+            ScriptError: there is no update, or the name cannot be that of a folder.
+        """
         if self._loop is None:
             raise ScriptError("session.save: called outside of the loop of session.batches")
+        if name is not None:
+            self._records.keep_next(name)
         self._loop.loop.save_now = True
 
     # ---------------------------------------------------------------------------------------------- saving and ending

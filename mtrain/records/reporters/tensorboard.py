@@ -25,6 +25,15 @@ class TensorBoard(Reporter):
         self._events.evaluation(record)
         self._images(record, int(record["update"]))
 
+    def image(self, record: Record) -> None:
+        """Write a picture that a script has made."""
+        content = (self.run.folder / record["file"]).read_bytes()
+        self._events.image(str(record["name"]), content, update=int(record["update"]))
+
+    def histogram(self, record: Record) -> None:
+        """Write a histogram of a script."""
+        self._events.histogram(str(record["name"]), record["counts"], record["edges"], update=int(record["update"]))
+
     def end(self, record: Record) -> None:
         """Write the images of a job that is done, flush, and end the writer's thread."""
         self._images(record, int(record.get("updates", 0)))

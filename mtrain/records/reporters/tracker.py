@@ -101,6 +101,11 @@ class Tracker(Reporter, ABC):
                 content = (self.run.folder / name).read_bytes()
                 self._add(partial(self.send_image, Path(name).stem, content, update))
 
+    def image(self, record: Record) -> None:
+        """Send a picture that a script has made."""
+        content = (self.run.folder / str(record["file"])).read_bytes()
+        self._add(partial(self.send_image, str(record["name"]), content, int(record["update"])))
+
     def checkpoint(self, record: Record) -> None:
         """Note the checkpoint, which is complete when the next one begins or the job ends."""
         saved = (folder_of(Path(record["folder"]), int(record["update"])), int(record["update"]))
