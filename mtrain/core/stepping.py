@@ -87,6 +87,11 @@ class Stepper:
         self.norm = self.optimizer.step(self._next_rates())
         self.done = True
 
+    def step_by(self, evaluate: Callable[[], float]) -> None:
+        """Change the weights by an optimizer that computes the loss as often as it likes, see ``Optimizer.step_by``."""
+        self.norm = self.optimizer.step_by(self._next_rates(), evaluate)
+        self.done = True
+
     def skip(self) -> None:
         """Drop the gradient, and read its norm; the count stays."""
         self.norm = self.optimizer.skip()

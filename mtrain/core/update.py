@@ -8,7 +8,7 @@ differ.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from mtrain.core.interfaces import Array, Rates, Recipe
@@ -55,6 +55,10 @@ class Average(Protocol):
         ...
 
 
+NO_CLOSURE = (
+    "optimizer.step(closure): given for an update rule that computes its loss once; use step() without it, or an optimizer of "
+    "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
+)
 LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 
@@ -63,6 +67,10 @@ def _follows(kind: type, late: str, prompt: str) -> bool:
     """Return whether ``late`` was defined where ``prompt`` was, or in a class that derives from that one."""
     places = {name: next(i for i, parent in enumerate(kind.__mro__) if name in vars(parent)) for name in (late, prompt)}
     return places[late] <= places[prompt]
+
+
+class _FirstNotFinite(Exception):
+    """The first gradient of an update by ``step_by`` is not finite."""
 
 
 class _Late:
@@ -175,6 +183,34 @@ class UpdateOrder(ABC, Generic[Gradients]):
             self._clear_gradients()
             self._seed_next()
         return norm
+
+    def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
+        """See ``Optimizer.step_by``."""
+        self.settle()
+        norms: list[float] = []
+
+        def evaluated() -> float:
+            with self._without_graph():
+                self._averaged_gradients = None
+                self._clear_gradients()
+            loss = evaluate()
+            with self._without_graph():
+                gradients = self._exchanged()
+                norms.append(self._norm(gradients))
+                if not math.isfinite(norms[0]):
+                    raise _FirstNotFinite
+                self._clip(gradients, norms[-1], 1.0)
+            return loss
+
+        with suppress(_FirstNotFinite):
+            self._apply_by(rates, evaluated)
+        self._end_forward()
+        with self._without_graph():
+            self._averaged_gradients = None
+            self._count(norms[0])
+            self._clear_gradients()
+            self._seed_next()
+        return norms[0]
 
     def skip(self) -> float:
         """See ``Optimizer.skip``."""
@@ -376,6 +412,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
         ``late_norm``: the norm on the device, which changes nothing if it is not finite; None: it is.
         """
+
+    def _apply_by(self, rates: Rates, evaluate: Callable[[], float]) -> None:
+        """Update parameters and moments by a rule that calls ``evaluate`` for the loss, which leaves the gradients.
+
+        Raises:
+            SpecError: there is no such rule.
+        """
+        raise SpecError(NO_CLOSURE)
 
     @abstractmethod
     def _late_norm(self, gradients: Gradients, scale: float) -> Any:

@@ -12,6 +12,14 @@ from mtrain.errors import SpecError
 
 TENSOR, INTEGER, NUMBER = "native.", "native_int.", "native_float."
 """Prefixes of moments: an entry of the optimizer's state that is a tensor, an int or a float."""
+ITEM = "#"
+"""Separates the key of a list in the state from the place in it."""
+SCRATCH = "al"
+"""Entry of LBFGS that each update computes anew."""
+CLOSURE_WORDS = (
+    "session.prepare: torch.optim.LBFGS computes the loss several times per update; write session.prepare(..., overlap=False), and "
+    "optimizer.step(closure) with a function that calls optimizer.backward(loss)"
+)
 
 
 class NativeRule:
@@ -40,15 +48,13 @@ class NativeRule:
                 "session.prepare: `optimizer` was given parameters that are not those of the model that it received; "
                 "write lambda model: torch.optim.SGD(model.parameters(), lr=...)"
             )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise SpecError(
-                "session.prepare: torch.optim.LBFGS computes the loss several times per update; use another"
-            )
         self._optimizer = optimizer
         self._parameters = parameters
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._ratios = [learning_rate / rates[0] for learning_rate in rates]
         self._rates = rates
+        self.needs_closure = isinstance(optimizer, torch.optim.LBFGS)
+        """Whether it computes the loss several times per update."""
 
     @property
     def moments(self) -> dict[str, list[Tensor | None]]:
@@ -61,9 +67,8 @@ class NativeRule:
         found: dict[str, list[Tensor | None]] = {}
         for place, state in enumerate(states):
             for key, value in state.items():
-                if value is not None:
-                    prefix, tensor = _as_tensor(key, value)
-                    found.setdefault(prefix + str(key), [None] * len(states))[place] = tensor
+                for name, tensor in _as_tensors(str(key), value).items():
+                    found.setdefault(name, [None] * len(states))[place] = tensor
         return found
 
     def expect(self, names: Sequence[str], saved: Mapping[str, Array]) -> None:
@@ -74,6 +79,12 @@ class NativeRule:
                 moment, _, of = path.partition("/")
                 if of == name and (entry := _from_array(moment, array, parameter)) is not None:
                     state[entry[0]] = entry[1]
+            lists: dict[str, list[Any]] = {}
+            for key in sorted(state):
+                whole, separator, _ = key.partition(ITEM)
+                if separator:
+                    lists.setdefault(whole, []).append(state.pop(key))
+            state |= lists
             if state:
                 self._optimizer.state[parameter] = state
 
@@ -85,6 +96,21 @@ class NativeRule:
         Raises:
             SpecError: something else than mtrain has changed the learning rate.
         """
+        if self.needs_closure:
+            raise SpecError(CLOSURE_WORDS)
+        self._set_rates(learning_rate)
+        self._optimizer.step()
+
+    def apply_by(self, evaluate: Callable[[], float], *, learning_rate: float) -> None:
+        """Make an update by an optimizer that calls ``evaluate`` for the loss, which leaves the gradients.
+
+        Raises:
+            SpecError: something else than mtrain has changed the learning rate.
+        """
+        self._set_rates(learning_rate)
+        self._optimizer.step(evaluate)
+
+    def _set_rates(self, learning_rate: float) -> None:
         groups = self._optimizer.param_groups
         if [float(group["lr"]) for group in groups] != self._rates:
             raise SpecError(
@@ -94,7 +120,6 @@ class NativeRule:
         self._rates = [learning_rate * ratio for ratio in self._ratios]
         for group, own_learning_rate in zip(groups, self._rates, strict=True):
             group["lr"] = own_learning_rate
-        self._optimizer.step()
 
     def leave_out(self, skip: Tensor | None) -> None:
         """Do nothing: the optimizer cannot leave an update out, so its updates are never late."""
@@ -109,6 +134,18 @@ def split_message(backend: str) -> str:
         f"session.prepare: {backend} splits arrays over the ranks, but an optimizer of torch.optim needs whole ones; use "
         "backend solo, ddp, horovod or deepspeed with stage 0, or a rule such as mtrain.AdamW(learning_rate=1e-3)"
     )
+
+
+def _as_tensors(key: str, value: Any) -> dict[str, Tensor]:
+    """Return an entry of an optimizer's state as tensors by name of the moment: none of scratch space."""
+    if value is None or key == SCRATCH:
+        return {}
+    values = (
+        {f"{key}{ITEM}{place:06d}": item for place, item in enumerate(value)}
+        if isinstance(value, list)
+        else {key: value}
+    )
+    return {prefix + name: tensor for name, item in values.items() for prefix, tensor in [_as_tensor(name, item)]}
 
 
 def _as_tensor(key: str, value: Any) -> tuple[str, Tensor]:

@@ -14,13 +14,13 @@ from mtrain.backends._torch import internals, late, precision, rules
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.masking import TorchMasking
-from mtrain.backends._torch.native import NativeRule
+from mtrain.backends._torch.native import CLOSURE_WORDS, NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
 from mtrain.core.state_checks import aliases
-from mtrain.core.update import NORM_EPSILON, Exchange, UpdateOrder
+from mtrain.core.update import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateOrder
 from mtrain.errors import SpecError
 
 __all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
@@ -68,7 +68,10 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     def _make_rules(self, model: nn.Module, recipe: Recipe) -> list[rules.Rule | NativeRule]:
         if recipe.native_optimizer is not None:
-            return [NativeRule(recipe.native_optimizer, model, self._parameters[0])]
+            rule = NativeRule(recipe.native_optimizer, model, self._parameters[0])
+            if rule.needs_closure and not recipe.own_order:
+                raise SpecError(CLOSURE_WORDS)
+            return [rule]
         return [
             rules.make(recipe.rule, parameters, options)
             for parameters, (_, options) in zip(self._parameters, recipe.groups, strict=True)
@@ -172,6 +175,13 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         ):
             if places:
                 rule.apply(places, group, learning_rate=learning_rate, momentum=rates.momentum)
+
+    @override
+    def _apply_by(self, rates: Rates, evaluate: Callable[[], float]) -> None:
+        (rule,) = self._rules if len(self._rules) == 1 else (None,)
+        if not isinstance(rule, NativeRule):
+            raise SpecError(NO_CLOSURE)
+        rule.apply_by(evaluate, learning_rate=rates.learning_rates[0])
 
     def _match_layouts(self, gradients: Gradients) -> None:
         """Check that gradients have the strides of their parameters, as autograd promises and fused kernels need."""

@@ -63,6 +63,17 @@ class Optimizer(Protocol):
         """
         ...
 
+    def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
+        """Change the weights by an optimizer that computes loss and gradient as often as it likes; return the first norm.
+
+        ``evaluate`` computes them with the weights of now, and returns the mean loss over the ranks, by which all decide alike.
+        Gradients are averaged and clipped each time. An update whose first gradient is not finite changes nothing.
+
+        Raises:
+            SpecError: the update rule computes them once.
+        """
+        ...
+
     def skip(self) -> float:
         """Drop the gradients of the update in hands, and return their norm; every rank must call. Nothing is counted."""
         ...

@@ -1,8 +1,10 @@
 """The driver of the training loop for a script: ``session.batches`` yields micro batches, ``optimizer.update`` uses each of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
+
+import numpy as np
 
 from mtrain.core.agreement import Place, RanksDisagree
 from mtrain.core.interfaces import Progress
@@ -26,6 +28,10 @@ class ScriptLoop(Iterator[Any]):
         self._is_using = False
         self._has_stepped = False
         """Whether the script has asked for a step with the micro batch in hands."""
+        self._losses: list[float] | None = None
+        """Losses of the current call of a closure; None: there is none."""
+        self._is_further = False
+        """Whether the closure is called again, so that its losses are not those of the update."""
         self._own_backward = False
         """Whether the script has computed gradients of the model itself, for the micro batch in hands."""
 
@@ -118,8 +124,11 @@ class ScriptLoop(Iterator[Any]):
                 "`backward` of all models first, and then `step` of all, or train with accumulate=1 and a rank for each shard"
             )
         check_loss(loss, call, self._place)
+        metrics = {} if self._is_further else {self._loss_name(stepper): loss}
         with self._using():
-            self.loop.backward(stepper, loss, {self._loss_name(stepper): loss}, retain_graph=retain_graph)
+            self.loop.backward(stepper, loss, metrics, retain_graph=retain_graph)
+        if self._losses is not None:
+            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss))
 
     def step(self, stepper: Stepper, *, skips: bool = False) -> None:
         """Change the weights of a model, or drop its gradient, if the micro batch in hands is the last of its update."""
@@ -129,6 +138,46 @@ class ScriptLoop(Iterator[Any]):
         if self.loop.micro.last:
             with self._using():  # an exchange may run backward passes of its own
                 stepper.skip() if skips else stepper.step()
+
+    def step_by(self, stepper: Stepper, closure: Callable[[], Any]) -> Any:
+        """Change the weights of a model by a closure, see ``Updater.step``."""
+        call, micro, shares = f"{self._optimizer(stepper)}.step(closure)", self.loop.micro, self.loop.job.shares
+        if micro is None:
+            raise ScriptError(f"{call}: called before the first batch of the loop")
+        if stepper.used or stepper.done:
+            raise ScriptError(
+                f"{call} ({self._place}): called after a loss of this batch was used; call backward(loss) in the closure alone"
+            )
+        if not stepper.own_order:
+            raise ScriptError(
+                f"{call}: needs a model whose gradients are exchanged afterwards; write session.prepare(..., overlap=False)"
+            )
+        if shares.passes > 1:
+            raise ScriptError(
+                f"{call}: a closure computes one micro batch, and this rank has {shares.passes} of an update; train with accumulate=1 "
+                "and a rank for each shard"
+            )
+        results: list[Any] = []
+
+        def evaluate() -> float:
+            stepper.used = False
+            self._losses = []
+            self._is_further = bool(results)
+            results.append(closure())
+            if not stepper.used:
+                raise ScriptError(
+                    f"{call}: the closure did not call {self._optimizer(stepper)}.backward(loss); call it once in each call"
+                )
+            own = sum(self._losses) * micro.weight
+            return float(self.loop.job.session.collective.all_reduce(np.array([own]), "sum")[0]) / shares.size
+
+        self._has_stepped = True
+        self._losses = []
+        try:
+            stepper.step_by(evaluate)
+        finally:
+            self._losses, self._is_further = None, False
+        return results[0]
 
     def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
         """Return the gradients of a model, see ``Updater.gradients``."""

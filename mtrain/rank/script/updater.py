@@ -1,7 +1,7 @@
 """The optimizer that ``session.prepare`` returns: it takes losses, in one call or in the steps of a plain loop."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from mtrain.core.interfaces import Optimizer, Rates
@@ -39,6 +39,10 @@ class Driver(Protocol):
 
     def step(self, stepper: Stepper, *, skips: bool = False) -> None:
         """Change the weights after the last micro batch of an update, or drop the gradient."""
+        ...
+
+    def step_by(self, stepper: Stepper, closure: Callable[[], Any]) -> Any:
+        """Change the weights by an optimizer that calls ``closure`` as often as it likes; return the first result."""
         ...
 
     def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
@@ -121,16 +125,24 @@ class Updater:
         loop, stepper = self._in_loop("gradients")
         return loop.gradients(stepper)
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the weights by the gradient of the losses given to ``backward``. Every rank must call.
 
         With accumulation, only the call after the last micro batch of an update does anything.
 
+        Args:
+            closure: For optimizers such as ``torch.optim.LBFGS``, in place of ``backward`` before: a function that computes the loss of
+                the micro batch and gives it to ``optimizer.backward``. It is called as often as the optimizer likes, on all
+                ranks alike.
+
+        Returns:
+            What the first call of ``closure`` returned; None without one.
+
         Raises:
-            ScriptError: ``backward`` was not called before.
+            ScriptError: ``backward`` was not called before, or was and there is a closure.
         """
         loop, stepper = self._in_loop("step")
-        loop.step(stepper)
+        return loop.step(stepper) if closure is None else loop.step_by(stepper, closure)
 
     def skip(self) -> None:
         """Drop the gradient instead of changing the weights by it. Every rank must call, by a decision that is equal on all.
