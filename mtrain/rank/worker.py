@@ -7,7 +7,6 @@ A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode tra
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from mtrain.rank.train import train, train_repeatedly
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.trial import Trial
+from mtrain.system.ending import end_with
 from mtrain.system.runfolder import ROUNDS, RunFolder, keep_private
 
 
@@ -112,4 +112,4 @@ def run_own_script(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

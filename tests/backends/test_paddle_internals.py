@@ -26,6 +26,7 @@ SWITCHES = [] if NEEDED and not paddle.is_compiled_with_cuda() else ["set_cublas
         *(f"paddle:_C_ops.{name}" for name in ("sgd_", "momentum_", "squared_l2_norm", "put_along_axis", "empty_like")),
         *(f"paddle:Tensor.{name}" for name in ("_share_buffer_to", "_slice", "_register_backward_hook")),
         *(f"paddle.base.core:{name}" for name in SWITCHES),
+        *(f"paddle.base.core:{name}" for name in internals.EXIT_FUNCTIONS),
         "paddle.distributed:new_group",
         "paddle.distributed:get_group",
     ],
@@ -155,3 +156,19 @@ def test_an_exception_that_c_cannot_pass_on_calls_the_handler() -> None:
         ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
     """)
     assert process.returncode == 7, process.stderr
+
+
+@pytest.mark.parametrize(("call", "works"), [("internals.keep_kernels()", True), ("pass", False)])
+def test_kernels_that_are_kept_compute_after_the_exit_functions(call: str, works: bool) -> None:
+    program = f"""
+        import atexit
+
+        from mtrain.backends._paddle import internals, paddle
+
+        x = paddle.to_tensor([1.0, 2.0])
+        {call}
+        atexit._run_exitfuncs()
+        paddle.disable_static()  # another exit function of Paddle leaves its dynamic mode
+        assert (x + x).tolist() == [2.0, 4.0]
+    """
+    assert (python(program).returncode == 0) is works

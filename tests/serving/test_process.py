@@ -66,12 +66,14 @@ def test_a_client_that_went_away_costs_no_computation(slow):
         with contextlib.ExitStack() as others:
             for _ in range(9):
                 others.enter_context(asked(server))
-            until(lambda: server.metric("mtrain_images_in_work") >= 8)
+            # Read in this order: an image that is done in between is missed, and never counted twice.
+            until(lambda: server.metric("mtrain_images_total") + server.metric("mtrain_images_in_work") >= 10)
+            computed = server.metric("mtrain_batch_size_sum")
         assert raw_answer(patient)[0] == 200
         until(lambda: server.metric("mtrain_images_in_work") == 0)
         assert server.predict(IMAGE).status_code == 200
-        assert server.metric("mtrain_batch_size_sum") + server.metric("mtrain_abandoned_images_total") == 11
-        assert server.metric("mtrain_batch_size_sum") <= 5
+        until(lambda: server.metric("mtrain_batch_size_sum") + server.metric("mtrain_abandoned_images_total") == 11)
+        assert server.metric("mtrain_batch_size_sum") <= computed + 4
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

@@ -188,6 +188,7 @@ ELSEWHERE = {
     "mtrain/tasks/segmentation/readers/digits_masks.py": "a new folder, renamed when it is complete",
     "mtrain/data/made.py": "a new folder, renamed when it is complete",
     "mtrain/backends/_torch/forked.py": "descriptors of this process",
+    "mtrain/core/checkpoint/store.py": "a new folder, renamed when it is complete",
     "mtrain/system/attempts.py": "a lock that is kept open, with O_NOFOLLOW",
 }
 """Files that write without ``mtrain.spec.outputs``, and where to."""

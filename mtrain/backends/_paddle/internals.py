@@ -4,8 +4,10 @@
 there and not in a job. Differences between Paddle 2.6 and 3 are in ``paddle2_compatibility``.
 """
 
+import atexit
 import ctypes
 import math
+import operator
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -192,3 +194,16 @@ def on_terminate(call: Callable[[], None]) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(handler)
         _handlers[:] = [*_handlers, handler]
+
+
+EXIT_FUNCTIONS = ("clear_kernel_factory", "clear_device_manager", "clear_executor_cache", "ProcessGroupIdMap.destroy")
+"""Names in ``paddle.base.core`` of functions that Paddle calls when Python ends."""
+
+
+def keep_kernels() -> None:
+    """Leave kernels and devices as they are when this process ends.
+
+    Paddle frees them then, and a thread of gloo that still uses one crashes the process, whose work is done.
+    """
+    for name in EXIT_FUNCTIONS:
+        atexit.unregister(operator.attrgetter(name)(paddle.base.core))

@@ -94,6 +94,7 @@ class FleetJob:
             time.sleep(LINGER_S)
         self.collective.close()
         dist.destroy_process_group()
+        internals.keep_kernels()
 
 
 def _strategy(options: Options) -> Any:

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from mtrain.system.ending import end_with
 from mtrain.system.placement import count_devices
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT)
@@ -88,7 +89,7 @@ def start(module: ModuleType, words: Sequence[str], variables: Mapping[str, str]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         _become(module, words, variables)
         main: Callable[[Sequence[str]], int] = module.main
-        sys.exit(main(words))
+        end_with(lambda: main(words))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     return ForkedRank(pid)
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -138,17 +139,30 @@ class Service:
         count = len(uploads)
         self._places.take(count, seconds_per_image=self._batcher.seconds_per_image)
         try:
-            pixels = await self._each(self._pixels, uploads)
+            with self._counted_if_left(count):
+                pixels = await self._each(self._pixels, uploads)
             check_request(pixels, request_pixels=self.settings.request_pixels)
             with self._pixel_budget.held(pixels):
-                return await self._predicted(uploads, confidence=confidence, drawn_as=drawn_as)
+                with self._counted_if_left(count):
+                    samples = await self._each(self._sample, uploads)
+                return await self._predicted(uploads, samples, confidence=confidence, drawn_as=drawn_as)
         except MemoryError:
             raise Refusal(503, "not enough memory for this request; send smaller images", retry_after_s=5) from None
         finally:
             self._places.give_back(count)
 
-    async def _predicted(self, uploads: Sequence[Upload], *, confidence: float, drawn_as: str | None) -> Response:
-        samples = await self._each(self._sample, uploads)
+    @contextlib.contextmanager
+    def _counted_if_left(self, count: int) -> Iterator[None]:
+        """Count images whose client goes away before they are handed to the batcher, which counts all later ones."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.metrics.abandoned.inc(count)
+            raise
+
+    async def _predicted(
+        self, uploads: Sequence[Upload], samples: Sequence[Sample], *, confidence: float, drawn_as: str | None
+    ) -> Response:
         outputs = await _all([self._batcher.submit(sample) for sample in samples])
         answers = [_Answer(*parts) for parts in zip(uploads, samples, outputs, strict=True)]
         if drawn_as is not None:
