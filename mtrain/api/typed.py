@@ -712,6 +712,10 @@ class Report(TypedDict, total=False):
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
     waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
 
+    profile: Sequence[int] | None
+    """the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder,
+    for example [10, 12]; null: none"""
+
     metrics_port: int | None
     """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
 

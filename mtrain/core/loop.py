@@ -66,6 +66,8 @@ class Hooks:
     every rank, if the ranks agreed during the evaluation to end the job."""
     inspect: Callable[[Progress], None] = _nothing
     """Receives the progress before the first update and after each one; collective too. It must change nothing."""
+    close: Callable[[], None] = _nothing
+    """Is called when the loop ends, however it does; it may be called again."""
     save: Callable[[Progress, float | None, Why], None] = _nothing
     """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
     job was evaluated just now."""
@@ -173,6 +175,7 @@ class Loop(Iterator[MicroBatch]):
     def _end(self) -> None:
         self._drop_micro_batch()
         self.job.feed.close()
+        self.hooks.close()
 
     def _drop_micro_batch(self) -> None:
         self.micro = None

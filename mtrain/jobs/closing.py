@@ -28,6 +28,7 @@ def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[s
         "images": run.path / "val_batch.jpg",
         "summary": run.summary,
         "checkpoints": run.checkpoints,
+        "profiles": run.profiles,
         "logs": run.logs,
     }
     return lines + [f"{name + ':':<13}{path}" for name, path in places.items() if path.exists()]

@@ -24,6 +24,7 @@ from mtrain.rank import copying, kept, process, random_layers
 from mtrain.rank.assembly import Assembly, assembled, augmented, open_task
 from mtrain.rank.draws import KEY
 from mtrain.rank.inspection import Inspection
+from mtrain.rank.profiling import Profile
 from mtrain.rank.records import log_to_stderr, report_update, report_weights, reporter
 from mtrain.rank.tracing import Tracing
 from mtrain.rank.training_records import TrainingRecords
@@ -117,6 +118,7 @@ class TrainingRun:
         self.report = reporter(job, run_folder, result.progress)
         self.records = TrainingRecords(job.spec, run_folder, job.session, self.report, saved)
         self._inspection = Inspection(job, self.report, total_updates=self.updates)
+        self._profile = Profile(job.session, job.spec.report.profile, run_folder)
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
         self._save_request = process.SaveRequest()
@@ -185,13 +187,19 @@ class TrainingRun:
             Hooks(
                 on_update=self.updated,
                 evaluate=self.evaluate,
-                inspect=self._inspection,
+                inspect=self._inspected,
+                close=self._profile.close,
                 save=self.save,
                 stop=self._stop,
                 save_requested=self._save_request,
             ),
             self.progress,
         )
+
+    def _inspected(self, progress: Progress) -> None:
+        """Show an update to reporters, outside of a profile."""
+        self._inspection(progress)
+        self._profile(progress)
 
     def _asked_to_end(self, stop: process.StopRequest) -> bool:
         """Return whether this rank was asked to end. Also notices a failed background save before the next save does.

@@ -33,6 +33,12 @@ def _is_run_name(text: str) -> str:
         raise ValueError(f"given {error}") from None
 
 
+def _is_range(ends: list[int]) -> list[int]:
+    if ends[0] > ends[1]:
+        raise ValueError(f"given {ends}; expected the first and the last update, the smaller one first")
+    return ends
+
+
 def _is_address(text: str) -> str:
     try:
         return checked_path(checked_address(text))
@@ -314,6 +320,11 @@ class ReportSpec(Section):
         default="none",
         description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
         "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
+    )
+    profile: Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_is_range)] | None = Field(
+        default=None,
+        description="the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder, "
+        "for example [10, 12]; null: none",
     )
     metrics_port: Port | None = Field(
         default=None,

@@ -93,6 +93,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def profiles(self) -> Path:
+        """Folder of the profiles that ranks write where ``report.profile`` asks for them."""
+        return self.path / "profile"
+
+    @property
     def failures(self) -> Path:
         """Folder of the files that failed ranks write."""
         return self.path / "failures"

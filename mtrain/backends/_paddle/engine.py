@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import paddle
@@ -77,6 +78,7 @@ class PaddleEngine(RankSession):
             fast_bf16=device.fast_bf16(self.target),
             seed=device.seed,
             time_waits=self.time_waits,
+            profile=self.profile,
             export=self.export,
         )
 
@@ -216,6 +218,12 @@ class PaddleEngine(RankSession):
         """See ``Capabilities.time_waits``. Does nothing on a GPU, where the device waits and not the process."""
         if self.target == "cpu":
             self.waits = self.collective.time_waits()
+
+    def profile(self, file: Path) -> AbstractContextManager[None]:
+        """See ``Capabilities.profile``."""
+        from mtrain.backends._paddle import profiling  # imports paddle.profiler, which training does not need
+
+        return profiling.recorded(file, on_gpu=self.target != "cpu")
 
     def export(self, build: Callable[[], Layer], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
         """See ``Capabilities.export``."""

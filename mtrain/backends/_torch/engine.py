@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -80,6 +81,7 @@ class TorchEngine(RankSession):
             fast_bf16=device.fast_bf16(self.target),
             seed=partial(device.seed, self.target),
             time_waits=self.time_waits,
+            profile=self.profile,
             export=self.export,
         )
 
@@ -233,6 +235,12 @@ class TorchEngine(RankSession):
         """See ``Capabilities.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
+
+    def profile(self, file: Path) -> AbstractContextManager[None]:
+        """See ``Capabilities.profile``."""
+        from mtrain.backends._torch import profiling  # imports torch.profiler, which training does not need
+
+        return profiling.recorded(file, on_gpu=self.target.type == "cuda")
 
     def export(self, build: Callable[[], nn.Module], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
         """See ``Capabilities.export``."""

@@ -1,7 +1,9 @@
 """What only some sessions can do."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from mtrain.core.interfaces.program import Program
@@ -36,5 +38,8 @@ class Capabilities:
 
     It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it.
     """
+    profile: Callable[[Path], AbstractContextManager[None]] | None = None
+    """Records what this rank and its device compute within the context, and then writes it into a file, in the format of
+    Chrome's traces. None: the session records no profile."""
     export: Export | None = None
     """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

@@ -23,6 +23,7 @@ from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.precision import settled
+from mtrain.rank.profiling import Profile
 from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.epochs import BatchOf, Cutting, batch_at
@@ -471,7 +472,10 @@ class Session:
             evaluate_at_end=False,
             max_nonfinite=spec.train.max_nonfinite,
         )
+        profile = Profile(self._rank, spec.report.profile, self._job.run_folder)
         hooks = Hooks(
+            inspect=profile,
+            close=profile.close,
             on_update=lambda record: self._records.updated({**record, "unit": "samples", **tracing.updated(record)}),
             save=self._save,
             stop=self._asked_to_end,
