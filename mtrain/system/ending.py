@@ -17,7 +17,7 @@ def end_with(program: Callable[[], int]) -> NoReturn:
     library is taken apart. Threads of gloo and of other native libraries may still run then, and what they use would be
     freed under them. Now and then one of them crashed, and a job that had finished counted as failed.
     """
-    finished = []
+    finished: list[int] = []
 
     def leave() -> None:
         if finished:
