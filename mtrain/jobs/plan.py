@@ -3,7 +3,6 @@
 ``mtrain plan`` prints a plan, ``mtrain train`` runs it. Nothing here imports a framework or starts a process.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from mtrain.jobs import commands, elastic, means, plan_rows
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.own_code import files_of, own_code_of
+from mtrain.jobs.plan_commands import HostCommand, command_lines
 from mtrain.jobs.team import Team, team_of
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
@@ -89,21 +89,16 @@ class Plan:
         head |= {name.replace("_", " "): str(value) for name, value in self.numbers.items()}
         width = max(map(len, head)) + 2
         lines = [f"{name:<{width}}{value}" for name, value in head.items() if value]
-        for rank, command in enumerate(self.commands):
-            lines += ["", f"host {rank}: {command.host}"]
-            if self.cluster is not None:
-                lines += [
-                    "  " + shlex.join(self.brought[rank]),
-                    "  which there starts" if self.cluster.starts else "  which starts",
-                ]
-            lines += _shell(command)
-        return "\n".join(lines) + "\n"
-
-
-def _shell(command: Command) -> list[str]:
-    """Return the command as lines for a shell: variables first, quoted where needed. For printing only."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items())]
-    return ["  " + " ".join(variables) + " \\", "  " + shlex.join(command.argv)]
+        commands = [
+            HostCommand(
+                node=node,
+                command=command,
+                brought=() if self.cluster is None else self.brought[node],
+                starts=self.cluster is not None and self.cluster.starts,
+            )
+            for node, command in enumerate(self.commands)
+        ]
+        return "\n".join([*lines, *command_lines(commands)]) + "\n"
 
 
 def title_of(loaded: Loaded, *, name: str) -> str:
