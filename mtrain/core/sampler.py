@@ -7,9 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.core.interfaces import Collective
+from mtrain.core.permutation import Indices, Permutation
 from mtrain.errors import SpecError
 
-Indices = npt.NDArray[np.int64]
+LISTED = 1 << 24
+"""Largest number of samples whose order is a list of all of them (128 MiB). That of more is a function of the position."""
 
 
 class Shuffled:
@@ -31,15 +33,17 @@ class Shuffled:
         self.length = length
         self.global_batch = global_batch
         self.seed = seed
-        self._cached: tuple[int, Indices] | None = None
+        self._cached: tuple[int, Indices | Permutation] | None = None
 
     @property
     def updates_per_epoch(self) -> int:
         """Number of complete global batches in one epoch."""
         return self.length // self.global_batch
 
-    def permutation(self, epoch: int) -> Indices:
-        """Return all sample indices (int64) in the order of ``epoch``. Only the most recent result is cached."""
+    def permutation(self, epoch: int) -> Indices | Permutation:
+        """Return all sample indices (int64) in the order of ``epoch``, to be cut. Only the most recent result is cached."""
+        if self.length > LISTED:
+            return Permutation.of(self.length, seed=self.seed, epoch=epoch)
         if self._cached is None or self._cached[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
             order = generator.permutation(self.length).astype(np.int64, copy=False)
@@ -76,7 +80,7 @@ class Drawn(Shuffled):
         self._cumulative = np.cumsum(weights, dtype=np.float64)
         self._cached = None
 
-    def permutation(self, epoch: int) -> Indices:
+    def permutation(self, epoch: int) -> Indices | Permutation:
         """Return the indices (int64) drawn for ``epoch``, in order; ``weigh`` must have been called."""
         if self._cached is None or self._cached[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))

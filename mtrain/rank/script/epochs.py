@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mtrain.core.sampler import Indices, Shuffled
+from mtrain.core.permutation import Indices, Permutation
+from mtrain.core.sampler import Shuffled
 from mtrain.data.objects import Seed
 from mtrain.errors import ScriptError
 from mtrain.rank.script.order import Order, OwnOrder
@@ -43,7 +44,7 @@ class Epochs(Protocol):
         """Return the number of updates of an epoch, 1 or more."""
         ...
 
-    def order(self, epoch: int) -> Indices:
+    def order(self, epoch: int) -> Indices | Permutation:
         """Return the numbers of its samples (int64); ``number + k * length`` is repetition ``k`` of a number."""
         ...
 
@@ -104,7 +105,7 @@ class Cut:
         """See ``Epochs.count``."""
         return len(self.ends(0 if self.is_even else epoch))
 
-    def order(self, epoch: int) -> Indices:
+    def order(self, epoch: int) -> Indices | Permutation:
         """See ``Epochs.order``."""
         return self._order.permutation(epoch)
 

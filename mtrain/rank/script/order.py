@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.sampler import Indices, repetitions
+from mtrain.core.permutation import Indices
+from mtrain.core.sampler import repetitions
 from mtrain.data.objects import Seed, seed_everything
 from mtrain.errors import ScriptError
 

@@ -4,7 +4,8 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from mtrain.core.sampler import Indices, Shares
+from mtrain.core.permutation import Indices
+from mtrain.core.sampler import Shares
 from mtrain.data import trees
 from mtrain.data.objects import Seed, first_unrepeatable, repeated_sample, unusable
 from mtrain.errors import DataError, ScriptError
