@@ -67,8 +67,8 @@ def task(classes: int, image_size: int = 64) -> Task:
     return Task(kind="detection", class_names=names, image_size=image_size, global_batch=2)
 
 
-def plugin(size: str, **options: Any) -> model.PPYOLOE:
-    return getattr(model, f"PPYOLOE{size}")(model.PPYOLOEOptions(**options))
+def plugin(size: str, *, plus: bool = False, **options: Any) -> model.PPYOLOE:
+    return getattr(model, f"PPYOLOE{'Plus' if plus else ''}{size}")(model.PPYOLOEOptions(**options))
 
 
 def summary_row(name: str, array: Array) -> Array:
@@ -111,9 +111,16 @@ class Job:
 
     @classmethod
     def filled(
-        cls, framework: Framework, size: str, classes: int, *, dtype: str = "float64", collective: Any = None
+        cls,
+        framework: Framework,
+        size: str,
+        classes: int,
+        *,
+        dtype: str = "float64",
+        collective: Any = None,
+        plus: bool = False,
     ) -> "Job":
-        network = plugin(size).build(task(classes), collective or OneRank())
+        network = plugin(size, plus=plus).build(task(classes), collective or OneRank())
         network = framework.to(network, dtype)
         shapes = {name: tuple(x.shape) for name, x in framework.state(network).items() if not is_counter(name)}
         framework.load(network, {name: RULES.fill(published(name), shape, size) for name, shape in shapes.items()})

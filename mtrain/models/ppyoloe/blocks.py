@@ -29,30 +29,36 @@ class RepConv(nn.Module):
     """A 3x3 and a 1x1 convolution, each with its BatchNorm, added and followed by SiLU.
 
     Ding et al. 2021, RepVGG, without the identity branch. With ``deploy`` a single 3x3 convolution with bias replaces
-    both; ``models.ppyoloe.fusing`` makes its weights.
+    both; ``models.ppyoloe.fusing`` makes its weights. With ``weighed`` the second branch has a learned factor ``alpha``, as in
+    the backbone of PP-YOLOE+.
     """
 
-    def __init__(self, channels: int, *, deploy: bool) -> None:
+    def __init__(self, channels: int, *, deploy: bool, weighed: bool = False) -> None:
         super().__init__()
-        self.deploy = deploy
+        self.deploy, self.weighed = deploy, weighed
         if deploy:
             self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        else:
-            self.conv1 = ConvNorm(channels, channels, 3, act=False)
-            self.conv2 = ConvNorm(channels, channels, 1, act=False)
+            return
+        if weighed:
+            self.alpha = nn.parameter((1,), fill=1.0)
+        self.conv1 = ConvNorm(channels, channels, 3, act=False)
+        self.conv2 = ConvNorm(channels, channels, 1, act=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return a map of the same shape."""
-        return ops.silu(self.conv(x_BCHW) if self.deploy else self.conv1(x_BCHW) + self.conv2(x_BCHW))
+        if self.deploy:
+            return ops.silu(self.conv(x_BCHW))
+        point_BCHW = self.conv2(x_BCHW)
+        return ops.silu(self.conv1(x_BCHW) + (self.alpha * point_BCHW if self.weighed else point_BCHW))
 
 
 class RepBlock(nn.Module):
     """A 3x3 convolution, then ``RepConv``, plus the input if ``shortcut``."""
 
-    def __init__(self, channels: int, *, shortcut: bool, deploy: bool) -> None:
+    def __init__(self, channels: int, *, shortcut: bool, deploy: bool, weighed: bool = False) -> None:
         super().__init__()
         self.conv1 = ConvNorm(channels, channels, 3)
-        self.conv2 = RepConv(channels, deploy=deploy)
+        self.conv2 = RepConv(channels, deploy=deploy, weighed=weighed)
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -98,14 +104,15 @@ class Stage(nn.Module):
     One of the two paths goes through the residual blocks.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, repeats: int, *, deploy: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, repeats: int, *, deploy: bool, weighed: bool) -> None:
         super().__init__()
         middle = (in_channels + out_channels) // 2
         half = middle // 2
         self.conv_down = ConvNorm(in_channels, middle, 3, 2)
         self.conv1 = ConvNorm(middle, half)
         self.conv2 = ConvNorm(middle, half)
-        self.blocks = nn.Sequential(*(RepBlock(half, shortcut=True, deploy=deploy) for _ in range(repeats)))
+        blocks = (RepBlock(half, shortcut=True, deploy=deploy, weighed=weighed) for _ in range(repeats))
+        self.blocks = nn.Sequential(*blocks)
         self.attn = ChannelGate(2 * half)
         self.conv3 = ConvNorm(2 * half, out_channels)
 

@@ -15,11 +15,12 @@ def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
     """Convert the state of a network with ``blocks.RepConv`` to that of the same network with ``deploy``.
 
     ``<block>.conv1`` (3x3) and ``<block>.conv2`` (1x1) with their BatchNorms become ``<block>.conv.weight`` and
-    ``.bias``, computed in float64. Everything else stays as it is. Ding et al. 2021, RepVGG, section 3.3.
+    ``.bias``, computed in float64, with the factor ``<block>.alpha`` of the second where there is one. Everything else
+    stays as it is. Ding et al. 2021, RepVGG, section 3.3.
     """
     blocks = [name.removesuffix(_FIRST) for name in weights if name.endswith(_FIRST)]
     blocks = [block for block in blocks if _sides(weights, block) == [3, 1]]
-    branches = tuple(f"{block}.{branch}." for block in blocks for branch in ("conv1", "conv2"))
+    branches = tuple(f"{block}.{branch}" for block in blocks for branch in ("conv1.", "conv2.", "alpha"))
     fused: dict[str, Array] = {}
     for name, array in weights.items():
         if not name.startswith(branches):
@@ -28,9 +29,10 @@ def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
             block = name.removesuffix(_FIRST)
             kernel, bias = _branch(weights, f"{block}.conv1")
             point, shift = _branch(weights, f"{block}.conv2")
-            kernel[:, :, 1:2, 1:2] += point
+            factor = np.asarray(weights.get(f"{block}.alpha", 1.0), np.float64)
+            kernel[:, :, 1:2, 1:2] += factor * point
             fused[f"{block}.conv.weight"] = kernel.astype(array.dtype)
-            fused[f"{block}.conv.bias"] = (bias + shift).astype(array.dtype)
+            fused[f"{block}.conv.bias"] = (bias + factor * shift).astype(array.dtype)
     return fused
 
 

@@ -1,4 +1,4 @@
-"""PP-YOLOE s, m, l and x as model plugins: options, start values, reading of predictions, fusing for inference.
+"""PP-YOLOE and PP-YOLOE+ s, m, l and x as model plugins: options, start values, reading of predictions, fusing for inference.
 
 Only ``build`` needs a framework.
 """
@@ -74,6 +74,8 @@ class PPYOLOE(Model):
         per_class=(r"^yolo_head\.pred_cls\.\d\.(weight|bias)$",),
     )
     variant: ClassVar[str]
+    plus: ClassVar[bool] = False
+    """Whether it is PP-YOLOE+, see ``network.Network``."""
 
     def __init__(self, options: PPYOLOEOptions | None = None) -> None:
         self.options = PPYOLOEOptions() if options is None else options
@@ -119,7 +121,9 @@ class PPYOLOE(Model):
             iou=o.iou,
             dfl=o.dfl,
         )
-        return Network(depth=depth, width=width, settings=settings, collective=collective, deploy=o.deploy)
+        return Network(
+            depth=depth, width=width, settings=settings, collective=collective, deploy=o.deploy, plus=self.plus
+        )
 
     @staticmethod
     def fused(weights: Mapping[str, Array]) -> dict[str, Array]:
@@ -181,7 +185,7 @@ class PPYOLOE(Model):
             return np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
         if leaf == "num_batches_tracked":
             return np.zeros(shape, np.int64)
-        if leaf == "running_var" or name.endswith("bn.weight"):
+        if leaf in ("running_var", "alpha") or name.endswith("bn.weight"):
             return np.ones(shape, np.float32)
         if ".pred_cls." in name and leaf == "bias":
             return np.full(shape, -math.log((1 - _PRIOR) / _PRIOR), np.float32)
@@ -217,3 +221,27 @@ class PPYOLOEx(PPYOLOE):
     """PP-YOLOE-x: 102.3 million parameters at 80 classes."""
 
     variant = "x"
+
+
+class PPYOLOEPluss(PPYOLOEs):
+    """PP-YOLOE+-s: 8.1 million parameters at 80 classes."""
+
+    plus = True
+
+
+class PPYOLOEPlusm(PPYOLOEm):
+    """PP-YOLOE+-m: 24.1 million parameters at 80 classes."""
+
+    plus = True
+
+
+class PPYOLOEPlusl(PPYOLOEl):
+    """PP-YOLOE+-l: 54.1 million parameters at 80 classes."""
+
+    plus = True
+
+
+class PPYOLOEPlusx(PPYOLOEx):
+    """PP-YOLOE+-x: 102.3 million parameters at 80 classes."""
+
+    plus = True

@@ -45,11 +45,12 @@ class Stem(nn.Module):
 class Backbone(nn.Module):
     """The backbone: a stem with ``channels[0]`` outputs, and a stage for each further entry."""
 
-    def __init__(self, channels: Sequence[int], repeats: Sequence[int], *, deploy: bool) -> None:
+    def __init__(self, channels: Sequence[int], repeats: Sequence[int], *, deploy: bool, weighed: bool) -> None:
         super().__init__()
         self.stem = Stem(channels[0])
         pairs = zip(channels, channels[1:], repeats, strict=False)
-        self.stages = nn.ModuleList([Stage(c_in, c_out, n, deploy=deploy) for c_in, c_out, n in pairs])
+        stages = [Stage(c_in, c_out, n, deploy=deploy, weighed=weighed) for c_in, c_out, n in pairs]
+        self.stages = nn.ModuleList(stages)
 
     def forward(self, x_B3HW: Tensor) -> list[Tensor]:
         """Return the maps of the last three stages, fine to coarse: strides 8, 16, 32."""
@@ -144,16 +145,26 @@ class Network(Imitator):
         settings: Settings of the loss.
         collective: Averages the normaliser of the loss over ranks.
         deploy: Build the network for inference, see ``models.ppyoloe.fusing``.
+        plus: PP-YOLOE+: learned factors in the backbone's blocks, and images in 0..1 that are not normalised further.
     """
 
     def __init__(
-        self, *, depth: float, width: float, settings: LossSettings, collective: Collective, deploy: bool = False
+        self,
+        *,
+        depth: float,
+        width: float,
+        settings: LossSettings,
+        collective: Collective,
+        deploy: bool = False,
+        plus: bool = False,
     ) -> None:
         super().__init__()
+        self._normalised = not plus
         self.settings, self.collective = settings, collective
         channels = [round(c * width) for c in (64, 128, 256, 512, 1024)]
         outputs = [round(c * width) for c in (768, 384, 192)]
-        self.backbone = Backbone(channels, [max(round(n * depth), 1) for n in (3, 6, 6, 3)], deploy=deploy)
+        repeats = [max(round(n * depth), 1) for n in (3, 6, 6, 3)]
+        self.backbone = Backbone(channels, repeats, deploy=deploy, weighed=plus)
         self.neck = Neck(channels[:-4:-1], outputs, max(round(3 * depth), 1), deploy=deploy)
         self.yolo_head = Head(outputs, settings.class_count)
 
@@ -200,9 +211,13 @@ class Network(Imitator):
     def prepared(self, images_BHW3: Tensor) -> Tensor:
         """Convert images, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         x_BHW3 = ops.astype(images_BHW3, "float32")
-        scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
-        shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
-        x_BHW3 = ops.astype(x_BHW3 * scale_3 + shift_3, ops.dtype(self.yolo_head.pred_cls[0].weight))
+        if self._normalised:
+            scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
+            shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
+            x_BHW3 = x_BHW3 * scale_3 + shift_3
+        else:
+            x_BHW3 = x_BHW3 * (1 / 255)
+        x_BHW3 = ops.astype(x_BHW3, ops.dtype(self.yolo_head.pred_cls[0].weight))
         return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
 
     def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:

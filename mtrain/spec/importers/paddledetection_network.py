@@ -1,6 +1,6 @@
 """Translate the network of a PaddleDetection file, which must be PP-YOLOE.
 
-PP-YOLOE is architecture ``YOLOv3`` with backbone ``CSPResNet``, neck ``CustomCSPPAN`` and head ``PPYOLOEHead``. Keys
+PP-YOLOE and PP-YOLOE+ are architecture ``YOLOv3`` with backbone ``CSPResNet``, neck ``CustomCSPPAN`` and head ``PPYOLOEHead``. Keys
 that shape the network must have mtrain's values; keys of the loss and the predictions become options, or are reported.
 """
 
@@ -23,7 +23,7 @@ SHAPE: Mapping[str, Mapping[str, Any]] = {
         "act": "swish",
         "return_idx": [1, 2, 3],
         "use_large_stem": True,
-        "use_alpha": False,
+        "use_alpha": True,
     },
     "CustomCSPPAN": {
         "out_channels": [768, 384, 192],
@@ -46,6 +46,8 @@ SHAPE: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Settings of the network; a file with other values describes another network."""
+PLUS = ("CSPResNet", "use_alpha")
+"""Key that is true of PP-YOLOE+, and false or left out of PP-YOLOE."""
 STATED = ("CSPResNet.return_idx", "CSPResNet.use_large_stem", "CustomCSPPAN.out_channels", "CustomCSPPAN.spp")
 """Keys whose default in PaddleDetection gives another network: a file must state them."""
 HEAD_OPTIONS = {
@@ -105,8 +107,9 @@ def translate(book: Book) -> str:
             raise book.refuse(source, f"without {path}, which {_WHAT} needs at {shown(_shape(path))}")
     for section, expected in SHAPE.items():
         for key in book.section(section):
-            if key in expected and not equal(book.get((section, key)), expected[key]):
-                raise book.refuse((section, key), f"expected {shown(expected[key])}: {_WHAT} has no other{_plus(key)}")
+            is_choice = (section, key) == PLUS and isinstance(book.get(PLUS), bool)
+            if key in expected and not is_choice and not equal(book.get((section, key)), expected[key]):
+                raise book.refuse((section, key), f"expected {shown(expected[key])}: {_WHAT} has no other")
             if key in expected:
                 book.same((section, key), f"model.name: {model}")
             elif section != "PPYOLOEHead":
@@ -141,7 +144,7 @@ def _variant(book: Book) -> str:
         variants = ", ".join(f"{name} {pair[0]} x {pair[1]}" for pair, name in VARIANTS.items())
         source = "depth_mult" if book.has("depth_mult") else "width_mult"
         raise book.refuse(source, f"depth x width {depth} x {width}: no PP-YOLOE that mtrain has; expected {variants}")
-    model = f"ppyoloe_{variant}"
+    model = f"ppyoloe_plus_{variant}" if is_plus(book) else f"ppyoloe_{variant}"
     book.put("model.name", model, "depth_mult" if book.has("depth_mult") else "architecture")
     for key in ("depth_mult", "width_mult"):
         book.same(key, f"model.name: {model} ({depth} x {width})")
@@ -172,5 +175,6 @@ def _shape(path: str) -> Any:
     return SHAPE[section][key]
 
 
-def _plus(key: str) -> str:
-    return " (true is PP-YOLOE+)" if key == "use_alpha" else ""
+def is_plus(book: Book) -> bool:
+    """Return whether the file describes PP-YOLOE+."""
+    return book.get(PLUS) is True

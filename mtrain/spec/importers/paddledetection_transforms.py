@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.paddledetection_network import is_plus
 from mtrain.spec.yaml_reader import Path
 
 MEAN_STD: Mapping[str, Any] = {
@@ -13,6 +14,13 @@ MEAN_STD: Mapping[str, Any] = {
     "norm_type": "mean_std",
 }
 """Normalisation of images, which is part of mtrain's PP-YOLOE."""
+SCALE_ALONE: Mapping[str, Any] = {
+    "mean": [0.0, 0.0, 0.0],
+    "std": [1.0, 1.0, 1.0],
+    "is_scale": True,
+    "norm_type": "none",
+}
+"""That of PP-YOLOE+: pixels are divided by 255, and no more."""
 
 
 def normalisation(book: Book, at: Path) -> None:
@@ -20,16 +28,18 @@ def normalisation(book: Book, at: Path) -> None:
 
     Raises: ``SpecError`` for another normalisation: weights and metrics would differ from those of the file.
     """
+    name, expected = ("PP-YOLOE+", SCALE_ALONE) if is_plus(book) else ("PP-YOLOE", MEAN_STD)
+    if is_plus(book) and not book.has((*at, "norm_type")):
+        raise book.refuse(at, f"without norm_type, whose default is mean_std; mtrain's {name} has norm_type: none")
     for key in book.section(at):
-        if key not in MEAN_STD:
+        if key not in expected:
             continue
-        if not equal(book.get((*at, key)), MEAN_STD[key]):
+        if not equal(book.get((*at, key)), expected[key]):
             raise book.refuse(
                 (*at, key),
-                f"expected {shown(MEAN_STD[key])}: mtrain's PP-YOLOE normalises images so, and has no other way "
-                "(PP-YOLOE+ gives them to the network without)",
+                f"expected {shown(expected[key])}: mtrain's {name} normalises images so, and has no other way",
             )
-        book.same((*at, key), "always so in mtrain's PP-YOLOE")
+        book.same((*at, key), f"always so in mtrain's {name}")
 
 
 def square(size: Any) -> int | None:
