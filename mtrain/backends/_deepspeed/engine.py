@@ -14,7 +14,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import quantising, state
+from mtrain.backends._torch import native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, channels_last, no_own_order
 from mtrain.backends._torch.layout import use_channels_last
@@ -47,6 +47,7 @@ class ZeroEngine(TorchEngine):
         if self._sharding.extra:
             library.check(config)
         model = self._placed(build, recipe, config)
+        recipe = native.made(recipe, model)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise SpecError(nothing_to_train(recipe))
@@ -120,7 +121,8 @@ class ZeroEngine(TorchEngine):
 
     def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
         """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
-        split = {name: tensor for name, tensor in tensors.items() if name in parts}
+        # Numbers, such as an optimizer's count of updates, are equal on all ranks.
+        split = {name: tensor for name, tensor in tensors.items() if name in parts and tensor.dim() > 0}
         split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.target)}
         return {
             name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
@@ -178,14 +180,12 @@ class ZeroEngine(TorchEngine):
             CheckpointError: Names or shapes differ.
         """
         names_by_key = {key: key if names is None else names[key] for key in targets}
-        shapes = {
-            key: parts[names_by_key[key]].shape if names_by_key[key] in parts else tuple(x.shape)
-            for key, x in targets.items()
-        }
+        split = {key for key, x in targets.items() if names_by_key[key] in parts and x.dim() > 0}
+        shapes = {key: parts[names_by_key[key]].shape if key in split else tuple(x.shape) for key, x in targets.items()}
         state_checks.check_fit(shapes, values, what=what)
         for key, target in targets.items():
             whole = torch.from_numpy(np.array(values[key]))
-            target.copy_(parts.cut(names_by_key[key], whole) if names_by_key[key] in parts else whole)
+            target.copy_(parts.cut(names_by_key[key], whole) if key in split else whole)
 
     @override
     def close(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
+from mtrain.backends._torch import batches, device, layout, native, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
@@ -104,6 +104,7 @@ class TorchEngine(RankSession):
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
+        recipe = native.made(recipe, model)
         called, exchange = self.wrap_for_own_order(model) if recipe.own_order else self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)

@@ -83,6 +83,6 @@ class Recipe:
     gradients of this model alone, which are exchanged after it. The models share the framework's random generators: each is
     built in the stream of the one before, and seeds nothing after an update."""
     native_optimizer: Callable[[Any], Any] | None = None
-    """Makes an optimizer of the framework for the model, in the place of ``rule``; a backend that splits arrays refuses
-    it."""
+    """Makes an optimizer of the framework for the model, in the place of ``rule``. A backend that splits arrays refuses one
+    whose rule is not elementwise."""
     seed: int = 0
