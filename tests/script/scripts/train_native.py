@@ -1,8 +1,9 @@
-"""A network trained by an optimizer of torch or of the script, with parameter groups, a schedule and decay."""
+"""A network trained by an optimizer of torch or of the script, or one by each of several: with groups, a schedule and decay."""
 
 import argparse
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -127,51 +128,70 @@ def rate(update: int) -> float:
     return float(RATE / (1 + update % 4))
 
 
-def plain(name: str, updates: int, path: str) -> None:
-    """Train as a plain script does, and write the weights."""
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of a batch."""
+    return functional.binary_cross_entropy_with_logits(model(x), y)
+
+
+def plain(names: Sequence[str], updates: int) -> dict[str, Any]:
+    """Train as a plain script does; return weights, and those to evaluate with, as a checkpoint of mtrain names them."""
     torch.manual_seed(SEED)
-    model = Net().double()
-    optimizer = made(name, model)
-    ratios = [group["lr"] / RATE for group in optimizer.param_groups]
-    if hasattr(optimizer, "train"):
-        optimizer.train()
+    models = {name: Net().double() for name in names}
+    optimizers = {name: made(name, model) for name, model in models.items()}
+    ratios = {name: [group["lr"] / RATE for group in optimizer.param_groups] for name, optimizer in optimizers.items()}
+    for optimizer in optimizers.values():
+        if hasattr(optimizer, "train"):
+            optimizer.train()
     data = Points()
     for update in range(updates):
-        for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
-            group["lr"] = rate(update) * ratio
         first = update * BATCH % SAMPLES
         x, y = (torch.stack(part) for part in zip(*[data[i] for i in range(first, first + BATCH)], strict=True))
-        optimizer.zero_grad()
-        functional.binary_cross_entropy_with_logits(model(x), y).backward()
-        optimizer.step()
-    weights = {key: x.numpy().copy() for key, x in model.state_dict().items()}
-    if hasattr(optimizer, "eval"):
-        optimizer.eval()
-        weights |= {f"ema {key}": x.numpy() for key, x in model.state_dict().items()}
-    np.savez(path, **weights)
+        for name, optimizer in optimizers.items():
+            for group, ratio in zip(optimizer.param_groups, ratios[name], strict=True):
+                group["lr"] = rate(update) * ratio
+            optimizer.zero_grad()
+            loss_of(models[name], x, y).backward()
+            optimizer.step()
+    prefix = {name: f"{name}/" if len(names) > 1 else "" for name in names}
+    arrays = {f"{prefix[name]}{key}": np.array(x) for name in names for key, x in models[name].state_dict().items()}
+    for name, optimizer in optimizers.items():
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
+            arrays |= {f"ema {prefix[name]}{key}": np.array(x) for key, x in models[name].state_dict().items()}
+    return arrays
 
 
-def main() -> None:
-    """Train."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("optimizer")
-    parser.add_argument("--updates", type=int, default=10)
-    parser.add_argument("--plain", metavar="FILE")
-    chosen = parser.parse_args()
-    if chosen.plain:
-        plain(chosen.optimizer, chosen.updates, chosen.plain)
-        return
+def train(names: Sequence[str], updates: int, **settings: Any) -> None:
+    """Train in a session: one model without a name, or one for each optimizer."""
     with mtrain.session() as session:
-        model, optimizer = session.prepare(
-            Net, optimizer=lambda model: made(chosen.optimizer, model), schedule=rate, seed=SEED, precision="fp64"
-        )
-        length = {"global_batch": BATCH, "updates": chosen.updates, "order": lambda epoch: range(SAMPLES)}
+        models = {
+            name: session.prepare(
+                Net,
+                optimizer=lambda model, name=name: made(name, model),
+                schedule=rate,
+                name=name if len(names) > 1 else None,
+                **(settings if name == names[0] else {}),
+            )
+            for name in names
+        }
+        length = {"global_batch": BATCH, "updates": updates, "order": lambda epoch: range(SAMPLES)}
         for x, y in session.batches(Points(), **length):
-            optimizer.update(functional.binary_cross_entropy_with_logits(model(x), y))
+            for model, optimizer in models.values():
+                optimizer.update(loss_of(model, x, y))
             if session.progress.update == int(os.environ.get("KILLED_IN", -1)):
                 os.kill(os.getpid(), signal.SIGKILL)
             if session.progress.update % 4 == 3:
-                session.evaluate(model, Points(), metric=lambda p, t: float(np.abs(p - t).mean()), batch_size=6)
+                for model, _ in models.values():
+                    session.evaluate(model, Points(), metric=lambda p, t: float(np.abs(p - t).mean()), batch_size=6)
+
+
+def main() -> None:
+    """Train with the optimizers that are named."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("optimizers", nargs="+")
+    parser.add_argument("--updates", type=int, default=10)
+    chosen = parser.parse_args()
+    train(chosen.optimizers, chosen.updates, seed=SEED, precision="fp64")
 
 
 if __name__ == "__main__":
