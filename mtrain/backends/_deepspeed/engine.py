@@ -1,7 +1,7 @@
 """The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import nothing_to_train
@@ -39,10 +40,12 @@ class ZeroEngine(TorchEngine):
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        if not recipe.trained:  # whole on every rank, without DeepSpeed
+            return super().prepare(build, recipe)
         self.refuse(recipe)
         if recipe.own_order:
             raise SpecError(no_own_order())
-        torch.manual_seed(recipe.seed)
+        self._seed_start(recipe)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
@@ -101,7 +104,8 @@ class ZeroEngine(TorchEngine):
 
     @override
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        assert isinstance(optimizer, ZeroOptimizer)
+        if not isinstance(optimizer, ZeroOptimizer):
+            return super().state(model, optimizer)
         optimizer.settle()
         parts, ema = optimizer.parts, optimizer.ema()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -131,7 +135,9 @@ class ZeroEngine(TorchEngine):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
-        assert isinstance(optimizer, ZeroOptimizer)
+        if not isinstance(optimizer, ZeroOptimizer):
+            super().restore(model, optimizer, saved)
+            return
         optimizer.settle()
         parts, zero = optimizer.parts, optimizer.zero
         saved = fitted(saved, model.state_dict())
@@ -186,6 +192,19 @@ class ZeroEngine(TorchEngine):
         for key, target in targets.items():
             whole = torch.from_numpy(np.array(values[key]))
             target.copy_(parts.cut(names_by_key[key], whole) if key in split else whole)
+
+    @override
+    def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
+        model, optimizer = prepared
+        if self._sharding.stage < 3 or not isinstance(optimizer, ZeroOptimizer):
+            return super().held_weights(prepared)
+        held = {name: optimizer.parts[name].local for name, _ in model.named_parameters()}
+        return optimizer.parts.whole(held, self.target)
+
+    @property
+    @override
+    def _takes_own_order(self) -> bool:
+        return False
 
     @override
     def close(self) -> None:

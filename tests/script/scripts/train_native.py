@@ -153,11 +153,13 @@ def plain(names: Sequence[str], updates: int) -> dict[str, Any]:
             loss_of(models[name], x, y).backward()
             optimizer.step()
     prefix = {name: f"{name}/" if len(names) > 1 else "" for name in names}
-    arrays = {f"{prefix[name]}{key}": np.array(x) for name in names for key, x in models[name].state_dict().items()}
+    arrays = {
+        f"{prefix[name]}{key}": x.numpy().copy() for name in names for key, x in models[name].state_dict().items()
+    }
     for name, optimizer in optimizers.items():
         if hasattr(optimizer, "eval"):
             optimizer.eval()
-            arrays |= {f"ema {prefix[name]}{key}": np.array(x) for key, x in models[name].state_dict().items()}
+            arrays |= {f"ema {prefix[name]}{key}": x.numpy().copy() for key, x in models[name].state_dict().items()}
     return arrays
 
 

@@ -61,6 +61,20 @@ class FsdpEngine(TorchEngine):
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
         return model, Parts(model)
 
+    splits_untrained = True
+
+    @override
+    def hold(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        return self.wrap(model, recipe)
+
+    @override
+    def held_weights(
+        self, prepared: tuple[nn.Module, TorchOptimizer], *, whole: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts: those of two models with the same shapes lie alike."""
+        held = _held(prepared[0])
+        return ((name, held[name].detach()) for name, _ in prepared[0].named_parameters())
+
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
         assert isinstance(exchange, Parts)
