@@ -138,7 +138,7 @@ def ours(port: Port, backend: str, size: int, *, own_order: bool = False, fp64: 
     ranks = ["--nproc-per-node", str(size)] if backend != "solo" else []
     script = [str(port.folder / "port.py"), *(["--own-order"] if own_order else [])]
     with tempfile.TemporaryDirectory() as here:
-        _run([PYTHON, "-m", "mtrain", "run", "--name", "port", *options, *ranks, *script], Path(here))
+        run([PYTHON, "-m", "mtrain", "run", "--name", "port", *options, *ranks, *script], Path(here))
         newest = store.newest(Path(here) / "runs" / "port" / "checkpoints")
         assert newest is not None
         return dict(store.load(newest).state.weights)
@@ -146,19 +146,25 @@ def ours(port: Port, backend: str, size: int, *, own_order: bool = False, fp64: 
 
 def _script(port: Port, command: Sequence[str]) -> Weights:
     with tempfile.TemporaryDirectory() as here:
-        _run(command, Path(here))
+        run(command, Path(here))
         return reading.read(Path(here) / port.weights_file).arrays
 
 
-def _run(command: Sequence[str], here: Path) -> None:
+def environment() -> dict[str, str]:
+    """Return the environment of a script: one thread, and no variable of a former job."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
+    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    vectors.allow(environ)  # mtrain sets it for itself; with other vector instructions, Paddle's last bits differ
+    return environ
+
+
+def run(command: Sequence[str], here: Path) -> None:
     """Run a command in the folder ``here``.
 
     Raises:
         JobError: it fails; the message holds the end of what it has printed.
     """
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
-    vectors.allow(environ)  # mtrain sets it for itself; with other vector instructions, Paddle's last bits differ
+    environ = environment()
     try:
         done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=300)
     except subprocess.TimeoutExpired as error:
