@@ -235,6 +235,20 @@ class Loop(Iterator[MicroBatch]):
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
         stepper.backward(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+
+    def gradients_of(
+        self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
+    ) -> Mapping[str, Any]:
+        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients_of``."""
+        assert self.micro is not None, "there is no micro batch to use"
+        is_further = stepper.used
+        own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+        return own
+
+    def _measure(self, metrics: Mapping[str, Any], *, is_further: bool) -> None:
+        assert self.micro is not None
         for name, value in metrics.items():
             self._measures.add(name, value, weight=self.micro.weight, is_further=is_further)
 

@@ -101,6 +101,13 @@ class Stepper:
         """Return the means of the gradients over the ranks by name, see ``Optimizer.gradients``."""
         return self.optimizer.gradients()
 
+    def gradients_of(self, loss: Any, *, weight: float, retain_graph: bool) -> Mapping[str, Any]:
+        """Take a loss of the micro batch in hands, and return its own gradients, see ``Optimizer.gradients_of``."""
+        own = self.optimizer.gradients_of(loss if weight == 1 else loss * weight, retain_graph=retain_graph)
+        self.taken += not self.used
+        self.used = True
+        return own
+
     def step_later(self, numbers: Sequence[float], tensors: Sequence[Any]) -> ReadLate:
         """Change the weights without waiting for the device, see ``Optimizer.step_later``."""
         self.done = True
@@ -118,10 +125,10 @@ class Stepper:
 
 def all_rates(steppers: Sequence[Stepper]) -> Rates:
     """Return the rates of one model, or the learning rates of several, one after the other in their order."""
-    if len(steppers) == 1:
-        return steppers[0].rates
     # A model that has not been updated yet has the rates of its first update.
     each = [x.rates if x.rates.learning_rates else x.schedule(x.count) for x in steppers]
+    if len(steppers) == 1:
+        return each[0]
     return Rates(learning_rates=[rate for rates in each for rate in rates.learning_rates])
 
 

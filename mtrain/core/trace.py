@@ -96,6 +96,10 @@ class Tracer:
         """Record the digest of this rank's next micro batch, for a loop without a ``Loader``."""
         self._batch_digests.append(digest(batch))
 
+    def saw_more(self, batch: HostBatch) -> None:
+        """Add further arrays to the micro batch that was seen last."""
+        self._batch_digests[-1] = hashlib.sha256(f"{self._batch_digests[-1]}{digest(batch)}".encode()).hexdigest()
+
     def look(self) -> dict[str, Any]:
         """Return ``digests`` and ``sketches`` of each part of the job's state, and ``ranks_agree``.
 

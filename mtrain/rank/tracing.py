@@ -36,6 +36,11 @@ class Tracing:
         if self._tracer is not None:
             self._tracer.saw(batch)
 
+    def saw_more(self, batch: HostBatch) -> None:
+        """Take note of further arrays of the micro batch that was seen last."""
+        if self._tracer is not None:
+            self._tracer.saw_more(batch)
+
     def start(self) -> dict[str, Any]:
         """Return the fields for the first record."""
         return {} if self._tracer is None else {"trace": self._tracer.look()}

@@ -37,10 +37,10 @@ class Generator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 12, 3, padding=1),
+            nn.Conv2d(1, 12, 3, padding=1, bias=False),
             nn.InstanceNorm2d(12),
             nn.ReLU(),
-            nn.Conv2d(12, 12, 3, padding=1),
+            nn.Conv2d(12, 12, 3, padding=1, bias=False),
             nn.InstanceNorm2d(12),
             nn.ReLU(),
             nn.Conv2d(12, 1, 3, padding=1),

@@ -14,7 +14,7 @@ def main() -> None:
     test_set = common.Digits(train=False)
     test_loader = DataLoader(test_set, batch_size=common.GLOBAL_BATCH)
     student = common.student()
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.2, momentum=0.9, fused=True)
     scheduler = CosineAnnealingLR(optimizer, T_max=common.EPOCHS)
     teacher = common.teacher()
     teacher.eval()

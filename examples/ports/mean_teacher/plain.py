@@ -15,7 +15,7 @@ def main() -> None:
     labelled_loader = DataLoader(labelled, batch_size=common.LABELLED_BATCH)
     unlabelled_loader = DataLoader(unlabelled, batch_size=common.UNLABELLED_BATCH)
     student = common.network()
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
     teacher = copy.deepcopy(student)
     for epoch in range(common.EPOCHS):
         labelled.set_epoch(epoch)
