@@ -81,11 +81,13 @@ def _free_port() -> int:
         return first
 
 
-def _torchrun(size: int) -> list[str]:
+def torchrun(size: int) -> list[str]:
+    """Return the command that starts a script on a number of ranks, without the script."""
     return [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), str(PATIENT)]
 
 
-def _fabric(size: int) -> list[str]:
+def fabric(size: int) -> list[str]:
+    """Return the command that starts a script of Fabric on a number of ranks, without the script."""
     strategy = ["--strategy", "ddp"] if size > 1 else []
     port = ["--main-address", "127.0.0.1", "--main-port", str(_free_port())]
     return [PYTHON, "-m", "lightning_fabric.cli", "--accelerator", "cpu", "--devices", str(size), *strategy, *port]
@@ -101,13 +103,13 @@ def _paddle(size: int) -> list[str]:
 
 
 PORTS = (
-    Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=_torchrun, backend="ddp",
+    Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_torchrun, backend="ddp",
+    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_torchrun, backend="ddp",
+    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=_fabric, backend="ddp", seed=1,
+    Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=fabric, backend="ddp", seed=1,
          backends=TORCH_BACKENDS),
     Port(name="horovod_mnist", title="Horovod", peer="Horovod", launch=_horovodrun, backend="horovod",
          backends=TORCH_BACKENDS),

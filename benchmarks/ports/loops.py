@@ -14,7 +14,19 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.ports.jobs import FOLDER, ONE_THREAD, PYTHON, QUIET, JobError, Weights, difference, environment, run
+from benchmarks.ports.jobs import (
+    FOLDER,
+    ONE_THREAD,
+    PYTHON,
+    QUIET,
+    JobError,
+    Weights,
+    difference,
+    environment,
+    fabric,
+    run,
+    torchrun,
+)
 from mtrain.core.checkpoint import store
 from mtrain.weights import reading
 
@@ -38,7 +50,7 @@ class Script:
     title: str
     seed: int = 1
     peers: tuple[str, ...] = ()
-    """Further forms of the script beside plain.py and port.py: ``fabric`` and ``accelerate``."""
+    """Libraries with which it is written, too: ``fabric`` and ``accelerate``."""
 
     @property
     def folder(self) -> Path:
@@ -70,11 +82,10 @@ def plain(script: Script, *flags: str) -> Weights:
     return _of_files(script, [PYTHON, str(script.folder / "plain.py"), *flags])
 
 
-def peer(script: Script, form: str, size: int, *flags: str) -> Weights:
-    """Run another form of the script on ``size`` ranks under torchrun, and return its weights."""
-    launch = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    patient = str(Path(__file__).with_name("patient.py"))
-    return _of_files(script, [*launch, patient, str(script.folder / f"{form}.py"), *flags])
+def peer(script: Script, library: str, size: int, *flags: str) -> Weights:
+    """Run the script's form on another library on ``size`` ranks with the launcher of that library, and return its weights."""
+    launch = fabric(size) if library == "fabric" else torchrun(size)
+    return _of_files(script, [*launch, str(script.folder / f"peer_{library}.py"), *flags])
 
 
 def _of_files(script: Script, command: Sequence[str]) -> Weights:

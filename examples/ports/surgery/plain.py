@@ -26,9 +26,7 @@ def main() -> None:
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
-        with torch.no_grad():
-            images, *targets = next(iter(test_loader))
-            error = common.errors(model(images), targets)["error"]
+        error = common.error_of(model, test_loader)
         scheduler.step(error)
         print(f"error {error:.4f}, learning rate {scheduler.get_last_lr()[0]:.4f}")
     torch.save(model.state_dict(), "weights.pt")

@@ -31,9 +31,7 @@ def main() -> None:
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                     parameter.grad = gradient
                 optimizer.step()
-            error = session.evaluate(
-                model, test_loader, step=lambda model, batch: (model(batch[0]), batch[1:]), metric=common.errors
-            )["error"]
+            error = common.error_of(model, test_loader)
             optimizer.scheduler.step(error)
             session.print(f"error {error:.4f}, learning rate {optimizer.scheduler.get_last_lr()[0]:.4f}")
 
