@@ -165,7 +165,9 @@ def _kill_in_mid_training(job: "subprocess.Popen[bytes]", folder: Path, *, timeo
     psutil.wait_procs(processes[1:], timeout=30)
     made, total = _updates(records)
     if not 0 < made < total:
-        raise JobError(f"{folder}: {made} of {total} updates were made when the job was killed; expected some and not all")
+        raise JobError(
+            f"{folder}: {made} of {total} updates were made when the job was killed; expected some and not all"
+        )
 
 
 def _updates(records: Path) -> tuple[int, int]:

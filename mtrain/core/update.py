@@ -59,9 +59,7 @@ NO_CLOSURE = (
     "optimizer.step(closure): given for an update rule that computes its loss once; use step() without it, or an optimizer of "
     "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
 )
-NO_GRADIENTS_OF = (
-    "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use backend solo, ddp or horovod"
-)
+NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use backend solo, ddp or horovod"
 LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 
@@ -311,9 +309,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def _seed_next(self) -> None:
         """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it.
 
-        Models that share the generators are seeded by the loop alone, see ``Recipe.own_order``.
+        Models that share the generators are seeded by the loop alone, see ``Recipe.named``.
         """
-        if not self._recipe.own_order:
+        if not self._recipe.own_order and not self._recipe.named:
             update = self.updates + self.skipped + (self._late is not None)
             self._seed(shard_seed(self._recipe.seed, self._rank, update))
 

@@ -15,7 +15,7 @@ from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, w
 
 SCRIPT = str(SCRIPTS / "train_several.py")
 FP64 = ("-o", "train.precision=fp64")
-LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau", "target")
+LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau", "target", "dqn", "sac")
 
 
 @pytest.fixture(scope="module")

@@ -58,9 +58,7 @@ class Discriminator(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 12, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(12, 1, 3, padding=1)
-        )
+        self.layers = nn.Sequential(nn.Conv2d(1, 12, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(12, 1, 3, padding=1))
         self.to(DTYPE)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -87,4 +87,3 @@ class Player:
 def network() -> nn.Module:
     """Build the network that says how much each action is worth."""
     return nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2)).to(DTYPE)
-

@@ -1,7 +1,5 @@
 """The deep Q-learning on mtrain: `mtrain run --nproc-per-node 2 --seed 17 port.py`. Every rank plays the same game."""
 
-import copy
-
 import common
 import torch
 from torch.nn.functional import smooth_l1_loss
@@ -17,7 +15,8 @@ def main() -> None:
         network, optimizer = session.prepare(
             common.network, optimizer=mtrain.AdamW(learning_rate=3e-3, weight_decay=0.01), name="online"
         )
-        target, _ = session.prepare(lambda: copy.deepcopy(network), name="target")
+        target, _ = session.prepare(common.network, name="target")
+        session.follow(target, network)
         for _ in session.updates(common.UPDATES, global_batch=common.GLOBAL_BATCH):
             player.play(network)
             batch = player.remember(common.GLOBAL_BATCH)
@@ -29,9 +28,7 @@ def main() -> None:
             optimizer.gradients()
             torch.nn.utils.clip_grad_value_(network.parameters(), 0.5)
             optimizer.step()
-            with torch.no_grad():
-                for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
-                    slow.lerp_(fast, common.FOLLOWS)
+            session.follow(target, network, common.FOLLOWS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The mean teacher on mtrain: `mtrain run --nproc-per-node 2 --seed 11 port.py`."""
 
-import copy
-
 import common
 import torch
 from torch.nn.functional import cross_entropy
@@ -19,7 +17,8 @@ def main() -> None:
         student, optimizer = session.prepare(
             common.network, optimizer=mtrain.SGD(learning_rate=0.1, momentum=0.9, nesterov=True), name="student"
         )
-        teacher, _ = session.prepare(lambda: copy.deepcopy(student), name="teacher")
+        teacher, _ = session.prepare(common.network, name="teacher")
+        session.follow(teacher, student)
         for (images, _, classes), (first, second, _) in session.batches(
             (labelled_loader, unlabelled_loader), epochs=common.EPOCHS
         ):
@@ -27,9 +26,7 @@ def main() -> None:
                 taught = teacher(second)
             loss = cross_entropy(student(images), classes) + 5 * common.disagreement(student(first), taught)
             optimizer.update(loss)
-            with torch.no_grad():
-                for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-                    slow.lerp_(fast, 0.05)
+            session.follow(teacher, student, 0.05)
 
 
 if __name__ == "__main__":

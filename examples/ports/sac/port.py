@@ -1,7 +1,5 @@
 """The soft actor-critic on mtrain: `mtrain run --nproc-per-node 2 --seed 19 port.py`. Every rank plays the same game."""
 
-import copy
-
 import common
 import torch
 from torch.nn.functional import mse_loss
@@ -17,7 +15,8 @@ def main() -> None:
         adam = mtrain.Adam(learning_rate=3e-3)
         actor, of_actor = session.prepare(common.Actor, optimizer=adam, name="actor")
         critic, of_critic = session.prepare(common.Critic, optimizer=adam, name="critic")
-        target, _ = session.prepare(lambda: copy.deepcopy(critic), name="target")
+        target, _ = session.prepare(common.Critic, name="target")
+        session.follow(target, critic)
         temperature, of_temperature = session.prepare(common.Temperature, optimizer=adam, name="temperature")
         for _ in session.updates(common.UPDATES, global_batch=common.GLOBAL_BATCH):
             player.play(actor)
@@ -32,9 +31,7 @@ def main() -> None:
             own_forces, density = actor(states, noise)
             of_actor.update((temperature().detach() * density - torch.min(*critic(states, own_forces))).mean())
             of_temperature.update((-temperature() * (density.detach() + common.WANTED_ENTROPY)).mean())
-            with torch.no_grad():
-                for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
-                    slow.lerp_(fast, common.FOLLOWS)
+            session.follow(target, critic, common.FOLLOWS)
 
 
 if __name__ == "__main__":

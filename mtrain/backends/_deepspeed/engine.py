@@ -1,7 +1,7 @@
 """The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import quantising, state
+from mtrain.backends._torch import native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine, channels_last, no_own_order
 from mtrain.backends._torch.layout import use_channels_last
@@ -23,6 +23,7 @@ from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends.base import Check
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import nothing_to_train
@@ -39,14 +40,17 @@ class ZeroEngine(TorchEngine):
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        if not recipe.trained:  # whole on every rank, without DeepSpeed
+            return super().prepare(build, recipe)
         self.refuse(recipe)
         if recipe.own_order:
             raise SpecError(no_own_order())
-        torch.manual_seed(recipe.seed)
+        self._seed_start(recipe)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
         model = self._placed(build, recipe, config)
+        recipe = native.made(recipe, model)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise SpecError(nothing_to_train(recipe))
@@ -100,7 +104,8 @@ class ZeroEngine(TorchEngine):
 
     @override
     def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        assert isinstance(optimizer, ZeroOptimizer)
+        if not isinstance(optimizer, ZeroOptimizer):
+            return super().state(model, optimizer)
         optimizer.settle()
         parts, ema = optimizer.parts, optimizer.ema()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -120,7 +125,8 @@ class ZeroEngine(TorchEngine):
 
     def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
         """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
-        split = {name: tensor for name, tensor in tensors.items() if name in parts}
+        # Numbers, such as an optimizer's count of updates, are equal on all ranks.
+        split = {name: tensor for name, tensor in tensors.items() if name in parts and tensor.dim() > 0}
         split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.target)}
         return {
             name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
@@ -129,7 +135,9 @@ class ZeroEngine(TorchEngine):
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
-        assert isinstance(optimizer, ZeroOptimizer)
+        if not isinstance(optimizer, ZeroOptimizer):
+            super().restore(model, optimizer, saved)
+            return
         optimizer.settle()
         parts, zero = optimizer.parts, optimizer.zero
         saved = fitted(saved, model.state_dict())
@@ -178,14 +186,25 @@ class ZeroEngine(TorchEngine):
             CheckpointError: Names or shapes differ.
         """
         names_by_key = {key: key if names is None else names[key] for key in targets}
-        shapes = {
-            key: parts[names_by_key[key]].shape if names_by_key[key] in parts else tuple(x.shape)
-            for key, x in targets.items()
-        }
+        split = {key for key, x in targets.items() if names_by_key[key] in parts and x.dim() > 0}
+        shapes = {key: parts[names_by_key[key]].shape if key in split else tuple(x.shape) for key, x in targets.items()}
         state_checks.check_fit(shapes, values, what=what)
         for key, target in targets.items():
             whole = torch.from_numpy(np.array(values[key]))
-            target.copy_(parts.cut(names_by_key[key], whole) if names_by_key[key] in parts else whole)
+            target.copy_(parts.cut(names_by_key[key], whole) if key in split else whole)
+
+    @override
+    def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
+        model, optimizer = prepared
+        if self._sharding.stage < 3 or not isinstance(optimizer, ZeroOptimizer):
+            return super().held_weights(prepared)
+        held = {name: optimizer.parts[name].local for name, _ in model.named_parameters()}
+        return optimizer.parts.whole(held, self.target)
+
+    @property
+    @override
+    def _takes_own_order(self) -> bool:
+        return False
 
     @override
     def close(self) -> None:

@@ -7,8 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._torch.average import Average
+from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.native import Made
+from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
@@ -94,12 +96,18 @@ class ShardedOptimizer(PartsOptimizer):
             collective,
             bucket=BUCKET,
         )
-        self._rules = [
-            _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
-            for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
-        ]
-        if self._average is not None:
+        if recipe.native_optimizer is not None:
+            (names,), (held,) = self.groups, self._parameters
+            made = cast(Made, recipe.native_optimizer)
+            self._rules = [rule_for_parts(made, names, cut, held, rank=collective.rank)]
+        else:
+            self._rules = [
+                _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
+                for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
+            ]
+        if isinstance(self._average, Average):
             self._average = PartsAverage(self._average.names, self._average.live, partial(ema_shares, recipe))
+        self._take_modes()
 
 
 def _cut(
@@ -175,10 +183,6 @@ class Held:
         return {name: self._parts.get(names.get(name, name), tensor) for name, tensor in entries.items()}
 
 
-def _nothing() -> None:
-    """Do nothing: the parts are the library's own memory."""
-
-
 class PartsAverage(Average):
     """An average over parts of arrays that swaps by copying, because the library keeps pointers to its parts.
 
@@ -190,7 +194,7 @@ class PartsAverage(Average):
         names: Sequence[str],
         live: Sequence[Tensor],
         shares: Callable[[int], tuple[float, float]],
-        publish: Callable[[], None] = _nothing,
+        publish: Callable[[], None] = nothing,
     ) -> None:
         super().__init__(names, live, shares)
         self._publish = publish

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.tensors import Array, Module
 
+Prepared: TypeAlias = tuple[Module, Any]
+"""A model and its optimizer, as ``RankSession.prepare`` has returned them."""
+Follow: TypeAlias = Callable[[Prepared, Prepared, float, bool], None]
+"""Moves the weights of a model that is not trained towards those of another one: (target, source, share, whether buffers are
+copied)."""
 Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program], Sequence[str]]
 """Writes a model in evaluation mode as a program that needs nothing of mtrain.
 
@@ -36,5 +41,9 @@ class Capabilities:
 
     It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it.
     """
+    own_order: bool = False
+    """Whether ``Recipe.own_order`` can be followed, and so more than one model trained."""
+    follow: Follow | None = None
+    """What ``session.follow`` of a script calls. Every rank must call. None: the session cannot."""
     export: Export | None = None
     """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

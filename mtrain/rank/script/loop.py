@@ -15,14 +15,13 @@ from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
 from mtrain.rank.script.updater import Updater
 
-
 OTHER_ORDER = (
     "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
     "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
 )
 OTHER_SHARE = (
-    "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of your own: "
-    "mtrain seeds those of torch, numpy and random for each rank"
+    "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of your "
+    "own: mtrain seeds those of torch, numpy and random for each rank"
 )
 
 
@@ -70,6 +69,11 @@ class ScriptLoop(Iterator[Any]):
     def in_loss(self) -> bool:
         """Tell whether a micro batch is in hands no loss of which has been used yet."""
         return self.loop.micro is not None and not any(stepper.used for stepper in self.loop.job.steppers)
+
+    @property
+    def in_middle(self) -> bool:
+        """Tell whether a micro batch is in hands that is not the last one of its update."""
+        return self.loop.micro is not None and not self.loop.micro.last
 
     def __next__(self) -> Any:
         """Finish the micro batch before, and return the next one.

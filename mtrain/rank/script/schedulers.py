@@ -61,14 +61,16 @@ class SteppedScheduler:
         state = {"scheduler": self.scheduler.state_dict()}
         if self._stand_in is None:
             return state
-        kept = [{key: group[key] for key in own} for own, group in zip(self._groups, self._stand_in.param_groups)]
-        return {**state, "groups": kept}
+        groups = zip(self._groups, self._stand_in.param_groups, strict=True)
+        return {**state, "groups": [{key: group[key] for key in own} for own, group in groups]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` has returned."""
-        load = self.scheduler.load_state_dict if self._stand_in is not None else self.scheduler.set_state_dict
-        load(state["scheduler"])
-        for group, saved in zip(self._stand_in.param_groups if self._stand_in is not None else (), state["groups"]):
+        if self._stand_in is None:
+            self.scheduler.set_state_dict(state["scheduler"])
+            return
+        self.scheduler.load_state_dict(state["scheduler"])
+        for group, saved in zip(self._stand_in.param_groups, state["groups"], strict=True):
             group.update(saved)
 
 

@@ -27,6 +27,7 @@ from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.epochs import BatchOf, Cutting, batch_at
 from mtrain.rank.script.feed import ScriptFeed
+from mtrain.rank.script.following import check_follow, check_untrained, submodules
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.rank.script.loaders import evaluated, read_loader
 from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
@@ -200,7 +201,8 @@ class Session:
         Args:
             build: Makes the model, a native module of the framework; called once, with the job's seed set.
             optimizer: The update rule, such as ``mtrain.AdamW(learning_rate=1e-3)``, or a function from the model to an optimizer of
-                the framework, for backends that do not split arrays. It may return a scheduler of torch with it: (optimizer, scheduler).
+                the framework, which may return a scheduler of torch with it: (optimizer, scheduler). Of a model with a name, None means
+                that no update changes it: a teacher or a target network.
             schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
             scheduler: In its place, a function that makes a scheduler of ``torch.optim.lr_scheduler`` from an optimizer, or one
                 of ``paddle.optimizer.lr`` from a learning rate. The script steps it: ``optimizer.scheduler.step()``.
@@ -224,7 +226,12 @@ class Session:
         if self._loop is not None:
             raise ScriptError("session.prepare: called after session.batches; prepare all models first")
         name = self._models.check_name(name)
-        own_order = bool(name) or not overlap
+        trained = not name or optimizer is not None
+        if not trained:
+            check_untrained(name, schedule=schedule, scheduler=scheduler, clip_norm=clip_norm, ema=ema, freeze=freeze)
+        # The first model is trained in the backend's own way where that is the only one.
+        is_further = bool(self._models.trained) or self._rank.capabilities.own_order
+        own_order = not overlap or (bool(name) and trained and is_further)
         building = Building(build)
         changes = changes_of(
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
@@ -242,18 +249,21 @@ class Session:
             make_recipe(sized, size=self.size),
             own_model=True,
             own_order=own_order,
+            named=bool(name),
+            trained=trained,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
         )
         self._shares = shares_of(recipe, self._rank.collective)
         self._records.shards = self._shares.shards * self._shares.rounds
         model, native = self._rank.prepare(building, recipe)
-        gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
+        if trained:
+            gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
         if native_optimizer is not None:
             spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
         stepped = self._stepped(scheduler, native_optimizer, spec, name, schedule=schedule)
-        updater = Updater(native, None if stepped is None else stepped.scheduler)
-        self._spec = spec if len(self._models) == 0 else self._spec
+        updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
+        self._spec = spec if not self._models.trained else self._spec
         self._models.add(
             ScriptModel(
                 name=name,
@@ -264,6 +274,8 @@ class Session:
                 learning_rate_of=schedule if callable(schedule) and not hasattr(schedule, "section") else None,
                 stepped=stepped,
                 own_order=own_order,
+                trained=trained,
+                shapes=building.shapes,
             )
         )
         if self._saved is not None:
@@ -284,7 +296,9 @@ class Session:
         """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""
         stepped = None if native is None else native.scheduler
         given = [
-            word for word, x in (("schedule=", schedule), ("scheduler=", make), ("one of the optimizer", stepped)) if x is not None
+            word
+            for word, x in (("schedule=", schedule), ("scheduler=", make), ("one of the optimizer", stepped))
+            if x is not None
         ]
         if len(given) > 1:
             raise ScriptError(f"session.prepare: {' and '.join(given)} are both given; keep one")
@@ -375,12 +389,16 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        if self._shares is None:
-            raise ScriptError("session.batches: called before session.prepare; prepare the model first")
+        self._check_trained("session.batches")
         if self._nested is not None:
             if epochs is not None or updates is not None:
                 raise ScriptError(
                     "session.batches: a length given within a loop over session.epochs, which says the length; leave it out"
+                )
+            if shard is not None:
+                raise ScriptError(
+                    "session.batches: shard= given within a loop over session.epochs, but then the ranks may end an epoch after different "
+                    "updates; leave shard= out, or session.epochs"
                 )
             if self._loop is not None:
                 return self._nested.again(dataset)
@@ -452,7 +470,9 @@ class Session:
             ScriptError: called twice, or after ``batches``.
         """
         if self._nested is not None or self._loop is not None:
-            raise ScriptError("session.epochs: called after a loop over epochs or batches; one session has one training loop")
+            raise ScriptError(
+                "session.epochs: called after a loop over epochs or batches; one session has one training loop"
+            )
         self._nested = Nested(count)
         return self._nested.epochs(self.progress.epoch)
 
@@ -469,8 +489,7 @@ class Session:
         Raises:
             ScriptError: there is a loop already, or a rank computes several parts of an update.
         """
-        if self._shares is None:
-            raise ScriptError("session.updates: called before session.prepare; prepare the model first")
+        self._check_trained("session.updates")
         if self._loop is not None or self._nested is not None:
             raise ScriptError("session.updates: called after another loop; one session has one training loop")
         changes = loop_changes(
@@ -503,6 +522,19 @@ class Session:
         assert self._tracing is not None
         return self._made.share(batch, self._shares, self._rank, floats=self._floats(), saw=self._tracing.saw_more)
 
+    def _check_trained(self, call: str) -> None:
+        """Refuse to begin a loop before a model was prepared that it can train.
+
+        Raises:
+            ScriptError: there is none.
+        """
+        if self._shares is None:
+            raise ScriptError(f"{call}: called before session.prepare; prepare the model first")
+        if not self._models.trained:
+            raise ScriptError(
+                f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
+            )
+
     def _run(self, samples: Source) -> ScriptLoop:
         """Start the training loop on ``samples``."""
         assert self._shares is not None
@@ -526,7 +558,7 @@ class Session:
             total_updates=self._total,
             fields=tracing.start(),
         )
-        for entry in self._models:
+        for entry in self._models.trained:
             entry.module.train()
         self._loop = self._begin(samples, tracing)
         return self._loop
@@ -537,7 +569,7 @@ class Session:
         assert self._shares is not None
         spec, shares = self._spec, self._shares
         steppers = []
-        for entry in self._models:
+        for entry in self._models.trained:
             schedule = entry.stepped or learning_rates_of(
                 self._lasting(entry.spec),
                 entry.learning_rate_of,
@@ -574,7 +606,7 @@ class Session:
         )
         return ScriptLoop(
             Loop(job, cadences, hooks, self._progress),
-            [entry.updater for entry in self._models],
+            [entry.updater for entry in self._models.trained],
             differs=OTHER_ORDER if self._made is None else OTHER_SHARE,
         )
 
@@ -678,11 +710,13 @@ class Session:
 
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         with entry.updater.native.averaged():
+            modes = [(module, module.training) for module in submodules(entry.module)]
             entry.module.eval()
             try:
                 return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
             finally:
-                entry.module.train()
+                for module, training in modes:
+                    module.training = training
 
     def _floats(self) -> Any:
         """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
@@ -700,11 +734,40 @@ class Session:
         Raises:
             ScriptError: as for ``optimizer.update``.
         """
-        updaters = [entry.updater for entry in self._models]
+        updaters = [entry.updater for entry in self._models.trained]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
         for updater in updaters:
             updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
+
+    def follow(self, target: Any, source: Any, tau: float = 1.0, *, buffers: bool = True) -> None:
+        """Move a target network or a teacher towards another model: ``target += tau * (source - target)``. Every rank must call.
+
+        With accumulation only the call after the last micro batch of an update does anything. Before the loop it says where the
+        target starts; a resumed job leaves it as the checkpoint has it.
+
+        Args:
+            target: A model that was prepared with a name and without an optimizer.
+            source: Another model, with parameters of the same names and shapes.
+            tau: From 0 to 1; 1 copies the source.
+            buffers: Whether buffers, such as the running statistics of BatchNorm, are copied.
+
+        Raises:
+            ScriptError: the target has an optimizer, or one of the arguments does not fit.
+        """
+        own, other = (self._models.of(model, call="session.follow") for model in (target, source))
+        check_follow(own, other, tau)
+        move = self._rank.capabilities.follow
+        if move is None:
+            raise ScriptError(
+                "session.follow: this backend cannot move a model towards another one; use ddp, horovod or solo"
+            )
+        if self._loop is None:
+            if self._saved is not None:
+                return
+        elif self._loop.in_middle:
+            return
+        move((own.model, own.updater.native), (other.model, other.updater.native), tau, buffers)
 
     def log(self, **values: Any) -> None:
         """Report values of the current update: numbers or tensors, as means over micro batches and ranks.

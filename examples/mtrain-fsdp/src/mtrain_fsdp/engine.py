@@ -61,6 +61,20 @@ class FsdpEngine(TorchEngine):
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
         return model, Parts(model)
 
+    splits_untrained = True
+
+    @override
+    def hold(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        return self.wrap(model, recipe)
+
+    @override
+    def held_weights(
+        self, prepared: tuple[nn.Module, TorchOptimizer], *, whole: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts: those of two models with the same shapes lie alike."""
+        held = _held(prepared[0])
+        return ((name, held[name].detach()) for name, _ in prepared[0].named_parameters())
+
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
         assert isinstance(exchange, Parts)
@@ -85,7 +99,8 @@ class FsdpEngine(TorchEngine):
         """Gather whole arrays from the parts of all ranks; every rank must call."""
         arrays = {}
         for key, part in parts.items():
-            like = cut.get(_parameter(key, cut))
+            # A number, such as an optimizer's count of updates, is equal on all ranks.
+            like = cut.get(_parameter(key, cut)) if part.dim() else None
             arrays[key] = to_numpy(part) if like is None else self._gathered(part, like.shape)
         return arrays
 
@@ -109,6 +124,7 @@ class FsdpEngine(TorchEngine):
         else:
             optimizer.restart_ema()
         if saved.moments:
+            optimizer.expect_moments(saved.moments)
             self._fill(model, optimizer.moments(), saved.moments, what="optimizer moments")
         if saved.counters:
             optimizer.set_counters(saved.counters)
@@ -116,13 +132,10 @@ class FsdpEngine(TorchEngine):
     def _fill(self, model: nn.Module, targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str) -> None:
         """Copy whole arrays ``values`` into ``targets``, taking this rank's part where a target is split."""
         cut, rank, size = _cut(model), self.collective.rank, self.collective.size
-        shapes = {name: tuple(cut.get(_parameter(name, cut), x).shape) for name, x in targets.items()}
-        state_checks.check_fit(shapes, values, what=what)
-        fill(
-            targets,
-            {name: _part(values[name], rank, size) if _parameter(name, cut) else values[name] for name in targets},
-            what=what,
-        )
+        split = {key: cut[_parameter(key, cut)] for key, x in targets.items() if _parameter(key, cut) and x.dim()}
+        state_checks.check_fit({key: tuple(split.get(key, x).shape) for key, x in targets.items()}, values, what=what)
+        own = {key: _part(values[key], rank, size) if key in split else values[key] for key in targets}
+        fill(targets, own, what=what)
 
     @override
     def close(self) -> None:
