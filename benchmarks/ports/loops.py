@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -182,17 +181,6 @@ def _updates(records: Path) -> tuple[int, int]:
     return made, total
 
 
-def refusal(script: Script, backend: str, size: int, *, flags: Sequence[str] = ()) -> str:
-    """Return the sentence with which a backend refuses a script; empty where it trains it."""
-    with tempfile.TemporaryDirectory() as here:
-        words = command(script, backend, size, "--name", "port", *FP64, flags=flags)
-        done = subprocess.run(words, cwd=here, env=environment(), capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return ""
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "error:" in line or "session." in line]
-        return lines[-1].strip() if lines else done.stderr.strip()
-
-
 def compared(script: Script, backend: str, size: int) -> float:
     """Return the largest difference in float64 of any weight of port.py from that of plain.py."""
     return between(plain(script, "--fp64"), ours(script, backend, size))
@@ -201,13 +189,3 @@ def compared(script: Script, backend: str, size: int) -> float:
 def between(reference: Weights, weights: Weights) -> float:
     """Return the largest difference of weights; a frozen model that a plain script does not save is left out."""
     return difference(reference, {name: array for name, array in weights.items() if name in reference})
-
-
-if __name__ == "__main__":
-    names = sys.argv[1:] or [script.name for script in SCRIPTS]
-    for one in map(by_name, names):
-        reference = plain(one, "--fp64")
-        for backend, size in (("solo", 1), ("ddp", 2), ("ddp", 3), ("horovod", 2)):
-            print(one.name, backend, size, between(reference, ours(one, backend, size)), flush=True)
-        updates, weights = killed(one, "ddp", 2)
-        print(one.name, "killed after", updates, between(weights, ours(one, "ddp", 2)), flush=True)

@@ -57,13 +57,15 @@ class Stepper:
         """Number of micro batches of the update in hands of which a loss was taken."""
         self.done = False
         """Whether the update in hands was made, or its gradient dropped."""
+        self.left_out = False
+        """Whether the gradient of the update in hands was dropped."""
         self._context = ExitStack()
 
     def begin(self, micro: MicroBatch) -> None:
         """Prepare for the forward pass of a micro batch."""
         self.used = False
         if micro.number == 0:
-            self.taken, self.done = 0, False
+            self.taken, self.done, self.left_out = 0, False, False
         # Only said where it is no default: optimizers of other projects may not know the argument.
         kept = {} if micro.moves_buffers else {"moves_buffers": False}
         self._context.enter_context(self.optimizer.micro_batch(last=micro.last, **kept))
@@ -95,7 +97,7 @@ class Stepper:
     def skip(self) -> None:
         """Drop the gradient, and read its norm; the count stays."""
         self.norm = self.optimizer.skip()
-        self.done = True
+        self.done = self.left_out = True
 
     def gradients(self) -> Mapping[str, Any]:
         """Return the means of the gradients over the ranks by name, see ``Optimizer.gradients``."""
@@ -137,5 +139,6 @@ def by_model(steppers: Sequence[Stepper]) -> dict[str, dict[str, Any]]:
     if len(steppers) == 1:
         return {}
     return {
-        x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count, "updated": x.done} for x in steppers
+        x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count, "updated": x.done and not x.left_out}
+        for x in steppers
     }

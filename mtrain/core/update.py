@@ -59,7 +59,7 @@ NO_CLOSURE = (
     "optimizer.step(closure): given for an update rule that computes its loss once; use step() without it, or an optimizer of "
     "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
 )
-NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use backend solo, ddp or horovod"
+NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use solo, ddp or horovod"
 LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 

@@ -316,6 +316,12 @@ def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> No
             f"session.batches: the ranks have trained different models in update {update} (this rank: "
             f"{', '.join(own.models) or 'none'}); decide by values that are equal on all ranks which model is trained"
         )
+    if len({place.skips for place in places}) > 1:
+        left_out = ", ".join(str(number) for number, place in enumerate(places) if place.skips)
+        raise ScriptError(
+            f"optimizer.skip: ranks {left_out} of {len(places)} have left out update {update}, which the others have made; decide by "
+            "values that are equal on all ranks, such as those of optimizer.gradients()"
+        )
     if len({place.learning_rates for place in places}) > 1:
         raise ScriptError(
             f"session.batches: the ranks have different learning rates in update {update} (this rank: "

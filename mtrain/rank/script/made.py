@@ -73,7 +73,7 @@ class MadeBatches:
                 f"{self.global_batch} rows each, as many as session.updates(global_batch={self.global_batch}) says"
             )
         for path in sorted(arrays):
-            self._mark = zlib.crc32(np.ascontiguousarray(arrays[path]), self._mark)
+            self._mark = zlib.crc32(arrays[path].tobytes(), self._mark)
         saw(arrays)
         (own,) = shares.spread(np.arange(self.global_batch))
         tensors = next(iter(rank.batches([{path: array[own] for path, array in arrays.items()}])))

@@ -80,7 +80,7 @@ def made(make: MakeScheduler, groups: Sequence[Group], *, framework: str, ratios
     Raises:
         ScriptError: the function returned something else than a scheduler.
     """
-    stand_in = _stand_in(groups) if framework == "torch" else None
+    stand_in: Any = _stand_in(groups) if framework == "torch" else None
     given = groups[0]["lr"] if stand_in is None else stand_in
     scheduler = make(given) if callable(make) else make
     if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
@@ -104,7 +104,8 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
     Raises:
         ScriptError: it is none, or one of another optimizer.
     """
-    if not hasattr(scheduler, "step") or getattr(scheduler, "optimizer", None) is not optimizer:
+    owner: Any = getattr(scheduler, "optimizer", scheduler)
+    if not hasattr(scheduler, "step") or owner is not optimizer:
         raise ScriptError(
             f"session.prepare: `optimizer` returned an optimizer and a {type(scheduler).__name__}; expected a scheduler of torch of this "
             "optimizer, such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"

@@ -389,7 +389,7 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        self._check_trained("session.batches")
+        shares = self._check_trained("session.batches")
         if self._nested is not None:
             if epochs is not None or updates is not None:
                 raise ScriptError(
@@ -432,7 +432,7 @@ class Session:
             outside_paths=outside,
         )
         self._spec = self._changed(self._spec, changes, call="session.batches")
-        check_loop(self._spec, self._shares, divides=own_batches is None and not callable(one_batch))
+        check_loop(self._spec, shares, divides=own_batches is None and not callable(one_batch))
         request = Request(
             cutting=Cutting(
                 batch=one_batch if callable(one_batch) else self._spec.train.batch_size,
@@ -448,10 +448,10 @@ class Session:
         )
         seed_framework = self._rank.capabilities.seed
         self._read = samples = (
-            opened(read.dataset, request, self._spec, self._shares, seed_framework)
+            opened(read.dataset, request, self._spec, shares, seed_framework)
             if parts is None
             else opened_together(
-                parts, global_batch, replace(request, workers=workers), self._spec, self._shares, seed_framework
+                parts, global_batch, replace(request, workers=workers), self._spec, shares, seed_framework
             )
         )
         loop = self._run(samples)
@@ -489,18 +489,18 @@ class Session:
         Raises:
             ScriptError: there is a loop already, or a rank computes several parts of an update.
         """
-        self._check_trained("session.updates")
+        shares = self._check_trained("session.updates")
         if self._loop is not None or self._nested is not None:
             raise ScriptError("session.updates: called after another loop; one session has one training loop")
         changes = loop_changes(
             global_batch=global_batch, epochs=None, updates=count, outside_paths=self._job.outside_paths
         )
         self._spec = self._changed(self._spec, changes, call="session.updates")
-        check_loop(self._spec, self._shares, divides=False)
+        check_loop(self._spec, shares, divides=False)
         check_schedule(self._spec, "the script makes its batches itself")
-        if self._shares.passes > 1:
+        if shares.passes > 1:
             raise ScriptError(
-                f"session.updates: this rank computes {self._shares.passes} parts of an update, and the script makes one batch; train with "
+                f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
                 "accumulate=1 and a rank for each shard"
             )
         self._made = self._read = MadeBatches(self._spec.train.batch_size)
@@ -522,8 +522,8 @@ class Session:
         assert self._tracing is not None
         return self._made.share(batch, self._shares, self._rank, floats=self._floats(), saw=self._tracing.saw_more)
 
-    def _check_trained(self, call: str) -> None:
-        """Refuse to begin a loop before a model was prepared that it can train.
+    def _check_trained(self, call: str) -> Shares:
+        """Return which parts of an update this rank computes; refuse a loop before a model was prepared that it can train.
 
         Raises:
             ScriptError: there is none.
@@ -534,6 +534,7 @@ class Session:
             raise ScriptError(
                 f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
             )
+        return self._shares
 
     def _run(self, samples: Source) -> ScriptLoop:
         """Start the training loop on ``samples``."""
