@@ -168,7 +168,7 @@ class Wide(Net):
 WRONG = {
     "the target is trained": (lambda s, student, teacher, o: s.follow(student, teacher), {}, "'student' has an optimizer, which trains it"),
     "the same model": (lambda s, student, teacher, o: s.follow(teacher, teacher), {}, "the same model"),
-    "no model": (lambda s, student, teacher, o: s.follow(teacher, Net()), {}, "expected a model that session.prepare returned, given a Net"),
+    "no model": (lambda s, student, teacher, o: s.follow(teacher, Net()), {}, "model that session.prepare returned, given a Net"),
     "no share": (lambda s, student, teacher, o: s.follow(teacher, student, 1.5), {}, "tau=1.5 given; expected a number above 0"),
     "zero": (lambda s, student, teacher, o: s.follow(teacher, student, 0), {}, "tau=0 given"),
     "other shapes": (

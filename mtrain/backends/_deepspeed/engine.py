@@ -43,7 +43,7 @@ class ZeroEngine(TorchEngine):
         if not recipe.trained:  # whole on every rank, without DeepSpeed
             return super().prepare(build, recipe)
         self.refuse(recipe)
-        if recipe.own_order:
+        if recipe.own_order and not self._takes_own_order:
             raise SpecError(no_own_order())
         self._seed_start(recipe)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
@@ -204,7 +204,7 @@ class ZeroEngine(TorchEngine):
     @property
     @override
     def _takes_own_order(self) -> bool:
-        return False
+        return self._sharding.reduction == "update"
 
     @override
     def close(self) -> None:

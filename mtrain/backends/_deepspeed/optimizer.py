@@ -65,7 +65,8 @@ class ZeroOptimizer(PartsOptimizer):
 
     @override
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        self._zero_exchange.backward(loss, retain_graph=retain_graph)
+        differentiate = self._zero_exchange.backward_alone if self._recipe.own_order else self._zero_exchange.backward
+        differentiate(loss, retain_graph=retain_graph)
 
     @override
     def step(self, rates: Rates) -> float:

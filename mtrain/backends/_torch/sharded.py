@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,15 @@ from mtrain.errors import SpecError
 
 BUCKET = 4 * 1024 * 1024
 """Number of gradient elements that are gathered at a time to compute the norms of whole arrays."""
+
+
+@runtime_checkable
+class Differentiates(Protocol):
+    """An ``Exchange`` that runs the backward pass itself, because of several models each must get its own gradients alone."""
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of ``loss`` to those of the exchange's own model, and leave those of other models as they are."""
+        ...
 
 
 class PartsOptimizer(TorchOptimizer):
@@ -85,6 +94,7 @@ class ShardedOptimizer(PartsOptimizer):
             device: As for ``TorchOptimizer``.
         """
         check_parts(recipe, splits="this backend")
+        self._differentiates = exchange if isinstance(exchange, Differentiates) else None
         if recipe.prune is not None:
             raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))
@@ -108,6 +118,13 @@ class ShardedOptimizer(PartsOptimizer):
         if isinstance(self._average, Average):
             self._average = PartsAverage(self._average.names, self._average.live, partial(ema_shares, recipe))
         self._take_modes()
+
+    @override
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        if self._differentiates is None:
+            super()._differentiate(loss, retain_graph=retain_graph)
+        else:
+            self._differentiates.backward(loss, retain_graph=retain_graph)
 
 
 def _cut(
