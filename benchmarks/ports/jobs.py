@@ -81,11 +81,13 @@ def _free_port() -> int:
         return first
 
 
-def _torchrun(size: int) -> list[str]:
+def torchrun(size: int) -> list[str]:
+    """Return the command that starts a script on a number of ranks, without the script."""
     return [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), str(PATIENT)]
 
 
-def _fabric(size: int) -> list[str]:
+def fabric(size: int) -> list[str]:
+    """Return the command that starts a script of Fabric on a number of ranks, without the script."""
     strategy = ["--strategy", "ddp"] if size > 1 else []
     port = ["--main-address", "127.0.0.1", "--main-port", str(_free_port())]
     return [PYTHON, "-m", "lightning_fabric.cli", "--accelerator", "cpu", "--devices", str(size), *strategy, *port]
@@ -101,13 +103,13 @@ def _paddle(size: int) -> list[str]:
 
 
 PORTS = (
-    Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=_torchrun, backend="ddp",
+    Port(name="ddp_tutorial", title="torch's DDP tutorial", peer="torch DDP", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=_torchrun, backend="ddp",
+    Port(name="accelerate_vision", title="Accelerate, vision", peer="Accelerate", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=_torchrun, backend="ddp",
+    Port(name="accelerate_text", title="Accelerate, text", peer="Accelerate", launch=torchrun, backend="ddp",
          backends=TORCH_BACKENDS),
-    Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=_fabric, backend="ddp", seed=1,
+    Port(name="fabric_mnist", title="Lightning Fabric", peer="Fabric", launch=fabric, backend="ddp", seed=1,
          backends=TORCH_BACKENDS),
     Port(name="horovod_mnist", title="Horovod", peer="Horovod", launch=_horovodrun, backend="horovod",
          backends=TORCH_BACKENDS),
@@ -138,7 +140,7 @@ def ours(port: Port, backend: str, size: int, *, own_order: bool = False, fp64: 
     ranks = ["--nproc-per-node", str(size)] if backend != "solo" else []
     script = [str(port.folder / "port.py"), *(["--own-order"] if own_order else [])]
     with tempfile.TemporaryDirectory() as here:
-        _run([PYTHON, "-m", "mtrain", "run", "--name", "port", *options, *ranks, *script], Path(here))
+        run([PYTHON, "-m", "mtrain", "run", "--name", "port", *options, *ranks, *script], Path(here))
         newest = store.newest(Path(here) / "runs" / "port" / "checkpoints")
         assert newest is not None
         return dict(store.load(newest).state.weights)
@@ -146,19 +148,25 @@ def ours(port: Port, backend: str, size: int, *, own_order: bool = False, fp64: 
 
 def _script(port: Port, command: Sequence[str]) -> Weights:
     with tempfile.TemporaryDirectory() as here:
-        _run(command, Path(here))
+        run(command, Path(here))
         return reading.read(Path(here) / port.weights_file).arrays
 
 
-def _run(command: Sequence[str], here: Path) -> None:
+def environment() -> dict[str, str]:
+    """Return the environment of a script: one thread, and no variable of a former job."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
+    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    vectors.allow(environ)  # mtrain sets it for itself; with other vector instructions, Paddle's last bits differ
+    return environ
+
+
+def run(command: Sequence[str], here: Path) -> None:
     """Run a command in the folder ``here``.
 
     Raises:
         JobError: it fails; the message holds the end of what it has printed.
     """
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "HOROVOD_"))}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
-    vectors.allow(environ)  # mtrain sets it for itself; with other vector instructions, Paddle's last bits differ
+    environ = environment()
     try:
         done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=300)
     except subprocess.TimeoutExpired as error:

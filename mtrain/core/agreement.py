@@ -28,13 +28,17 @@ class Place:
     """Names of the metrics of the update, in the order in which they are sent; empty where none are reported."""
     models: tuple[str, ...] = ()
     """Names of the models that were updated, where a job has several."""
+    skips: tuple[str, ...] = ()
+    """Names of the models whose update the script has left out; empty for that of an only one."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates of the update, which a script may set from a value of its own rank."""
 
     def checksum(self) -> bytes:
         """Return four bytes that are equal at equal places."""
         return zlib.crc32(
-            repr((self.update, self.leaves, self.order, self.names, self.models, self.learning_rates)).encode()
+            repr(
+                (self.update, self.leaves, self.order, self.names, self.models, self.skips, self.learning_rates)
+            ).encode()
         ).to_bytes(4, "big")
 
 

@@ -238,6 +238,20 @@ class Loop(Iterator[MicroBatch]):
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
         stepper.backward(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+
+    def gradients_of(
+        self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
+    ) -> Mapping[str, Any]:
+        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients_of``."""
+        assert self.micro is not None, "there is no micro batch to use"
+        is_further = stepper.used
+        own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+        return own
+
+    def _measure(self, metrics: Mapping[str, Any], *, is_further: bool) -> None:
+        assert self.micro is not None
         for name, value in metrics.items():
             self._measures.add(name, value, weight=self.micro.weight, is_further=is_further)
 
@@ -286,6 +300,7 @@ class Loop(Iterator[MicroBatch]):
             order=feed.order(before.epoch),
             names=names,
             models=tuple(stepper.name for stepper in done) if len(steppers) > 1 else (),
+            skips=tuple(stepper.name for stepper in done if stepper.left_out),
             learning_rates=tuple(rate for stepper in done for rate in stepper.rates.learning_rates),
         )
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []

@@ -57,13 +57,15 @@ class Stepper:
         """Number of micro batches of the update in hands of which a loss was taken."""
         self.done = False
         """Whether the update in hands was made, or its gradient dropped."""
+        self.left_out = False
+        """Whether the gradient of the update in hands was dropped."""
         self._context = ExitStack()
 
     def begin(self, micro: MicroBatch) -> None:
         """Prepare for the forward pass of a micro batch."""
         self.used = False
         if micro.number == 0:
-            self.taken, self.done = 0, False
+            self.taken, self.done, self.left_out = 0, False, False
         # Only said where it is no default: optimizers of other projects may not know the argument.
         kept = {} if micro.moves_buffers else {"moves_buffers": False}
         self._context.enter_context(self.optimizer.micro_batch(last=micro.last, **kept))
@@ -95,11 +97,18 @@ class Stepper:
     def skip(self) -> None:
         """Drop the gradient, and read its norm; the count stays."""
         self.norm = self.optimizer.skip()
-        self.done = True
+        self.done = self.left_out = True
 
     def gradients(self) -> Mapping[str, Any]:
         """Return the means of the gradients over the ranks by name, see ``Optimizer.gradients``."""
         return self.optimizer.gradients()
+
+    def gradients_of(self, loss: Any, *, weight: float, retain_graph: bool) -> Mapping[str, Any]:
+        """Take a loss of the micro batch in hands, and return its own gradients, see ``Optimizer.gradients_of``."""
+        own = self.optimizer.gradients_of(loss if weight == 1 else loss * weight, retain_graph=retain_graph)
+        self.taken += not self.used
+        self.used = True
+        return own
 
     def step_later(self, numbers: Sequence[float], tensors: Sequence[Any]) -> ReadLate:
         """Change the weights without waiting for the device, see ``Optimizer.step_later``."""
@@ -118,10 +127,10 @@ class Stepper:
 
 def all_rates(steppers: Sequence[Stepper]) -> Rates:
     """Return the rates of one model, or the learning rates of several, one after the other in their order."""
-    if len(steppers) == 1:
-        return steppers[0].rates
     # A model that has not been updated yet has the rates of its first update.
     each = [x.rates if x.rates.learning_rates else x.schedule(x.count) for x in steppers]
+    if len(steppers) == 1:
+        return each[0]
     return Rates(learning_rates=[rate for rates in each for rate in rates.learning_rates])
 
 
@@ -130,5 +139,6 @@ def by_model(steppers: Sequence[Stepper]) -> dict[str, dict[str, Any]]:
     if len(steppers) == 1:
         return {}
     return {
-        x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count, "updated": x.done} for x in steppers
+        x.name: {"gradient_norm": x.norm if x.done else None, "updates": x.count, "updated": x.done and not x.left_out}
+        for x in steppers
     }

@@ -15,6 +15,7 @@ import numpy as np
 
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Collective, HostBatch, Loader, State
+from mtrain.core.named_models import models_in
 from mtrain.core.traffic import sent_bytes
 
 SIZE = 32
@@ -60,7 +61,7 @@ def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, 
     """Sort the arrays of a job's state into parts, each a mapping by the name of the weight.
 
     The parts are ``weights/<group>``, ``<moment>/<group>``, ``buffers`` (with weights that are not trained) and
-    ``ema``. Parts without arrays are left out.
+    ``ema``; of several models ``buffers/<model>`` and ``ema/<model>``. Parts without arrays are left out.
     """
     places = {name: i for i, names in enumerate(groups) for name in names}
     parts_by_name: dict[str, dict[str, Array]] = {
@@ -69,9 +70,18 @@ def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, 
     for key, array in state.moments.items():
         moment, _, name = key.partition("/")
         parts_by_name.setdefault(f"{moment}/{places[name]}", {})[name] = array
-    parts_by_name["buffers"] = {name: array for name, array in state.weights.items() if name not in places}
-    parts_by_name["ema"] = dict(state.ema)
+    parts_by_name |= _by_model("buffers", {name: x for name, x in state.weights.items() if name not in places})
+    parts_by_name |= _by_model("ema", state.ema)
     return {name: arrays for name, arrays in parts_by_name.items() if arrays}
+
+
+def _by_model(part: str, arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Divide a part among several models."""
+    found: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        (model,) = models_in([name])
+        found.setdefault(f"{part}/{model}" if model else part, {})[name] = array
+    return found
 
 
 class Tracer:
@@ -95,6 +105,10 @@ class Tracer:
     def saw(self, batch: HostBatch) -> None:
         """Record the digest of this rank's next micro batch, for a loop without a ``Loader``."""
         self._batch_digests.append(digest(batch))
+
+    def saw_more(self, batch: HostBatch) -> None:
+        """Add further arrays to the micro batch that was seen last."""
+        self._batch_digests[-1] = hashlib.sha256(f"{self._batch_digests[-1]}{digest(batch)}".encode()).hexdigest()
 
     def look(self) -> dict[str, Any]:
         """Return ``digests`` and ``sketches`` of each part of the job's state, and ``ranks_agree``.

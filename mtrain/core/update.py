@@ -59,6 +59,7 @@ NO_CLOSURE = (
     "optimizer.step(closure): given for an update rule that computes its loss once; use step() without it, or an optimizer of "
     "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
 )
+NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use solo, ddp or horovod"
 LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 
@@ -148,6 +149,10 @@ class UpdateOrder(ABC, Generic[Gradients]):
         with self._without_graph():
             return self._named(self._exchanged())
 
+    def gradients_of(self, loss: Any, *, retain_graph: bool = False) -> Mapping[str, Any]:
+        """See ``Optimizer.gradients_of``."""
+        raise SpecError(NO_GRADIENTS_OF)
+
     def _exchanged(self) -> Gradients:
         """Return the means of the gradients over the ranks, without the loss scale; every rank must call."""
         if self._averaged_gradients is None:
@@ -171,8 +176,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
             if self._averaged_gradients is None:
                 self._exchange.finish()
                 gradients = self._gradients()
-            else:  # somebody has looked at them, and may have changed them
-                gradients, scale, self._averaged_gradients = self._averaged_gradients, 1.0, None
+            else:  # somebody has looked at them, and may have changed them, or put others in their place
+                gradients, scale, self._averaged_gradients = self._as_changed(self._averaged_gradients), 1.0, None
             norm = self._norm(gradients) / scale
             if math.isfinite(norm):
                 self._clip(gradients, norm, scale)
@@ -183,6 +188,10 @@ class UpdateOrder(ABC, Generic[Gradients]):
             self._clear_gradients()
             self._seed_next()
         return norm
+
+    def _as_changed(self, averaged: Gradients) -> Gradients:
+        """Return the gradients that ``gradients`` has shown, as a script has changed them."""
+        return averaged
 
     def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
         """See ``Optimizer.step_by``."""
@@ -292,7 +301,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
 
     def _clip(self, gradients: Gradients, norm: float, scale: float) -> None:
         """Clip and remove the loss scale in one pass, which is skipped where the factor is 1."""
-        factor = min(1.0, self._recipe.clip_norm / (norm + NORM_EPSILON)) / scale
+        # As torch rounds a number divided by a tensor: so float64 has the bits of clip_grad_norm_.
+        factor = min(1.0, self._recipe.clip_norm * (1 / (norm + NORM_EPSILON))) / scale
         if factor != 1:
             self._multiply(gradients, factor)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mtrain.core.interfaces import HostBatch, Loader, RankSession, State
+from mtrain.core.named_models import models_in
 from mtrain.core.trace import Shares, Tracer, traffic
 
 
@@ -22,6 +23,7 @@ class Tracing:
         """``wanted``: the setting ``report.trace``; ``groups`` and ``state``: see ``Tracer``."""
         self._wanted = wanted
         self._rank = rank
+        self._groups = groups
         self._shares = Shares()
         self._tracer: Tracer | None = None
         if wanted == "state":
@@ -36,9 +38,17 @@ class Tracing:
         if self._tracer is not None:
             self._tracer.saw(batch)
 
+    def saw_more(self, batch: HostBatch) -> None:
+        """Take note of further arrays of the micro batch that was seen last."""
+        if self._tracer is not None:
+            self._tracer.saw_more(batch)
+
     def start(self) -> dict[str, Any]:
-        """Return the fields for the first record."""
-        return {} if self._tracer is None else {"trace": self._tracer.look()}
+        """Return the fields for the first record; ``models``: of several, that of each parameter group."""
+        if self._tracer is None:
+            return {}
+        models = [(models_in(names) or [""])[0] for names in self._groups]
+        return {"trace": {**self._tracer.look(), "models": models if any(models) else []}}
 
     def updated(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields for the record of an update."""

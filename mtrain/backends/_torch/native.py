@@ -191,6 +191,8 @@ class NativeRule:
         if self.needs_closure:
             raise SpecError(CLOSURE_WORDS)
         self._set_rates(learning_rate)
+        if momentum is not None:
+            self._set_momentum(momentum)
         self._optimizer.step()
 
     def apply_by(self, evaluate: Callable[[], float], *, learning_rate: float) -> None:
@@ -212,6 +214,14 @@ class NativeRule:
         self._rates = [learning_rate * ratio for ratio in self._ratios]
         for group, own_learning_rate in zip(groups, self._rates, strict=True):
             group["lr"] = own_learning_rate
+
+    def _set_momentum(self, momentum: float) -> None:
+        """Set what schedulers such as OneCycleLR cycle."""
+        for group in self._optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (momentum, *group["betas"][1:])
+            elif "momentum" in group:
+                group["momentum"] = momentum
 
     def leave_out(self, skip: Tensor | None) -> None:
         """Do nothing: the optimizer cannot leave an update out, so its updates are never late."""

@@ -56,6 +56,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         self._device = device
         self._parameters = [[trained[name] for name in names] for names in self.groups]
         self._rules: list[rules.Rule | NativeRule] = self._make_rules(model, recipe)
+        self._trained = trained
         self._buffers = list(model.buffers())
         entries = model.state_dict(keep_vars=True)
         live = {name: x for name, x in entries.items() if x.is_floating_point() and not is_range(name)}
@@ -150,6 +151,24 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             for names, places, group in zip(self.groups, gradients.places, gradients.groups, strict=True)
             for place, gradient in zip(places, group, strict=True)
         }
+
+    @override
+    def _as_changed(self, averaged: Gradients) -> Gradients:
+        return self._gradients()  # a script may have set others, ``parameter.grad = ...``
+
+    @override
+    def gradients_of(self, loss: Tensor, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
+        former = dict(self.gradients())
+        self._averaged_gradients = None
+        with torch.no_grad():
+            self._clear_gradients()
+        self.backward(loss, retain_graph=retain_graph)
+        own = {name: gradient.clone() for name, gradient in self.gradients().items()}
+        with torch.no_grad():
+            for name, gradient in former.items():
+                parameter = self._trained[name]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return {name: own[name] if name in own else torch.zeros_like(p) for name, p in self._trained.items()}
 
     @override
     def _norm(self, gradients: Gradients) -> float:

@@ -63,6 +63,16 @@ class Optimizer(Protocol):
         """
         ...
 
+    def gradients_of(self, loss: Tensor, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
+        """Add the gradients of ``loss`` as ``backward`` does, and return a copy of them alone, as means over the ranks.
+
+        Only a user's script calls it, in the last micro batch of an update; every rank must call.
+
+        Raises:
+            SpecError: The backend has no whole gradients.
+        """
+        ...
+
     def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
         """Change the weights by an optimizer that computes loss and gradient as often as it likes; return the first norm.
 

@@ -15,19 +15,39 @@ from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
 from mtrain.rank.script.updater import Updater
 
+OTHER_ORDER = (
+    "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
+    "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
+)
+OTHER_SHARE = (
+    "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of your "
+    "own: mtrain seeds those of torch, numpy and random for each rank"
+)
+
 
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, updaters: Sequence[Updater]) -> None:
-        """Drive ``loop``; ``updaters``: those of its steppers, in their order."""
+    def __init__(self, loop: Loop, updaters: Sequence[Updater], *, differs: str = OTHER_ORDER) -> None:
+        """Drive ``loop``.
+
+        Args:
+            loop: The training loop.
+            updaters: Those of its steppers, in their order.
+            differs: What is said where the ranks have trained on different samples.
+        """
         self.loop = loop
+        self.has_ended = False
+        """Whether the last update was made, or the loop was left."""
+        self._differs = differs
         self._updaters = updaters
         for updater, stepper in zip(updaters, loop.job.steppers, strict=True):
             updater.stepper, updater.loop = stepper, self
         self._is_using = False
         self._has_stepped = False
         """Whether the script has asked for a step with the micro batch in hands."""
+        self._have_exchanged: set[int] = set()
+        """Optimizers whose gradients of the update in hands are means over the ranks, by identity."""
         self._losses: list[float] | None = None
         """Losses of the current call of a closure; None: there is none."""
         self._is_further = False
@@ -63,15 +83,16 @@ class ScriptLoop(Iterator[Any]):
             ScriptError: the micro batch before was not used.
             Interrupted: some rank was asked to end; the state is saved.
         """
-        self._check_used()
+        self.check_used()
         self._has_stepped = False
+        self._have_exchanged.clear()
         try:
             return next(self.loop).batch
         except StopIteration:
             self._end()
             raise
         except RanksDisagree as error:
-            raise_difference(error.places, own=error.places[self.loop.job.shares.rank])
+            raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
 
     def leave(self) -> None:
         """End the loop before its last update, after ``break``; every rank must call, after the same update.
@@ -85,7 +106,7 @@ class ScriptLoop(Iterator[Any]):
         try:
             self.loop.leave()
         except RanksDisagree as error:
-            raise_difference(error.places, own=error.places[self.loop.job.shares.rank])
+            raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
         if in_middle:
             raise ScriptError(
                 f"session.batches: the loop was left in the middle of {place}; leave it after the optimizer.update(loss) that "
@@ -93,6 +114,7 @@ class ScriptLoop(Iterator[Any]):
             )
 
     def _end(self) -> None:
+        self.has_ended = True
         for updater in self._updaters:
             updater.loop = None
 
@@ -103,7 +125,32 @@ class ScriptLoop(Iterator[Any]):
 
     def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str) -> None:
         """Take a loss of the micro batch in hands, see ``Updater.backward``."""
-        call = f"{self._optimizer(stepper)}.{call}"
+        metrics = self._check_taken(stepper, loss, f"{self._optimizer(stepper)}.{call}")
+        with self._using():
+            self.loop.backward(stepper, loss, metrics, retain_graph=retain_graph)
+        if self._losses is not None:
+            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss))
+
+    def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
+        """Take a loss of the micro batch in hands, and return its own gradients, see ``Updater.gradients``."""
+        call = f"{self._optimizer(stepper)}.gradients(loss)"
+        if not stepper.own_order:
+            raise ScriptError(
+                f"{call}: needs a model whose gradients are exchanged afterwards; write session.prepare(..., overlap=False)"
+            )
+        if self.loop.job.shares.passes > 1:
+            raise ScriptError(
+                f"{call}: needs the whole update in one micro batch, and this rank has {self.loop.job.shares.passes}; train with "
+                "accumulate=1 and a rank for each shard"
+            )
+        metrics = self._check_taken(stepper, loss, call)
+        with self._using():
+            own = self.loop.gradients_of(stepper, loss, metrics, retain_graph=retain_graph)
+        self._have_exchanged.add(id(stepper))
+        return own
+
+    def _check_taken(self, stepper: Stepper, loss: Any, call: str) -> Mapping[str, Any]:
+        """Refuse a loss that cannot be taken now; return what is reported of it."""
         micro = self.loop.micro
         if micro is None:
             raise ScriptError(f"{call}: called before the first batch of the loop")
@@ -118,6 +165,11 @@ class ScriptLoop(Iterator[Any]):
                     else ", with the sum of the losses, or prepare the model with overlap=False"
                 )
             )
+        if id(stepper) in self._have_exchanged and not call.endswith("(loss)"):
+            raise ScriptError(
+                f"{call} ({self._place}): called after {self._optimizer(stepper)}.gradients(), whose gradients are means over the ranks "
+                "already; call `backward` for all losses before, or `gradients(loss)` for each"
+            )
         if stepper.taken < micro.number:
             raise ScriptError(
                 f"{call} ({self._place}): called for some micro batches of an update and not for all; call it for each or none"
@@ -129,11 +181,7 @@ class ScriptLoop(Iterator[Any]):
                 "`backward` of all models first, and then `step` of all, or train with accumulate=1 and a rank for each shard"
             )
         check_loss(loss, call, self._place)
-        metrics = {} if self._is_further else {self._loss_name(stepper): loss}
-        with self._using():
-            self.loop.backward(stepper, loss, metrics, retain_graph=retain_graph)
-        if self._losses is not None:
-            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss))
+        return {} if self._is_further else {self._loss_name(stepper): loss}
 
     def step(self, stepper: Stepper, *, skips: bool = False) -> None:
         """Change the weights of a model, or drop its gradient, if the micro batch in hands is the last of its update."""
@@ -192,6 +240,7 @@ class ScriptLoop(Iterator[Any]):
             raise ScriptError(
                 f"{self._optimizer(stepper)}.gradients ({self._place}): they are there after the last micro batch of an update"
             )
+        self._have_exchanged.add(id(stepper))
         with self._using():
             return stepper.gradients()
 
@@ -228,7 +277,7 @@ class ScriptLoop(Iterator[Any]):
         reported = {self._loss_name(stepper) for stepper in self.loop.job.steppers if stepper.used}
         self.loop.log({name: value for name, value in values.items() if name not in reported})
 
-    def _check_used(self) -> None:
+    def check_used(self) -> None:
         """Refuse to go on from a micro batch that was not used, or used otherwise."""
         if self.loop.micro is not None and self._own_backward:
             raise ScriptError(OWN_BACKWARD)
@@ -253,22 +302,25 @@ class ScriptLoop(Iterator[Any]):
                 )
 
 
-def raise_difference(places: Sequence[Place], *, own: Place) -> NoReturn:
-    """Say how the script's ranks differ that are at different places.
+def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> NoReturn:
+    """Say how the script's ranks differ that are at different places; ``differs``: where their samples are different.
 
     Raises:
         ScriptError: always.
     """
     update = own.update
     if len({place.order for place in places}) > 1:
-        raise ScriptError(
-            "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
-            "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
-        )
+        raise ScriptError(differs)
     if len({place.models for place in places}) > 1:
         raise ScriptError(
             f"session.batches: the ranks have trained different models in update {update} (this rank: "
             f"{', '.join(own.models) or 'none'}); decide by values that are equal on all ranks which model is trained"
+        )
+    if len({place.skips for place in places}) > 1:
+        left_out = ", ".join(str(number) for number, place in enumerate(places) if place.skips)
+        raise ScriptError(
+            f"optimizer.skip: ranks {left_out} of {len(places)} have left out update {update}, which the others have made; decide by "
+            "values that are equal on all ranks, such as those of optimizer.gradients()"
         )
     if len({place.learning_rates for place in places}) > 1:
         raise ScriptError(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from mtrain.errors import ScriptError
+from mtrain.rank.script.schedulers import SteppedScheduler, adopted, groups_of_native
 
 NativeOptimizer: TypeAlias = Callable[[Any], Any]
 """Makes an optimizer of the framework from the model."""
@@ -21,6 +22,10 @@ class Recorded:
     def __init__(self, make: NativeOptimizer) -> None:
         self._make = make
         self.learning_rate: float | None = None
+        self.groups: list[dict[str, Any]] = []
+        """Learning rate and momentum of its parameter groups, as it was made."""
+        self.scheduler: SteppedScheduler | None = None
+        """The scheduler that the script has made with it."""
 
     def __call__(self, model: Any) -> Any:
         """Make the optimizer.
@@ -29,6 +34,9 @@ class Recorded:
             ScriptError: it has no learning rate, or the learning rate 0.
         """
         optimizer = self._make(model)
+        if isinstance(optimizer, tuple) and len(optimizer) == 2:
+            optimizer, scheduler = optimizer
+            self.scheduler = adopted(scheduler, optimizer)
         learning_rate = _learning_rate_of(optimizer)
         if learning_rate is None or learning_rate <= 0:
             given = "without a learning rate" if learning_rate is None else f"with the learning rate {learning_rate:g}"
@@ -37,6 +45,7 @@ class Recorded:
                 "paddle.optimizer with a learning rate above 0"
             )
         self.learning_rate = learning_rate
+        self.groups = groups_of_native(optimizer)
         return optimizer
 
 

@@ -31,15 +31,17 @@ from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.following import check_follow, check_untrained, submodules
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.rank.script.loaders import evaluated, read_loader
-from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
+from mtrain.rank.script.made import MadeBatches, Numbered
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
-from mtrain.rank.script.native import NativeOptimizer, recorded
+from mtrain.rank.script.native import NativeOptimizer, Recorded, recorded
+from mtrain.rank.script.nested import Nested
 from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.samples import check_dataset
-from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler
+from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, made
 from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
 from mtrain.rank.script.stream import Shard, Stream, is_stream
@@ -48,6 +50,7 @@ from mtrain.rank.script.training_data import (
     Request,
     Source,
     check_continues,
+    check_schedule,
     number_of_updates,
     opened,
     opened_together,
@@ -125,7 +128,11 @@ class Session:
         self._shared_settings: Mapping[str, Any] = {}
         """Settings of the script, by path of the spec, that all models share."""
         self._read: Source | None = None
+        self._made: MadeBatches | None = None
+        """Batches that the script makes itself."""
         self._loop: ScriptLoop | None = None
+        self._nested: Nested | None = None
+        """The epochs that the script iterates over, around its batches."""
         shards = job.spec.cluster.shards
         self._collective: Collective = (
             rank.collective
@@ -195,7 +202,8 @@ class Session:
         Args:
             build: Makes the model, a native module of the framework; called once, with the job's seed set.
             optimizer: The update rule, such as ``mtrain.AdamW(learning_rate=1e-3)``, or a function from the model to an optimizer of
-                the framework. Of a model with a name, None means that no update changes it: a teacher or a target network.
+                the framework, which may return a scheduler of torch with it: (optimizer, scheduler). Of a model with a name, None means
+                that no update changes it: a teacher or a target network.
             schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
             scheduler: In its place, a function that makes a scheduler of ``torch.optim.lr_scheduler`` from an optimizer, or one
                 of ``paddle.optimizer.lr`` from a learning rate. The script steps it: ``optimizer.scheduler.step()``.
@@ -254,7 +262,7 @@ class Session:
             gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
         if native_optimizer is not None:
             spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
-        stepped = self._stepped(scheduler, spec, name, schedule=schedule)
+        stepped = self._stepped(scheduler, native_optimizer, spec, name, schedule=schedule)
         updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
         self._spec = spec if not self._models.trained else self._spec
         self._models.add(
@@ -278,20 +286,29 @@ class Session:
         return model, updater
 
     def _stepped(
-        self, make: MakeScheduler | None, spec: Spec, name: str, *, schedule: Curve | RateOf | None
+        self,
+        make: MakeScheduler | None,
+        native: Recorded | None,
+        spec: Spec,
+        name: str,
+        *,
+        schedule: Curve | RateOf | None,
     ) -> SteppedScheduler | None:
-        """Make the scheduler of a model, and keep its state."""
-        if make is None:
-            return None
-        if schedule is not None:
-            raise ScriptError("session.prepare: schedule= and scheduler= are both given; keep one")
-        stepped = SteppedScheduler(
-            make,
-            framework=self._job.resolved.backend.framework,
-            learning_rate=spec.optimizer.learning_rate,
-            factors=[group.learning_rate_factor for group in spec.optimizer.groups],
-        )
-        self._records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
+        """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""
+        stepped = None if native is None else native.scheduler
+        given = [
+            word
+            for word, x in (("schedule=", schedule), ("scheduler=", make), ("one of the optimizer", stepped))
+            if x is not None
+        ]
+        if len(given) > 1:
+            raise ScriptError(f"session.prepare: {' and '.join(given)} are both given; keep one")
+        if make is not None:
+            groups = groups_of_rule(spec.optimizer) if native is None else native.groups
+            framework = self._job.resolved.backend.framework
+            stepped = made(make, groups, framework=framework, ratios_stay=native is not None)
+        if stepped is not None:
+            self._records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
         return stepped
 
     def _share(self, settings: Mapping[str, Any], *, accumulate: int | None) -> None:
@@ -373,14 +390,25 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        if self._shares is None:
-            raise ScriptError("session.batches: called before session.prepare; prepare the model first")
-        if not self._models.trained:
-            raise ScriptError(
-                "session.batches: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
-            )
+        shares = self._check_trained("session.batches")
+        if self._nested is not None:
+            if epochs is not None or updates is not None:
+                raise ScriptError(
+                    "session.batches: a length given within a loop over session.epochs, which says the length; leave it out"
+                )
+            if shard is not None:
+                raise ScriptError(
+                    "session.batches: shard= given within a loop over session.epochs, but then the ranks may end an epoch after different "
+                    "updates; leave shard= out, or session.epochs"
+                )
+            if self._loop is not None:
+                return self._nested.again(dataset)
+            epochs = self._nested.count
         if self._loop is not None:
-            raise ScriptError("session.batches: called twice; one session has one training loop")
+            raise ScriptError(
+                "session.batches: called twice; one session has one training loop. For a loop over epochs with code at the end of each, "
+                "write `for epoch in session.epochs(10):` around `for batch in session.batches(loader):`"
+            )
         outside = self._job.outside_paths
         parts = several(dataset)
         if parts is not None and (order or shard or collate):
@@ -405,7 +433,7 @@ class Session:
             outside_paths=outside,
         )
         self._spec = self._changed(self._spec, changes, call="session.batches")
-        check_loop(self._spec, self._shares, divides=own_batches is None and not callable(one_batch))
+        check_loop(self._spec, shares, divides=own_batches is None and not callable(one_batch))
         request = Request(
             cutting=Cutting(
                 batch=one_batch if callable(one_batch) else self._spec.train.batch_size,
@@ -421,12 +449,97 @@ class Session:
         )
         seed_framework = self._rank.capabilities.seed
         self._read = samples = (
-            opened(read.dataset, request, self._spec, self._shares, seed_framework)
+            opened(read.dataset, request, self._spec, shares, seed_framework)
             if parts is None
             else opened_together(
-                parts, global_batch, replace(request, workers=workers), self._spec, self._shares, seed_framework
+                parts, global_batch, replace(request, workers=workers), self._spec, shares, seed_framework
             )
         )
+        loop = self._run(samples)
+        return loop if self._nested is None else self._nested.start(loop, samples, dataset)
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the epochs, from where the job stands; the loop over ``batches`` is inside. Every rank must iterate.
+
+        What follows the inner loop runs at the end of each epoch, with the state of the last update, and is not repeated by a resumed
+        job: ``optimizer.scheduler.step()``, ``session.evaluate``, ``session.log``.
+
+        Args:
+            count: Number of epochs; None: as ``mtrain run --epochs`` says.
+
+        Raises:
+            ScriptError: called twice, or after ``batches``.
+        """
+        if self._nested is not None or self._loop is not None:
+            raise ScriptError(
+                "session.epochs: called after a loop over epochs or batches; one session has one training loop"
+            )
+        self._nested = Nested(count)
+        return self._nested.epochs(self.progress.epoch)
+
+    def updates(self, count: int | None = None, *, global_batch: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the updates of a script that makes its batches itself, from where the job stands.
+
+        Every rank must iterate, and make the same global batch in each update; ``share`` returns this rank's share of it. What the
+        batches are made from, such as the memory of an agent and its environment, is saved by ``keep``.
+
+        Args:
+            count: Number of updates; None: as ``mtrain run`` says.
+            global_batch: Samples per update over all ranks.
+
+        Raises:
+            ScriptError: there is a loop already, or a rank computes several parts of an update.
+        """
+        shares = self._check_trained("session.updates")
+        if self._loop is not None or self._nested is not None:
+            raise ScriptError("session.updates: called after another loop; one session has one training loop")
+        changes = loop_changes(
+            global_batch=global_batch, epochs=None, updates=count, outside_paths=self._job.outside_paths
+        )
+        self._spec = self._changed(self._spec, changes, call="session.updates")
+        check_loop(self._spec, shares, divides=False)
+        check_schedule(self._spec, "the script makes its batches itself")
+        if shares.passes > 1:
+            raise ScriptError(
+                f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
+                "accumulate=1 and a rank for each shard"
+            )
+        self._made = self._read = MadeBatches(self._spec.train.batch_size)
+        return Numbered(self._run(self._made), lambda: self.progress.update)
+
+    def share(self, batch: Any) -> Any:
+        """Return this rank's share of a global batch that the script has made alike on every rank, on the rank's device.
+
+        Args:
+            batch: Any nesting of tuples, lists and dicts of arrays and tensors, with ``global_batch`` rows each.
+
+        Raises:
+            ScriptError: called outside of a loop over ``updates``, or with another number of rows. Ranks that have made different
+                batches are refused at the end of the update.
+        """
+        if self._made is None or self._loop is None or self._loop.loop.micro is None:
+            raise ScriptError("session.share: called outside of a loop over session.updates")
+        assert self._shares is not None
+        assert self._tracing is not None
+        return self._made.share(batch, self._shares, self._rank, floats=self._floats(), saw=self._tracing.saw_more)
+
+    def _check_trained(self, call: str) -> Shares:
+        """Return which parts of an update this rank computes; refuse a loop before a model was prepared that it can train.
+
+        Raises:
+            ScriptError: there is none.
+        """
+        if self._shares is None:
+            raise ScriptError(f"{call}: called before session.prepare; prepare the model first")
+        if not self._models.trained:
+            raise ScriptError(
+                f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
+            )
+        return self._shares
+
+    def _run(self, samples: Source) -> ScriptLoop:
+        """Start the training loop on ``samples``."""
+        assert self._shares is not None
         self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
         if self._saved is not None:
             check_continues(self._progress, samples)
@@ -496,7 +609,11 @@ class Session:
             stop=self._asked_to_end,
             save_requested=self._job.save_requested,
         )
-        return ScriptLoop(Loop(job, cadences, hooks, self._progress), [entry.updater for entry in self._models.trained])
+        return ScriptLoop(
+            Loop(job, cadences, hooks, self._progress),
+            [entry.updater for entry in self._models.trained],
+            differs=OTHER_ORDER if self._made is None else OTHER_SHARE,
+        )
 
     def _lasting(self, spec: Spec) -> Spec:
         """Return the spec of a model with the batch and length that ``batches`` has set."""
@@ -664,7 +781,8 @@ class Session:
         """
         if self._loop is None:
             raise ScriptError("session.log: called outside of the loop of session.batches")
-        self._loop.log(values)
+        if self._nested is None or not self._nested.has_ended:  # at the end of an epoch that a comparison has cut short
+            self._loop.log(values)
 
     def print(self, *values: Any) -> None:
         """Show a line on the terminal of the job, from rank 0 alone."""

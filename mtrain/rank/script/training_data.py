@@ -13,6 +13,7 @@ from mtrain.data.objects import Seed
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.epochs import Cutting
 from mtrain.rank.script.loaders import read_loader
+from mtrain.rank.script.made import MadeBatches
 from mtrain.rank.script.samples import Samples
 from mtrain.rank.script.stream import Shard, Stream, is_stream
 from mtrain.rank.script.together import Several, Together, batches_of
@@ -30,7 +31,7 @@ class Request:
     """None: as the DataLoader of each of several data sets says."""
 
 
-Source: TypeAlias = Samples | Together | Stream
+Source: TypeAlias = Samples | Together | Stream | MadeBatches
 """Where the micro batches of a script come from."""
 
 
@@ -192,7 +193,7 @@ def check_continues(progress: Progress, samples: Source) -> None:
         )
 
 
-def _check_place(progress: Progress, samples: Samples | Together) -> None:
+def _check_place(progress: Progress, samples: Samples | Together | MadeBatches) -> None:
     epoch, position = samples.place(progress.update)
     each = samples.updates_per_epoch
     if each is not None:

@@ -49,6 +49,10 @@ class Driver(Protocol):
         """Return the gradients by name."""
         ...
 
+    def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
+        """Take a loss, and return its own gradients by name."""
+        ...
+
 
 @explained
 class Updater:
@@ -114,17 +118,21 @@ class Updater:
         loop, stepper = self._in_loop("backward")
         loop.backward(stepper, loss, retain_graph=retain_graph, call="backward")
 
-    def gradients(self) -> Mapping[str, Any]:
+    def gradients(self, loss: Any = None, *, retain_graph: bool = False) -> Mapping[str, Any]:
         """Return the gradients by name of the parameter, as means over the ranks, before clipping. Every rank must call.
 
-        They are tensors that may be changed in place; ``step`` uses what is in them then. They are there after the last
-        micro batch of an update.
+        Without ``loss`` they are tensors that may be changed in place; ``step`` uses what is in them then. They are there after
+        the last micro batch of an update.
+
+        Args:
+            loss: A loss that is taken as by ``backward``. A copy of its own gradients is returned, without those of other losses.
+            retain_graph: Another loss is computed from the same graph afterwards.
 
         Raises:
-            ScriptError: there is no gradient, or the update has further micro batches.
+            ScriptError: there is no gradient, or the update has further micro batches; with ``loss`` also as for ``backward``.
         """
         loop, stepper = self._in_loop("gradients")
-        return loop.gradients(stepper)
+        return loop.gradients(stepper) if loss is None else loop.gradients_of(stepper, loss, retain_graph=retain_graph)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the weights by the gradient of the losses given to ``backward``. Every rank must call.

@@ -12,10 +12,17 @@ import numpy as np
 from mtrain.core.interfaces import Array, Recipe
 from mtrain.core.recipe import ema_shares
 from mtrain.studies.compare.differences import LOSS, NORM, SAMPLES, START, Difference, ordinal
+from mtrain.studies.compare.several import (
+    EXPLAINED,
+    fit,
+    models_apart,
+    named,
+    other_rates,
+    other_trained,
+    unlike_models,
+)
 from mtrain.studies.compare.traces import BUFFERS, EMA, MOMENTS, WEIGHTS, Trace
 
-EXPLAINED = 0.03
-"""Largest remainder that an explanation may leave, as a share of the difference."""
 ROUNDING = {LOSS: 1e-5, NORM: 1e-3, MOMENTS: 1e-3, WEIGHTS: 1e-3, BUFFERS: 1e-4, EMA: 1e-3}
 """Relative differences up to these count as rounding when they first appear."""
 
@@ -119,6 +126,8 @@ def causes(a: Trace, b: Trace, gap: Difference, facts: Facts) -> list[str]:
             f"its ranks do not hold the same weights after {ordinal(b.drifted - 1)}: gradients are not the same on all "
             "ranks"
         )
+    if told := other_trained(a, b, gap.first) or other_rates(a, b, gap.first, gap.what[0]):
+        return [*sentences, told]
     others = _of_one_only("losses", a.losses, b.losses) or _of_one_only("moments", a.named(MOMENTS), b.named(MOMENTS))
     if others:
         return [*sentences, others]
@@ -132,7 +141,11 @@ def causes(a: Trace, b: Trace, gap: Difference, facts: Facts) -> list[str]:
                 "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
             )
         return sentences
-    return [*sentences, *_BY_QUANTITY[first](step)]
+    models = models_apart(a, b, gap.first, first)
+    if told := unlike_models(a, b, gap.first, first, models):
+        return [*sentences, told]
+    found = _BY_QUANTITY[first](step)
+    return [*sentences, *([f"{named(models)}: {found[0]}", *found[1:]] if models else found)]
 
 
 def _of_one_only(what: str, ours: Iterable[str], theirs: Iterable[str]) -> str:
@@ -212,9 +225,9 @@ def _moments(step: _Step) -> list[str]:
     if step.facts.recipe.rule != "sgd":  # A mean: what is not kept of it is added.
         momenta = momenta - np.concatenate([step.added(step.a, part) for part in parts]) / step.share
     explanations = [
-        (*_fit(change, applied), _scaled),
-        (*_fit(change, momenta), _other_momentum),
-        (*_fit(change, step.share * weights), _other_decay),
+        (*fit(change, applied), _scaled),
+        (*fit(change, momenta), _other_momentum),
+        (*fit(change, step.share * weights), _other_decay),
     ]
     remainder, times, sentence = min(explanations, key=lambda attempt: round(attempt[0], 3))  # the first of equals
     if remainder <= EXPLAINED:
@@ -232,7 +245,7 @@ def _decay_of(step: _Step, parts: list[str]) -> str:
     for part in parts:
         change = step.after(step.b, part) - step.after(step.a, part)
         group = part.split("/")[1]
-        remainder, times = _fit(change, step.share * step.before(f"weights/{group}"))
+        remainder, times = fit(change, step.share * step.before(f"weights/{group}"))
         if change.any() and remainder <= EXPLAINED:
             findings.append(f"group {group} has a weight decay that differs by {times:+.2g}")
     return "; ".join(findings) or "look at clipping, momentum and weight decay"
@@ -275,7 +288,7 @@ def _weights(step: _Step) -> list[str]:
             return ["moments are the same, its step is the plain momentum: nesterov is off"]
         if _is(steps_b, step.ahead(names)):
             return ["moments are the same, its step looks ahead: nesterov is on"]
-    remainder, change = _fit(steps_b - steps_a, steps_a)
+    remainder, change = fit(steps_b - steps_a, steps_a)
     if remainder <= EXPLAINED:
         return [
             f"moments are the same, its step is {1 + change:.4g} times as long{_reason_of_length(step, 1 + change)}"
@@ -314,7 +327,7 @@ def _average(step: _Step) -> list[str]:
     before, weights = step.a.sketch(EMA)[step.update], step.a.sketch(WEIGHTS)[step.update + 1]
     weights = weights + step.a.sketch(BUFFERS)[step.update + 1]
     change = step.b.sketch(EMA)[step.update + 1] - step.a.sketch(EMA)[step.update + 1]
-    remainder, times = _fit(change, before - weights)
+    remainder, times = fit(change, before - weights)
     if remainder <= EXPLAINED:
         return [
             f"weights are the same, their average is not: it keeps {keep_share + times:.3g} of itself per update, "
@@ -339,15 +352,6 @@ _BY_QUANTITY: Mapping[str, Callable[[_Step], list[str]]] = {
 
 
 # ------------------------------------------------------------------------------------------------------------ metrics
-def _fit(change: Array, direction: Array) -> tuple[float, float]:
-    """Return (share of ``change`` that remains, factor) of the best ``factor * direction``."""
-    squared = float(direction @ direction)
-    if not squared or not change.any():
-        return 1.0, 0.0
-    factor = float(change @ direction) / squared
-    return float(np.linalg.norm(change - factor * direction) / np.linalg.norm(change)), factor
-
-
 def _is(one: Array, other: Array) -> bool:
     length = float(np.linalg.norm(other))
     return length > 0 and bool(np.linalg.norm(one - other) <= EXPLAINED * length)

@@ -40,6 +40,12 @@ class Trace:
     """(U + 1, SIZE) sketches of each part."""
     drifted: int | None = None
     """Number of updates after which the ranks first held different weights; None: never."""
+    models: Sequence[str] = ()
+    """Of several models, that of each parameter group."""
+    norms_of: Mapping[str, Array] = field(default_factory=dict)
+    """Of several models, the (U,) norm of each one's gradient; NaN where an update has left it out."""
+    trained: Sequence[frozenset[str]] = ()
+    """Of several models, those that each of the U updates has trained."""
 
     @property
     def updates(self) -> int:
@@ -60,11 +66,20 @@ class Trace:
             digests={part: values[: updates + 1] for part, values in self.digests.items()},
             sketches={part: values[: updates + 1] for part, values in self.sketches.items()},
             drifted=self.drifted if self.drifted is not None and self.drifted <= updates else None,
+            norms_of={name: values[:updates] for name, values in self.norms_of.items()},
+            trained=self.trained[:updates],
         )
 
     def named(self, kind: str) -> list[str]:
         """Return the names of all parts of a kind, sorted."""
         return sorted(name for name in self.digests if kind_of(name) == kind)
+
+    def model_of(self, part: str) -> str:
+        """Return the model to which a part belongs; empty for an only one."""
+        place = part.rpartition("/")[2]
+        if kind_of(part) in (BUFFERS, EMA):
+            return place if "/" in part else ""
+        return self.models[int(place)] if self.models else ""
 
     def sketch(self, kind: str) -> Array:
         """Return the (U + 1, SIZE) sketch of all parts of a kind together."""
@@ -101,6 +116,16 @@ def trace_of(history: History, *, loss: str | None = None) -> Trace:
         digests={part: [entry["digests"].get(part, "") for entry in entries] for part in parts},
         sketches={part: np.array([entry["sketches"][part] for entry in entries]) for part in parts},
         drifted=next((i for i, entry in enumerate(entries) if not entry["ranks_agree"]), None),
+        models=entries[0].get("models", ()),
+        norms_of={
+            model: _numbers(record["models"][model]["gradient_norm"] for record in records)
+            for model in records[0].get("models", ())
+        },
+        trained=[
+            frozenset(model for model, facts in record["models"].items() if facts["updated"])
+            for record in records
+            if "models" in record
+        ],
     )
 
 
