@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from mtrain.core.interfaces.program import Program
+from mtrain.core.interfaces.state import StateStream
 from mtrain.core.interfaces.tensors import Array, Module
 
 Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program], Sequence[str]]
@@ -13,6 +14,18 @@ Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program
 It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
 names of the program's outputs, in order.
 """
+
+
+class StreamState(Protocol):
+    """Returns the state of a model and its optimizer as a stream; see ``Capabilities.stream``."""
+
+    def __call__(self, model: Module, optimizer: Any, *, copied: bool) -> StateStream:
+        """Return the stream; every rank must call.
+
+        ``copied``: what this rank contributes is copied first, so that training may go on while another thread reads the
+        stream. Else nothing is copied, and nothing may change before the stream is read.
+        """
+        ...
 
 
 def _nothing(*_: object) -> None:
@@ -36,5 +49,8 @@ class Capabilities:
 
     It is called before ``prepare``, and only if a comparison or ``report.metrics_port`` needs it.
     """
+    stream: StreamState | None = None
+    """Returns what ``RankSession.state`` returns, array by array and on rank 0 alone. None: the session holds whole states
+    only; ``core.streams.streamed`` then makes a stream of one. One stream is read at a time."""
     export: Export | None = None
     """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""
