@@ -1,1 +1,1 @@
-"""A backend of mtrain on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""
+"""The backend ``fsdp`` on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""
