@@ -103,8 +103,7 @@ fingerprints: $(VENV)/.installed-horovod  ## digests of what tiny jobs learn; BA
 	$(PY) -m tests.parity.fingerprints $(if $(BASE),--base $(BASE)) $(FINGERPRINTS_ARGS)
 
 checkpoint-matrix: $(VENV)/.installed-horovod  ## save under every backend, resume under every other: a table
-	$(PY) -m pip install --quiet --no-deps --upgrade --target build/fsdp ./examples/mtrain-fsdp
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/fsdp $(PY) -m tests.parity.matrix
+	OMP_NUM_THREADS=1 $(PY) -m tests.parity.matrix
 
 contract: $(VENV)/.installed-horovod  ## two ranks learn what one rank learns
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/contract $(PYTEST_ARGS)

@@ -142,12 +142,6 @@ def difference(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def prepare(here: Path) -> None:
-    """Make the backend of examples/mtrain-fsdp known in the folder ``here``."""
-    (here / "mtrain_fsdp").symlink_to(ROOT / "examples" / "mtrain-fsdp" / "src" / "mtrain_fsdp")
-    (here / "plugins.toml").write_text('[backends.fsdp]\nmodule = "mtrain_fsdp.backend:Fsdp"\n')
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
@@ -159,7 +153,6 @@ def main() -> None:
     backends = arguments.backends.split(",")
     print(f"| model | ranks | {' | '.join(backends)} |\n|---|--:|{'--:|' * len(backends)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
         for name in arguments.models.split(","):
             for ranks in RANKS:
                 plain = plain_losses(name, updates=arguments.updates, shares=ranks)

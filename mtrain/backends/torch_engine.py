@@ -12,6 +12,7 @@ from mtrain.backends._torch.group import leave as leave_group
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
+from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends._torch.state import fill, to_numpy
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LocalCollective",
     "NoExchange",
     "ShardedOptimizer",
+    "SplitEngine",
     "TorchCollective",
     "TorchEngine",
     "TorchOptimizer",

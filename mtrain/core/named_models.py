@@ -1,9 +1,10 @@
 """The arrays of several models in one state: those of model ``G`` are named ``G/...``, those of an only model as they are."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mtrain.core.interfaces import Array, State
+from mtrain.core.selected import Selected
 
 T = TypeVar("T")
 
@@ -23,30 +24,40 @@ def of_model(model: str, values: Mapping[str, T]) -> dict[str, T]:
     return {name.removeprefix(f"{model}/"): x for name, x in values.items() if name.startswith(f"{model}/")}
 
 
+def renamed(part: str, model: str, name: str) -> str:
+    """Return the name of an entry of one model's state among those of all; moments are ``<moment>/<model>/<parameter>``."""
+    if part != "moments":
+        return prefixed(model, name)
+    moment, _, parameter = name.partition("/")
+    return f"{moment}/{prefixed(model, parameter)}"
+
+
 def joined(states: Mapping[str, State]) -> State:
     """Return the states of models by name as one state. Moments are ``<moment>/<model>/<parameter>``."""
-    whole = State()
-    for model, state in states.items():
-        whole.weights |= {prefixed(model, name): x for name, x in state.weights.items()}
-        whole.ema |= {prefixed(model, name): x for name, x in state.ema.items()}
-        for key, x in state.moments.items():
-            moment, _, name = key.partition("/")
-            whole.moments[f"{moment}/{prefixed(model, name)}"] = x
-        whole.counters |= {prefixed(model, name): x for name, x in state.counters.items()}
-    return whole
+    parts: dict[str, dict[str, Any]] = {
+        part: {
+            renamed(part, model, name): x for model, state in states.items() for name, x in getattr(state, part).items()
+        }
+        for part in ("weights", "ema", "moments", "counters")
+    }
+    return State(**parts)
 
 
 def part_of(whole: State, model: str) -> State:
-    """Return the state of one of several models, as ``joined`` has put it there."""
-    moments: dict[str, dict[str, Array]] = {}
-    for key, x in whole.moments.items():
-        moment, _, name = key.partition("/")
-        moments.setdefault(moment, {})[name] = x
+    """Return the state of one of several models, as ``joined`` has put it there; arrays are read when they are used."""
     return State(
-        weights=of_model(model, whole.weights),
-        ema=of_model(model, whole.ema),
-        moments={
-            f"{moment}/{name}": x for moment, arrays in moments.items() for name, x in of_model(model, arrays).items()
-        },
+        weights=_of_model("weights", model, whole.weights),
+        ema=_of_model("ema", model, whole.ema),
+        moments=_of_model("moments", model, whole.moments),
         counters=of_model(model, whole.counters),
     )
+
+
+def _of_model(part: str, model: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    names = {}
+    for key in arrays:
+        moment, _, name = key.partition("/") if part == "moments" else ("", "", key)
+        if name.startswith(f"{model}/"):
+            own = name.removeprefix(f"{model}/")
+            names[f"{moment}/{own}" if part == "moments" else own] = key
+    return Selected(arrays, names)

@@ -18,6 +18,7 @@ import numpy as np
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Array, Collective, Quantise, Recipe, State, Tensor
+from mtrain.core.selected import Selected
 from mtrain.errors import SpecError
 
 RANGE = "input_range"
@@ -111,14 +112,13 @@ OF_OWN_MODEL = (
 
 def fitted(saved: State, names: Iterable[str]) -> State:
     """Return ``saved`` for a model whose entries are ``names``: with unset ranges where it has none, without others."""
-    if not saved.weights:
-        return saved
-    names = list(names)
     ranges = {name for name in names if is_range(name)}
-    weights = {name: array for name, array in saved.weights.items() if name in ranges or not is_range(name)}
-    kept = {name: weights[name] for name in names if name in weights} if ranges - weights.keys() else weights
-    missing = {name: np.zeros(2, np.float32) for name in ranges - weights.keys()}
-    return State(weights={**weights, **kept, **missing}, ema=saved.ema, moments=saved.moments, counters=saved.counters)
+    if not saved.weights or ranges == {name for name in saved.weights if is_range(name)}:
+        return saved
+    kept = {name: name for name in saved.weights if name in ranges or not is_range(name)}
+    unset = {name: np.zeros(2, np.float32) for name in ranges - saved.weights.keys()}
+    weights = Selected(saved.weights, kept, unset)
+    return State(weights=weights, ema=saved.ema, moments=saved.moments, counters=saved.counters)
 
 
 @dataclass(frozen=True, kw_only=True)

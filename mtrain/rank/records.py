@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.digest import digest
-from mtrain.core.interfaces import Collective, Progress, RankSession, State
+from mtrain.core.interfaces import Collective, Progress, RankSession
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.rank.assembly import Assembly
 from mtrain.records import choosing
@@ -29,7 +28,7 @@ def report_weights(report: Report, job: Assembly) -> None:
 def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) -> checkpoint.CheckpointStore:
     """Return the checkpoints of a training run; each is copied once it is written."""
     if rank != 0:
-        return checkpoint.NoCheckpoints()
+        return checkpoint.NoCheckpoints(asynchronous=spec.checkpoint.asynchronous)
     rule = spec.checkpoint
     return checkpoint.Checkpoints(
         run_folder.checkpoints,
@@ -111,11 +110,9 @@ def left_out(reason: str, not_done: Sequence[str]) -> dict[str, Any]:
     return {"left_out": list(not_done) if reason == "interrupted" else []}
 
 
-def result_summary(state: State, checkpoints: checkpoint.CheckpointStore) -> dict[str, Any]:
-    """Return the part of a summary that says what a finished job has learned, and where it is."""
+def places_summary(checkpoints: checkpoint.CheckpointStore) -> dict[str, Any]:
+    """Return the part of a summary that says where the checkpoints of a finished job are."""
     return {
-        "weights_sha256": digest(state.weights),
-        "ema_sha256": digest(state.ema),
         "best_checkpoint": text_of(checkpoints.best() or checkpoints.newest()),
         "newest_checkpoint": text_of(checkpoints.newest()),
     }

@@ -301,7 +301,7 @@ class TrainingRun:
         job = self.job
         if why == "requested":
             self._save_request.served()
-        state = job.session.state(job.model, job.optimizer)
+        stream = self.records.stream(("", job.model, job.optimizer))
         self._result.progress = progress
         extra = {
             **self._data.labels(),
@@ -312,7 +312,7 @@ class TrainingRun:
             **({random_layers.KEY: self._shards} if job.plugin.native else {}),
         }
         content = {"spec": without_places(job.spec.model_dump(mode="json")), "extra": extra}
-        self.records.save(state, progress, score=score, why=why, content=content)
+        self.records.save(stream, progress, score=score, why=why, content=content)
 
     def end(self, reason: str, *, seconds: float) -> None:
         """Wait for unfinished saves, and write the last record and the summary.
@@ -338,7 +338,7 @@ class TrainingRun:
         }
         images = {}
         if reason == "done":
-            summary |= self.records.result(job.session.state(job.model, job.optimizer))
+            summary |= self.records.result(("", job.model, job.optimizer))
             summary["measured"] = self._tracing.measured()
             images = {"images": self._draw()}
             self._keep()

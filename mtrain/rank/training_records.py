@@ -6,18 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrain.core import streams
 from mtrain.core.checkpoint import store
-from mtrain.core.collective import barrier
-from mtrain.core.interfaces import Backend, Progress, RankSession, State, Why
+from mtrain.core.collective import barrier, broadcast
+from mtrain.core.digest import digest_of_stream
+from mtrain.core.interfaces import Backend, Module, Part, Progress, RankSession, StateStream, Why
 from mtrain.rank import copying, precision, random_layers
 from mtrain.rank.assembly import unused_gpus
-from mtrain.rank.records import checkpoints_of, left_out, progress_summary, result_summary, text_of
+from mtrain.rank.records import checkpoints_of, left_out, places_summary, progress_summary, text_of
 from mtrain.records.reporter import Report
 from mtrain.spec.model import Spec
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder, adopt
 
 log = logging.getLogger(__name__)
+
+RESULT_PARTS: tuple[Part, ...] = ("weights", "ema")
+"""Parts of the state whose digests are in the summary."""
 
 
 class TrainingRecords:
@@ -82,9 +87,20 @@ class TrainingRecords:
         self.checkpoints.check()
         copying.report(self.copies, self.report)
 
+    def stream(self, *stepped: tuple[str, Module, Any]) -> StateStream:
+        """Return a stream of the state that ``save`` may read while training goes on; every rank must call.
+
+        ``stepped``: model and optimizer as ``RankSession.prepare`` returned them, with the name of the model; a single one has
+        none.
+        """
+        # Earlier copies are dropped before new ones are made.
+        self.checkpoints.wait()
+        copied = self._spec.checkpoint.asynchronous
+        return streams.of_models(self._session, stepped, copied=copied)
+
     def save(
         self,
-        state: State,
+        state: StateStream,
         progress: Progress,
         *,
         score: float | None,
@@ -127,9 +143,11 @@ class TrainingRecords:
         )
         return {**job, "device": self._device, **left_out(reason, not_done), **self.copies.summary()}
 
-    def result(self, state: State) -> dict[str, Any]:
-        """Return what the summary of a training that is done has in addition."""
-        return result_summary(state, self.checkpoints)
+    def result(self, *stepped: tuple[str, Module, Any]) -> dict[str, Any]:
+        """Return what the summary of a training that is done has in addition; every rank must call. See ``stream``."""
+        state = streams.of_models(self._session, stepped, copied=False)
+        digests = {f"{part}_sha256": digest_of_stream(state, part) for part in RESULT_PARTS}
+        return broadcast(self._session.collective, digests) | places_summary(self.checkpoints)
 
     def end(self, reason: str, summary: Mapping[str, Any], **fields: Any) -> None:
         """Write the last record, with further ``fields``, and the summary; unless ``reason`` is "failed", every rank must call."""

@@ -8,8 +8,9 @@ import numpy as np
 
 from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import evaluate
-from mtrain.core.interfaces import Array, HostBatch, Precision, RankSession, State
+from mtrain.core.interfaces import Array, HostBatch, Precision, RankSession, State, StateStream
 from mtrain.core.sampler import Padded
+from mtrain.core.streams import PARTS, streamed
 from mtrain.testing import training
 from mtrain.testing.check_context import LOGITS, Site
 from mtrain.testing.checks import Measure, none_of
@@ -34,7 +35,10 @@ def whole(site: Site) -> list[Measure]:
         training.update_once(session, model, optimizer, batches, case, update)
     saved = session.state(model, optimizer)
     copied = {name: array.copy() for name, array in training.flat(saved).items()}
+    streamed_wrongly = _changed_in_stream(copied, streamed(session, model, optimizer, copied=False), c.rank)
+    stream = streamed(session, model, optimizer, copied=True)
     training.update_once(session, model, optimizer, batches, case, 2)
+    streamed_wrongly += _changed_in_stream(copied, stream, c.rank)
     overwritten = training.changed(copied, training.flat(saved))
     fresh, other = session.prepare(build, case.recipe(c.size))
     session.restore(fresh, other, State(weights=saved.weights))
@@ -47,9 +51,22 @@ def whole(site: Site) -> list[Measure]:
     return [
         none_of("wrong names or shapes", _misfits(saved)),
         none_of("arrays that a later update overwrites", overwritten),
+        none_of("arrays that come otherwise one by one than all at once", streamed_wrongly),
         none_of("arrays and counters that do not come back", lost),
         none_of("averages that do not restart from weights given alone", training.changed(floats, restarted)),
     ]
+
+
+def _changed_in_stream(expected: Mapping[str, Array], stream: StateStream, rank: int) -> list[str]:
+    """Return the arrays of a stream that differ from those of the whole state; every rank must call."""
+    names = [f"{part}/{name}" for part in PARTS for name in stream.outlines[part]]
+    arrays = [array for part in PARTS for array in stream.arrays(part, list(stream.outlines[part]))]
+    wrong = [name for name in expected if name not in names]
+    if rank == 0:
+        received = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+        wrong += [name for name in expected if name in names and name not in received]
+        wrong += training.changed({name: expected[name] for name in received if name in expected}, received)
+    return wrong
 
 
 def _misfits(state: State) -> list[str]:

@@ -1,6 +1,6 @@
 """Run one rank of the tests of late updates: ``late_ranks STUDIES BACKEND OUT OPTIONS`` (see ``rank_main``).
 
-BACKEND is ddp, deepspeed or fsdp, the backend of ``examples/mtrain-fsdp``.
+BACKEND is ddp, deepspeed or fsdp.
 """
 
 import sys
@@ -13,7 +13,6 @@ from mtrain.core.interfaces import Recipe
 from mtrain.testing import training
 from mtrain.testing.training import Case
 from tests.backends.host_reads import counted
-from tests.backends.processes import ROOT
 from tests.backends.rank_main import main
 
 UPDATES = 5
@@ -50,11 +49,10 @@ def reads_of(session: Any, rule: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "examples" / "mtrain-fsdp" / "src"))
     if sys.argv[2] == "deepspeed":
         from mtrain.backends.deepspeed import DeepSpeed as Kind
     elif sys.argv[2] == "fsdp":
-        from mtrain_fsdp.backend import Fsdp as Kind  # type: ignore[assignment]
+        from mtrain.backends.fsdp import Fsdp as Kind  # type: ignore[assignment]
     else:
         from mtrain.backends.ddp import DDP as Kind  # type: ignore[assignment]
     main(Kind, globals(), sys.argv[1:])

@@ -18,13 +18,20 @@ BACKENDS = {
         "ddp": ("torch", ()),
         "horovod": ("horovod", ()),
         "deepspeed": ("deepspeed", ("stage=1", "stage=3", "stage=0", "stage=2")),
+        "fsdp": ("torch", ("unit=children", "unit=model")),
     },
     "paddle": {"fleet": ("paddle", ())},
 }
 """Framework -> backend -> (the module that it needs, options that are tested beside each other)."""
 IN_ONE_JOB = tuple(check.id for check in CHECKS if check not in (ONE, DIES, TASK))
 Tested = Callable[[str, str, int, tuple[str, ...]], None]
-QUICK = {("ddp", "", 3), ("horovod", "", 3), ("deepspeed", "stage=1", 2), ("fleet", "", 3)}
+QUICK = {
+    ("ddp", "", 3),
+    ("horovod", "", 3),
+    ("deepspeed", "stage=1", 2),
+    ("fsdp", "unit=children", 2),
+    ("fleet", "", 3),
+}
 """(backend, option, ranks) of the jobs that are not slow."""
 
 

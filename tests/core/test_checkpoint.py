@@ -365,7 +365,7 @@ def test_a_save_that_failed_beside_the_loop_can_be_asked_for_at_any_time(tmp_pat
     save(checkpoints, 1)
     checkpoints.check()
     release.set()
-    checkpoints._writer.join()
+    checkpoints._background._thread.join()
     with pytest.raises(
         TrainingError, match=r"step-00000001 could not be written .*No space left on device; there is no"
     ):

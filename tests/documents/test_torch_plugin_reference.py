@@ -150,7 +150,7 @@ def test_public_modules_import_no_framework() -> None:
 
 
 def sources() -> list[Any]:
-    folders = [path for path in (ROOT / "examples").glob("mtrain-*") if path.name != "mtrain-fsdp"]
+    folders = [path for path in (ROOT / "examples").glob("mtrain-*") if path.name != "mtrain-sharded"]
     files = [pytest.param(file.read_text(), id=file.name) for folder in folders for file in folder.rglob("*.py")]
     templates = [
         pytest.param(text, id=f"{kind} {Path(path).name}")

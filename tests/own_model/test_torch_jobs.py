@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import fsdp_example
 from tests.own_model.runs import EXAMPLE, QUIET, command, losses, refused, trained
 
 FP64 = (
@@ -176,7 +175,6 @@ def test_exported_weights_are_those_of_ddp_whichever_backend_splits_them(tmp_pat
     import torch
     from safetensors.torch import load_file
 
-    fsdp_example.use(fsdp_example.install(tmp_path / "plugin"), monkeypatch)
     monkeypatch.syspath_prepend(str(EXAMPLE))
     from nets import MyNet
 

@@ -45,7 +45,7 @@ def test_backends_and_a_resumed_job_give_the_same_bits(tmp_path: Path, monkeypat
 # ------------------------------------------------------------------------------------------------------- the set of jobs
 def test_the_jobs_cover_every_backend_model_and_number_of_ranks() -> None:
     shipped = {point.name for point in distribution("mtrain").entry_points if point.group == "mtrain.backends"}
-    assert {STACKS[job.stack][0] for job in JOBS} == shipped | {"fsdp"}
+    assert {STACKS[job.stack][0] for job in JOBS} == shipped
     for model in ("yolov5n", "ppyoloe_s", "vit", "unet"):
         for ranks in (1, 2):
             assert {frameworks(job) for job in JOBS if (job.model, job.ranks) == (model, ranks)} == {"torch", "paddle"}

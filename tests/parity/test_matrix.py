@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mtrain.core.checkpoint import format as files
-from tests import fsdp_example
 from tests.parity import matrix
 from tests.parity.matrix import HALF, SIZES, STACKS, Cell, Half, Matrix, Stack, readers, writer
 
@@ -32,12 +31,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     return Matrix(tmp_path_factory.mktemp("matrix"))
 
 
-@pytest.fixture(scope="session")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the example of a plugin backend, which no environment has installed."""
-    return fsdp_example.install(tmp_path_factory.mktemp("fsdp"))
-
-
 @pytest.mark.parametrize(
     ("row", "column", "ranks"),
     [*FAST, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in [*SAME, *RING] if cell not in FAST)],
@@ -47,12 +40,8 @@ def test_a_checkpoint_goes_on_elsewhere(
     row: str,
     column: str,
     ranks: int,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten updates there, ten more here: what the writer alone has after twenty."""
-    if "fsdp" in (row, column):
-        fsdp_example.use(request.getfixturevalue("fsdp"), monkeypatch)
     assert {row, column} <= set(matrix.installed())
     cell = filled.cell(writer(row), Stack(name=column, ranks=ranks))
     print(f"{row} to {column} x{ranks}: {cell.text} {matrix.told(cell.differences)}")

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 import torch
+from tests.fsdp_example import install, use
 
 import mtrain
 from mtrain.errors import MtrainError
-from tests.fsdp_example import install, use
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
 
 sys.path.insert(0, str(SCRIPTS))

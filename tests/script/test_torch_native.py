@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from tests.fsdp_example import install, use
 
 from mtrain.core.checkpoint import store
-from tests.fsdp_example import install, use
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary
 
 sys.path.insert(0, str(SCRIPTS))

@@ -1,12 +1,11 @@
 """The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,21 +15,21 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.engine import TorchEngine, channels_last, no_own_order
+from mtrain.backends._torch.engine import channels_last, no_own_order
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
+from mtrain.backends._torch.sharded import PartsOptimizer
 from mtrain.backends._torch.shards import Parts, tied
+from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
-from mtrain.core import state_checks
-from mtrain.core.interfaces import Array, Recipe, State
+from mtrain.core.interfaces import Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fitted
 from mtrain.core.recipe import nothing_to_train
 from mtrain.errors import SpecError
 
 
-class ZeroEngine(TorchEngine):
+class ZeroEngine(SplitEngine):
     """One rank of a job on DeepSpeed. ``prepare`` returns the model that was built, with DeepSpeed's hooks on it."""
 
     def __init__(self, collective: TorchCollective, target: torch.device, sharding: Sharding, *, check: Check) -> None:
@@ -103,97 +102,6 @@ class ZeroEngine(TorchEngine):
         return SplitStates(engine.optimizer, {id(p): name for name, p in model.named_parameters()}, rank, size)
 
     @override
-    def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        if not isinstance(optimizer, ZeroOptimizer):
-            return super().state(model, optimizer)
-        optimizer.settle()
-        parts, ema = optimizer.parts, optimizer.ema()
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
-        tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
-        moments = optimizer.moments()
-        return State(
-            weights=self._arrays(tensors, parts),
-            ema=self._arrays(ema, parts),
-            moments={
-                f"{moment}/{name}": array
-                for moment in dict.fromkeys(key.partition("/")[0] for key in moments)
-                for name, array in self._arrays(_of_moment(moments, moment), parts).items()
-            },
-            counters=optimizer.counters(),
-        )
-
-    def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
-        """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
-        # Numbers, such as an optimizer's count of updates, are equal on all ranks.
-        split = {name: tensor for name, tensor in tensors.items() if name in parts and tensor.dim() > 0}
-        split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.target)}
-        return {
-            name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
-            for name, tensor in tensors.items()
-        }
-
-    @override
-    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
-        if not isinstance(optimizer, ZeroOptimizer):
-            super().restore(model, optimizer, saved)
-            return
-        optimizer.settle()
-        parts, zero = optimizer.parts, optimizer.zero
-        saved = fitted(saved, model.state_dict())
-        if saved.weights:
-            if self.collective.size > 1:
-                # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
-                ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
-                state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
-            zero.release()
-            tensors = {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
-            self._fill(tensors, parts, saved.weights, what="weights")
-            zero.publish()
-            optimizer.ranges_restored()
-        if saved.ema and optimizer.ema():
-            self._fill(optimizer.ema(), parts, saved.ema, what="averaged weights")
-        else:
-            optimizer.restart_ema()
-        if saved.moments:
-            optimizer.expect_moments(saved.moments)
-            moments = optimizer.moments()
-            names = {key: key.partition("/")[2] for key in moments}
-            self._fill(moments, parts, saved.moments, what="optimizer moments", names=names)
-        if saved.counters:
-            optimizer.set_counters(saved.counters)
-
-    @torch.no_grad()
-    def _fill(
-        self,
-        targets: Mapping[str, Tensor],
-        parts: Parts,
-        values: Mapping[str, Array],
-        *,
-        what: str,
-        names: Mapping[str, str] | None = None,
-    ) -> None:
-        """Copy whole arrays ``values`` into ``targets``, taking this rank's part where a target is split.
-
-        Args:
-            targets: Tensors to fill, by the same keys as ``values``.
-            parts: The arrays that are split, by name of the weight.
-            values: Whole arrays.
-            what: What the arrays are, for the error message.
-            names: Maps a key to the name of its weight; None: the keys are names.
-
-        Raises:
-            CheckpointError: Names or shapes differ.
-        """
-        names_by_key = {key: key if names is None else names[key] for key in targets}
-        split = {key for key, x in targets.items() if names_by_key[key] in parts and x.dim() > 0}
-        shapes = {key: parts[names_by_key[key]].shape if key in split else tuple(x.shape) for key, x in targets.items()}
-        state_checks.check_fit(shapes, values, what=what)
-        for key, target in targets.items():
-            whole = torch.from_numpy(np.array(values[key]))
-            target.copy_(parts.cut(names_by_key[key], whole) if key in split else whole)
-
-    @override
     def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
         model, optimizer = prepared
         if self._sharding.stage < 3 or not isinstance(optimizer, ZeroOptimizer):
@@ -207,6 +115,16 @@ class ZeroEngine(TorchEngine):
         return self._sharding.reduction == "update"
 
     @override
+    def release(self, optimizer: PartsOptimizer) -> None:
+        assert isinstance(optimizer, ZeroOptimizer)
+        optimizer.zero.release()
+
+    @override
+    def publish(self, optimizer: PartsOptimizer) -> None:
+        assert isinstance(optimizer, ZeroOptimizer)
+        optimizer.zero.publish()
+
+    @override
     def close(self) -> None:
         """Drop DeepSpeed's engines and all process groups. The models cannot train afterwards."""
         for engine, exchange in self._engines:
@@ -216,8 +134,3 @@ class ZeroEngine(TorchEngine):
         # Hooks and engines refer to each other. Until the collector frees them, a process group keeps its threads.
         gc.collect()
         super().close()
-
-
-def _of_moment(moments: Mapping[str, Tensor], moment: str) -> dict[str, Tensor]:
-    """Select the tensors of one moment, by name of the parameter."""
-    return {key.partition("/")[2]: x for key, x in moments.items() if key.startswith(f"{moment}/")}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -14,10 +14,22 @@ from mtrain.backends._kernels import library
 from mtrain.backends._torch import batches, device, layout, native, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.streams import Entry, Gather, TorchStream
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
-from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
+from mtrain.core.interfaces import (
+    Array,
+    Batch,
+    Capabilities,
+    HostBatch,
+    Narrow,
+    Part,
+    RankSession,
+    Recipe,
+    State,
+    StateStream,
+)
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
@@ -67,6 +79,7 @@ class TorchEngine(RankSession):
         self.late = False
         """See ``Capabilities.late``; ``prepare`` sets it."""
         self._check = check
+        self.gather = Gather(rank=collective.rank, size=collective.size)
         self._recipe: Recipe | None = None
 
     @property
@@ -83,6 +96,7 @@ class TorchEngine(RankSession):
             seed=partial(device.seed, self.target),
             time_waits=self.time_waits,
             profile=self.profile,
+            stream=self.stream,
             export=self.export,
             own_order=self._takes_own_order,
             follow=self.follow,
@@ -242,17 +256,35 @@ class TorchEngine(RankSession):
 
         Sets the buffers of all ranks to rank 0's, so that training continues with what is saved.
         """
-        optimizer.settle()
         model = inner(model)
-        ema = optimizer.ema()
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in parameters)])
+        self.take_buffers_of_rank_0(model, optimizer)
         return State(
             weights=state.arrays(model),
-            ema={name: state.to_numpy(x) for name, x in ema.items()},
+            ema={name: state.to_numpy(x) for name, x in optimizer.ema().items()},
             moments={name: state.to_numpy(x) for name, x in optimizer.moments().items()},
             counters=optimizer.counters(),
         )
+
+    def stream(self, model: nn.Module, optimizer: TorchOptimizer, *, copied: bool) -> StateStream:
+        """See ``Capabilities.stream``; sets buffers like ``state``."""
+        model = inner(model)
+        self.take_buffers_of_rank_0(model, optimizer)
+        return TorchStream(self.entries(model, optimizer), optimizer.counters(), self.gather, copied=copied)
+
+    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
+        """Return what this rank holds of each array of the state; live tensors."""
+        held = {"weights": model.state_dict(), "ema": optimizer.ema(), "moments": optimizer.moments()}
+        return {
+            part: {name: Entry(x, tuple(x.shape)) for name, x in tensors.items()}
+            for part, tensors in cast(dict[Part, Mapping[str, torch.Tensor]], held).items()
+        }
+
+    def take_buffers_of_rank_0(self, model: nn.Module, optimizer: TorchOptimizer) -> None:
+        """Set buffers, and their averages, to those of rank 0, once the last update has ended; every rank must call."""
+        optimizer.settle()
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        averages = (x for name, x in optimizer.ema().items() if name not in parameters)
+        self.collective.broadcast_([*model.buffers(), *averages])
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
@@ -300,6 +332,7 @@ class TorchEngine(RankSession):
 
     def close(self) -> None:
         """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""
+        self.gather.close()
         self.collective.close()
 
 

@@ -20,6 +20,14 @@ def to_numpy(tensor: Tensor) -> Array:
     return np.array(tensor.cpu().numpy(), order="C", copy=True)
 
 
+def on_host(tensor: Tensor) -> Array:
+    """Return what ``to_numpy`` returns, but sharing memory with a tensor that is on the CPU where it can."""
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    return np.asarray(tensor.cpu().numpy(), order="C")
+
+
 def arrays(model: nn.Module) -> dict[str, Array]:
     """Return copies of all parameters and persistent buffers by name."""
     return {name: to_numpy(tensor) for name, tensor in model.state_dict().items()}
@@ -40,4 +48,5 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
 def check_equal_start(model: nn.Module, collective: TorchCollective) -> None:
     """Refuse to start if ranks hold different weights, see ``core.state_checks``; every rank must call."""
     if collective.size > 1:
-        state_checks.check_equal_start(collective, state_checks.fingerprint(arrays(model)))
+        own = ((name, on_host(tensor)) for name, tensor in model.state_dict().items())
+        state_checks.check_equal_start(collective, state_checks.fingerprint(own))

@@ -18,18 +18,20 @@ import os
 import platform
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import load as arrays_from_bytes
-from safetensors.numpy import save as arrays_to_bytes
 
 import mtrain
-from mtrain.core.interfaces import Array, Progress, State
+from mtrain.core.checkpoint import arrays_file
+from mtrain.core.checkpoint.arrays_file import MappedArrays
+from mtrain.core.interfaces import Array, Part, Progress, State, StateStream
+from mtrain.core.streams import WholeStream
 from mtrain.errors import CheckpointError
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json, read_bytes
@@ -38,7 +40,11 @@ FORMAT = 1
 """Version of the layout. A reader refuses any other version."""
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
-ARRAYS = {"weights": "weights.safetensors", "ema": "ema.safetensors", "moments": "optimizer.safetensors"}
+ARRAYS: Mapping[Part, str] = {
+    "weights": "weights.safetensors",
+    "ema": "ema.safetensors",
+    "moments": "optimizer.safetensors",
+}
 """File of each part of ``State``."""
 CHUNK_BYTES = 8 << 20
 MAX_JSON_BYTES = 256 << 20
@@ -50,6 +56,7 @@ class Saved:
     """The content of a checkpoint."""
 
     state: State
+    """One that was read maps its arrays, see ``arrays_file.MappedArrays``."""
     progress: Progress
     spec: Mapping[str, Any]
     """The resolved spec of the run that wrote the checkpoint; jobs leave out what ``disclosure.without_places`` does."""
@@ -58,23 +65,47 @@ class Saved:
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
-def write(folder: Path, saved: Saved) -> None:
+class Content:
+    """The content of a checkpoint that is about to be written, whose arrays come one by one."""
+
+    def __init__(
+        self, stream: StateStream, progress: Progress, *, spec: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> None:
+        """See ``Saved``."""
+        self.stream = stream
+        self.progress = progress
+        self.spec = spec
+        self.meta = meta or {}
+        self.reading = in_file_order(stream)
+        """All arrays, in the order in which they are written."""
+
+    def read_to_its_end(self) -> None:
+        """Read the arrays that are left after writing has failed: other ranks send their parts of them all the same."""
+        with suppress(Exception):
+            for _ in self.reading:
+                pass
+
+
+def write(folder: Path, saved: Saved | Content) -> None:
     """Create the directory ``folder`` with the files of a checkpoint, the manifest last, and flush it to the disk.
 
     Raises:
         OSError: the disk is full or gone; ``folder`` is then incomplete.
     """
+    content = (
+        saved
+        if isinstance(saved, Content)
+        else Content(WholeStream(saved.state), saved.progress, spec=saved.spec, meta=saved.meta)
+    )
     folder.mkdir(mode=0o700)
-    files = {}
-    for part, name in ARRAYS.items():
-        files[name] = _write_file(folder / name, _pack(getattr(saved.state, part)))
+    files = {name: _write_file(folder / name, _packed(content, part)) for part, name in ARRAYS.items()}
     body = {
         "progress": _strict(asdict(saved.progress)),
-        "counters": _strict(saved.state.counters),
+        "counters": _strict(content.stream.counters),
         "spec": saved.spec,
         "extra": _strict(saved.meta.get("extra", {})),
     }
-    files[STATE] = _write_file(folder / STATE, _json(body))
+    files[STATE] = _write_file(folder / STATE, [_json(body)])
     manifest = {
         "format": FORMAT,
         "update": saved.progress.update,
@@ -83,8 +114,22 @@ def write(folder: Path, saved: Saved) -> None:
         "versions": versions(),
         "files": files,
     }
-    _write_file(folder / MANIFEST, _json(manifest | {"digest": _digest_of(manifest)}))
+    _write_file(folder / MANIFEST, [_json(manifest | {"digest": _digest_of(manifest)})])
     flush_folder(folder)
+
+
+def in_file_order(stream: StateStream) -> Iterator[Array | None]:
+    """Yield all arrays of a state in the order in which a checkpoint has them. Ranks that do not write go through it too."""
+    for part in ARRAYS:
+        yield from stream.arrays(part, arrays_file.file_order(stream.outlines[part]))
+
+
+def _packed(content: Content, part: Part) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the file of ``part``, whose arrays come next."""
+    outlines = content.stream.outlines[part]
+    yield arrays_file.header(outlines)
+    names = arrays_file.file_order(outlines)
+    yield from arrays_file.contents(islice(content.reading, len(names)), (outlines[name] for name in names))
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
@@ -127,23 +172,20 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_file(path: Path, content: bytes) -> dict[str, Any]:
+def _write_file(path: Path, contents: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a new file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
-    digest = hashlib.sha256()
-    view = memoryview(content)
+    digest, size = hashlib.sha256(), 0
     with outputs.open_to_write(path, "xb", buffering=0) as file:
-        for start in range(0, len(view), CHUNK_BYTES):
-            chunk = view[start : start + CHUNK_BYTES]
-            digest.update(chunk)
-            while len(chunk):
-                chunk = chunk[file.write(chunk) :]
+        for content in contents:
+            view = memoryview(content)
+            size += len(view)
+            for start in range(0, len(view), CHUNK_BYTES):
+                chunk = view[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                while len(chunk):
+                    chunk = chunk[file.write(chunk) :]
         os.fsync(file.fileno())
-    return {"size_bytes": len(view), "sha256": digest.hexdigest()}
-
-
-def _pack(arrays: Mapping[str, Array]) -> bytes:
-    """Return arrays as safetensors bytes. Names get the prefix "/", because the format reserves ``__metadata__``."""
-    return bytes(arrays_to_bytes({"/" + name: np.asarray(array, order="C") for name, array in arrays.items()}))
+    return {"size_bytes": size, "sha256": digest.hexdigest()}
 
 
 def _json(value: Any) -> bytes:
@@ -235,7 +277,7 @@ def _problem_of(path: Path, entry: Any) -> str | None:
 
 
 def load(folder: Path) -> Saved:
-    """Read a whole checkpoint after verifying it.
+    """Read a checkpoint after verifying it. Its arrays are mapped, see ``arrays_file.MappedArrays``.
 
     Raises:
         CheckpointError: it is damaged, incomplete or of another format; the message names all problems.
@@ -246,7 +288,7 @@ def load(folder: Path) -> Saved:
     try:
         body = parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES))
         progress = _progress(body)
-        parts = {part: _unpack((folder / name).read_bytes()) for part, name in ARRAYS.items()}
+        parts = {part: MappedArrays(folder / name) for part, name in ARRAYS.items()}
         counters = {name: float(value) for name, value in body["counters"].items()}
         spec, extra = body["spec"], body["extra"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -267,13 +309,9 @@ def described(folder: Path) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def shapes_of(folder: Path, part: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the arrays in ``part`` of an intact checkpoint, without reading the arrays.
-
-    ``part``: "weights", "ema" or "moments".
-    """
-    with safe_open(folder / ARRAYS[part], framework="numpy") as file:
-        return {name.removeprefix("/"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+def shapes_of(folder: Path, part: Part) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the arrays in ``part`` of an intact checkpoint, without reading the arrays."""
+    return {name: outline.shape for name, outline in MappedArrays(folder / ARRAYS[part]).outlines.items()}
 
 
 def size_of(folder: Path) -> int:
@@ -283,7 +321,3 @@ def size_of(folder: Path) -> int:
 
 def _progress(body: Mapping[str, Any]) -> Progress:
     return Progress(**(body["progress"] | {"best": float(body["progress"]["best"])}))
-
-
-def _unpack(content: bytes) -> dict[str, Array]:
-    return {name.removeprefix("/"): array for name, array in arrays_from_bytes(content).items()}

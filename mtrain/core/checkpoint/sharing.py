@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.checkpoint.format import MANIFEST, Saved, load
+from mtrain.core.checkpoint.arrays_file import MappedArrays
+from mtrain.core.checkpoint.format import ARRAYS as FILES
+from mtrain.core.checkpoint.format import MANIFEST, Saved, load, manifest_of
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Collective, Progress, State
 from mtrain.errors import CheckpointError
@@ -34,8 +36,18 @@ def load_everywhere(folder: Path, collective: Collective) -> Saved:
     own = load(folder) if marks[collective.rank] == marks[0] else None
     if all(mark == marks[0] for mark in marks):
         assert own is not None
+        _name_contents(own, folder)
         return own
     return _send(own, collective)
+
+
+def _name_contents(own: Saved, folder: Path) -> None:
+    """Tell the arrays the digests of their files, which are those of all ranks: nobody has to compare the values."""
+    entries = manifest_of(folder)["files"]
+    for part, name in FILES.items():
+        arrays = getattr(own.state, part)
+        if isinstance(arrays, MappedArrays):
+            arrays.sha256 = entries[name]["sha256"]
 
 
 def _mark(folder: Path) -> str | None:

@@ -9,15 +9,15 @@ import os
 import re
 import shutil
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from mtrain.core.checkpoint import format as files
-from mtrain.core.checkpoint.format import Saved, load, progress_of, verify
-from mtrain.core.interfaces import Progress, State
+from mtrain.core.checkpoint.background import Background
+from mtrain.core.checkpoint.format import Content, Saved, load, progress_of, verify
+from mtrain.core.interfaces import Progress, State, StateStream
+from mtrain.core.streams import WholeStream
 from mtrain.errors import TrainingError
 from mtrain.spec import outputs
 
@@ -54,19 +54,21 @@ def update_named(path: Path) -> int:
 class CheckpointStore(Protocol):
     """The interface through which the training loop saves and finds checkpoints, on every rank."""
 
-    waited_s: float
-    """Total time in seconds that the loop has waited for earlier saves to end."""
+    @property
+    def waited_s(self) -> float:
+        """Total time in seconds that the loop has waited for earlier saves to end."""
+        ...
 
     def save(
         self,
-        state: State,
+        state: State | StateStream,
         progress: Progress,
         *,
         score: float | None,
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
-        """Write one checkpoint. ``state`` must hold copies, because another thread reads it later.
+        """Write one checkpoint; every rank must call with its stream. Another thread may read ``state``, which must hold copies.
 
         Raises:
             TrainingError: this or an earlier save failed (disk full); earlier checkpoints are intact.
@@ -95,29 +97,39 @@ class CheckpointStore(Protocol):
 
 
 class NoCheckpoints:
-    """A ``CheckpointStore`` without effect, for the ranks that do not write."""
+    """A ``CheckpointStore`` for the ranks that do not write: they send rank 0 their parts of the arrays."""
 
-    waited_s = 0.0
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self._background = Background(asynchronous=asynchronous)
+
+    @property
+    def waited_s(self) -> float:
+        """See ``CheckpointStore.waited_s``."""
+        return self._background.waited_s
 
     def save(
         self,
-        state: State,
+        state: State | StateStream,
         progress: Progress,
         *,
         score: float | None,
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
-        """Do nothing: rank 0 writes for all."""
+        """Send this rank's parts, of a state that is split."""
+        if not isinstance(state, State):
+            self._background.start(lambda: _send(state), name="checkpoint-sender")
 
     def keep_next(self, names: Sequence[str]) -> None:
         """Do nothing: rank 0 writes for all."""
 
     def check(self) -> None:
-        """Do nothing: no save runs on this rank."""
+        """See ``CheckpointStore.check``."""
+        self._background.check()
 
     def wait(self) -> None:
-        """Do nothing: no save runs on this rank."""
+        """See ``CheckpointStore.wait``."""
+        self._background.wait()
 
     def newest(self) -> Path | None:
         """Return None: only rank 0 looks for checkpoints."""
@@ -145,22 +157,24 @@ class Checkpoints:
         on_written: Callable[[Path], None] = lambda checkpoint: None,
     ) -> None:
         self.folder = Path(folder)
-        self.waited_s = 0.0
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._asynchronous = asynchronous
+        self._background = Background(asynchronous=asynchronous)
         self._on_written = on_written
-        self._writer: threading.Thread | None = None
-        self._error: Exception | None = None
         self._made_room = False
         self._names: Sequence[str] = ()
         outputs.make_folder(self.folder)
         _clean(self.folder)
         self._serial = max((_serial(path) for path in listed(self.folder)), default=0)
 
+    @property
+    def waited_s(self) -> float:
+        """See ``CheckpointStore.waited_s``."""
+        return self._background.waited_s
+
     def save(
         self,
-        state: State,
+        state: State | StateStream,
         progress: Progress,
         *,
         score: float | None,
@@ -172,14 +186,10 @@ class Checkpoints:
         self._serial += 1
         meta = {"score": score, "serial": self._serial, "extra": dict(extra)}
         copied = Progress(**{name: getattr(progress, name) for name in Progress.__dataclass_fields__})
-        saved = Saved(state=state, progress=copied, spec=dict(spec), meta=meta)
+        stream = WholeStream(state) if isinstance(state, State) else state
+        content = Content(stream, copied, spec=dict(spec), meta=meta)
         names, self._names = self._names, ()
-        if not self._asynchronous:
-            self._write(saved, names)
-            self.wait()
-            return
-        self._writer = threading.Thread(target=self._write, args=(saved, names), name="checkpoint-writer")
-        self._writer.start()
+        self._background.start(lambda: self._write(content, names), name="checkpoint-writer")
 
     def keep_next(self, names: Sequence[str]) -> None:
         """See ``CheckpointStore.keep_next``."""
@@ -187,18 +197,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """See ``CheckpointStore.wait``."""
-        if self._writer is not None:
-            start = time.perf_counter()
-            self._writer.join()
-            self.waited_s += time.perf_counter() - start
-            self._writer = None
-        self.check()
+        self._background.wait()
 
     def check(self) -> None:
         """See ``CheckpointStore.check``."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        self._background.check()
 
     def newest(self) -> Path | None:
         """See ``CheckpointStore.newest``."""
@@ -208,34 +211,32 @@ class Checkpoints:
         """See ``CheckpointStore.best``."""
         return best(self.folder)
 
-    def _write(self, saved: Saved, names: Sequence[str]) -> None:
-        name = folder_of(self.folder, saved.progress.update).name
+    def _write(self, content: Content, names: Sequence[str]) -> None:
+        name = folder_of(self.folder, content.progress.update).name
         temporary = self.folder / f"{TEMPORARY}{name}@{socket.gethostname()}@{os.getpid()}"
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             self._make_room()
-            files.write(temporary, saved)
+            files.write(temporary, content)
             files.publish(temporary, self.folder / name)
             for kept in names:
                 _link(self.folder / name, self.folder / kept)
             self._retain(self.folder / name)
             self._on_written(self.folder / name)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            self._error = self._explained(error, name)
         except Exception as error:
+            content.read_to_its_end()
             shutil.rmtree(temporary, ignore_errors=True)
-            self._error = error
+            if not isinstance(error, OSError):
+                raise
+            raise self._explained(error, name) from error
 
     def _explained(self, error: OSError, name: str) -> TrainingError:
         last_good = newest(self.folder)
         earlier = f"the last good one is {last_good}" if last_good else "there is no earlier one"
-        training_error = TrainingError(
+        return TrainingError(
             f"checkpoint {name} could not be written to {self.folder}: {error.strerror or error}; {earlier}. "
             "Make room (or set checkpoint.keep_last lower), then go on with --resume"
         )
-        training_error.__cause__ = error
-        return training_error
 
     def _make_room(self) -> None:
         """Delete, before the first checkpoint of this job is written, those that its rule does not keep.
@@ -264,6 +265,12 @@ class Checkpoints:
                 doomed = path.with_name(f"{TEMPORARY}{path.name}@{socket.gethostname()}@{os.getpid()}.old")
                 path.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _send(stream: StateStream) -> None:
+    """Send rank 0 this rank's parts of all arrays."""
+    for _ in files.in_file_order(stream):
+        pass
 
 
 def _link(checkpoint: Path, final: Path) -> None:

@@ -19,7 +19,7 @@ from mtrain.core.interfaces.model import Imitation, Model, Published, Task, Vari
 from mtrain.core.interfaces.optimizer import Optimizer, Rates
 from mtrain.core.interfaces.recipe import Pruning, Quantise, Recipe
 from mtrain.core.interfaces.session import Narrow, RankSession
-from mtrain.core.interfaces.state import Progress, State, Why
+from mtrain.core.interfaces.state import Outline, Part, Progress, State, StateStream, Why
 from mtrain.core.interfaces.task import ImageData, JobData, Remark, Table, TaskData, TaskKind
 from mtrain.core.interfaces.tensors import Array, Batch, HostBatch, Module, Precision, T, Tensor
 
@@ -45,6 +45,8 @@ __all__ = [
     "Module",
     "Narrow",
     "Optimizer",
+    "Outline",
+    "Part",
     "Precision",
     "Progress",
     "Pruning",
@@ -58,6 +60,7 @@ __all__ = [
     "Split",
     "SplitRequest",
     "State",
+    "StateStream",
     "T",
     "Table",
     "Task",

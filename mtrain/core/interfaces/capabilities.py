@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from mtrain.core.interfaces.program import Program
+from mtrain.core.interfaces.state import StateStream
 from mtrain.core.interfaces.tensors import Array, Module
 
 Prepared: TypeAlias = tuple[Module, Any]
@@ -20,6 +21,18 @@ Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program
 It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
 names of the program's outputs, in order.
 """
+
+
+class StreamState(Protocol):
+    """Returns the state of a model and its optimizer as a stream; see ``Capabilities.stream``."""
+
+    def __call__(self, model: Module, optimizer: Any, *, copied: bool) -> StateStream:
+        """Return the stream; every rank must call.
+
+        ``copied``: what this rank contributes is copied first, so that training may go on while another thread reads the
+        stream. Else nothing is copied, and nothing may change before the stream is read.
+        """
+        ...
 
 
 def _nothing(*_: object) -> None:
@@ -50,5 +63,8 @@ class Capabilities:
     """Whether ``Recipe.own_order`` can be followed, and so more than one model trained."""
     follow: Follow | None = None
     """What ``session.follow`` of a script calls. Every rank must call. None: the session cannot."""
+    stream: StreamState | None = None
+    """Returns what ``RankSession.state`` returns, array by array and on rank 0 alone. None: the session holds whole states
+    only; ``core.streams.streamed`` then makes a stream of one. One stream is read at a time."""
     export: Export | None = None
     """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

@@ -1,23 +1,63 @@
 """What a checkpoint holds: the state of the model and the optimizer, and how far the job has come."""
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from mtrain.core.interfaces.tensors import Array
 
 
 @dataclass(kw_only=True, slots=True)
 class State:
-    """Weights and optimizer state as whole numpy arrays, with the same names and shapes for every backend."""
+    """Weights and optimizer state as whole numpy arrays, with the same names and shapes for every backend.
 
-    weights: dict[str, Array] = field(default_factory=dict)
+    Its mappings may read an array from a file at each access, so whoever goes through them should hold one at a time.
+    """
+
+    weights: Mapping[str, Array] = field(default_factory=dict)
     """Parameters and buffers. Where buffers differ between ranks, rank 0's are taken."""
-    ema: dict[str, Array] = field(default_factory=dict)
+    ema: Mapping[str, Array] = field(default_factory=dict)
     """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
-    moments: dict[str, Array] = field(default_factory=dict)
+    moments: Mapping[str, Array] = field(default_factory=dict)
     """``<moment>/<parameter name>``, see ``core.recipe.MOMENTS``."""
     counters: dict[str, float] = field(default_factory=dict)
     """``updates`` (optimizer steps taken), ``skipped``, ``skipped_in_a_row``, ``loss_scale``, ``loss_scale_age``."""
+
+
+Part = Literal["weights", "ema", "moments"]
+"""A part of ``State`` that consists of arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of an array before its values are: shape and type."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class StateStream(Protocol):
+    """A ``State`` that is handed over array by array, so that no rank holds more than one whole array of it at a time.
+
+    Every rank must read the same arrays in the same order, to the end of each call of ``arrays``: where arrays are split,
+    the ranks send their parts to rank 0.
+    """
+
+    counters: dict[str, float]
+    outlines: Mapping[Part, Mapping[str, Outline]]
+    """Shapes and types of all arrays, by part and name; known on every rank before any array is read."""
+
+    @abstractmethod
+    def arrays(self, part: Part, names: Sequence[str]) -> Iterator[Array | None]:
+        """Yield the arrays ``names`` of ``part`` on rank 0; other ranks may get None in place of each.
+
+        An array may share memory with the model unless the stream was copied, and is C-contiguous. It should be dropped
+        before the next one is read.
+        """
+        ...
 
 
 @dataclass(kw_only=True, slots=True)

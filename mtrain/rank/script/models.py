@@ -127,6 +127,11 @@ class ScriptModels:
         """Return the state of all models under ``<name>/<name of the array>``; every rank must call."""
         return joined({model.name: model.state(self.rank) for model in self._models})
 
+    @property
+    def stepped(self) -> list[tuple[str, Any, Any]]:
+        """Name, model and optimizer of each, for ``TrainingRecords``."""
+        return [(model.name, model.model, model.updater.native) for model in self._models]
+
 
 def saved_state(whole: State, model: str) -> State:
     """Return the state of one model in that of a checkpoint.

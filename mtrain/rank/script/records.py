@@ -205,12 +205,13 @@ class Records:
         *,
         spec: Any,
         total_updates: int | None,
-        state: Any,
+        stepped: Sequence[tuple[str, Any, Any]] | None,
         measured: Sequence[Mapping[str, float]] | None,
     ) -> None:
         """Write the last record and the summary.
 
-        ``state``: the job's state at its end; None: it did not get there. ``measured``: measurements by rank.
+        ``stepped``: models and optimizers, see ``TrainingRecords.stream``; None: the job did not get to its end.
+        ``measured``: measurements by rank.
         """
         self.training.settle(reason, stop=self._job.stop)
         not_done = [RESULTS] if spec.report.plots else []
@@ -221,8 +222,8 @@ class Records:
             "last": self._last,
             "headline": [name for name in self._last if name not in ("update", "epoch")][:3],
         }
-        if state is not None:
-            summary |= {"measured": measured, **self.training.result(state)}
+        if stepped is not None:
+            summary |= {"measured": measured, **self.training.result(*stepped)}
         self.training.end(reason, summary)
 
 

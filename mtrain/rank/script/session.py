@@ -842,20 +842,20 @@ class Session:
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:
         if why == "requested":
             self._job.save_requested.served()
-        state = self._models.state()
+        state = self._records.training.stream(*self._models.stepped)
         assert self._read is not None
         stream = self._read.state_before(progress.epoch, progress.position)
         self._records.save(state, progress, score=score, why=why, spec=self._spec, stream=stream)
 
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""
-        loop, state = self._loop, None
+        loop, stepped = self._loop, None
         if reason == "done" and loop is not None:
             loop.leave()
             loop.loop.finish()
         if reason == "done" and len(self._models):
-            state = self._models.state()
-        measured = self._tracing.measured() if state is not None and self._tracing is not None else None
+            stepped = self._models.stepped
+        measured = self._tracing.measured() if stepped is not None and self._tracing is not None else None
         self._records.end(
-            reason, self.progress, spec=self._spec, total_updates=self._total, state=state, measured=measured
+            reason, self.progress, spec=self._spec, total_updates=self._total, stepped=stepped, measured=measured
         )

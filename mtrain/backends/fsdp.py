@@ -9,16 +9,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
+from mtrain.core.overriding import override
+from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
 
-    from mtrain_fsdp.engine import FsdpEngine
+    from mtrain.backends._fsdp.engine import FsdpEngine
 
 
 class Fsdp(TorchBackend):
@@ -40,11 +41,14 @@ class Fsdp(TorchBackend):
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        if recipe.rule == "lamb":
+        check_parts(recipe, splits="backend fsdp")
+        if recipe.prune is not None:
             raise SpecError(
-                "optimizer.rule: lamb given with backend fsdp, which splits arrays over the ranks, but the rule needs the "
-                "lengths of whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
+                "train.prune: given with backend fsdp, which splits weights over the ranks, but masks need whole ones; use "
+                "another backend"
             )
+        if recipe.compile:
+            raise SpecError("train.compile: true given with backend fsdp; use false")
 
     @override
     def __enter__(self) -> FsdpEngine:
@@ -53,35 +57,36 @@ class Fsdp(TorchBackend):
         import torch.distributed.fsdp  # noqa: F401
         from torch import distributed as dist
 
-        from mtrain.backends.torch_engine import choose_device, join_group
+        from mtrain.backends._torch import device, group
 
         options = self.options
         local_rank = dist.get_node_local_rank(fallback_rank=0)
-        target = choose_device(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
+        target = device.choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
         timeout = timedelta(seconds=options.timeout_s)
-        join_group("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
+        group.join("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
         self._engine = self._make_engine(target, local_rank=local_rank, timeout=timeout)
         self._engine.late_figures = options.late_figures
+        self._engine.timeout = timeout
         return self._engine
 
     def _make_engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:
         from torch import distributed as dist
 
-        from mtrain.backends.torch_engine import DistributedCollective
-        from mtrain_fsdp.engine import FsdpEngine
+        from mtrain.backends._fsdp.engine import FsdpEngine
+        from mtrain.backends._torch.collective import DistributedCollective
 
         # Numpy arrays and objects travel over gloo, so that they never wait for a device.
         host_group = dist.new_group(backend="gloo", timeout=timeout) if target.type == "cuda" else None
         collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
-        return FsdpEngine(collective, target, unit=self.options.unit)
+        return FsdpEngine(collective, target, unit=self.options.unit, check=self.check)
 
     @override
     def __exit__(self, *error: object) -> None:
-        from mtrain.backends.torch_engine import leave_group
-        from mtrain_fsdp.internals import forget_meshes
+        from mtrain.backends._fsdp.internals import forget_meshes
+        from mtrain.backends._torch import group
 
         if self._engine is not None:
             self._engine.close()
         self._engine = None
-        leave_group(failed=bool(error) and error[0] is not None)
+        group.leave(failed=bool(error) and error[0] is not None)
         forget_meshes()

@@ -1,43 +1,38 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
-from typing_extensions import override
 
-from mtrain.backends.torch_engine import (
-    Exchange,
-    ShardedOptimizer,
-    TorchCollective,
-    TorchEngine,
-    TorchOptimizer,
-    fill,
-    to_numpy,
-    use_channels_last,
-)
-from mtrain.core import state_checks
-from mtrain.core.interfaces import Array, Recipe, State
-from mtrain.core.quantising import fitted
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.layout import use_channels_last
+from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.sharded import ShardedOptimizer
+from mtrain.backends._torch.shards import Parts
+from mtrain.backends._torch.split_engine import SplitEngine
+from mtrain.backends.base import Check
+from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces.capabilities import Prepared
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
 Unit = Literal["model", "children"]
 
 
-class FsdpEngine(TorchEngine):
+class FsdpEngine(SplitEngine):
     """One rank of a job on FSDP2. ``prepare`` returns the model that was built, with FSDP's hooks on it."""
 
-    def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit) -> None:
-        super().__init__(collective, target)
+    def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit, check: Check) -> None:
+        super().__init__(collective, target, check=check)
         self._unit = unit
         self._channels_last = False
         self._mesh: DeviceMesh | None = init_device_mesh(target.type, (collective.size,))
@@ -45,8 +40,6 @@ class FsdpEngine(TorchEngine):
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
-        if recipe.compile:
-            raise SpecError("train.compile: true given with backend fsdp; use false")
         # FSDP takes contiguous weights only, so each convolution converts its weight to channels last when it is
         # called.
         self._channels_last = recipe.channels_last
@@ -56,7 +49,7 @@ class FsdpEngine(TorchEngine):
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         return self._split(model)
 
-    def _split(self, model: nn.Module) -> tuple[nn.Module, "Parts"]:
+    def _split(self, model: nn.Module) -> tuple[nn.Module, "_Exchange"]:
         """Split ``model`` over ranks, in place."""
         if self._channels_last:
             use_channels_last(model)
@@ -64,10 +57,10 @@ class FsdpEngine(TorchEngine):
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
-        parts = Parts(model, self._prepared)
+        exchange = _Exchange(model, self._prepared)
         model.register_forward_hook(_watch_derivatives)
         self._prepared.append(model)
-        return model, parts
+        return model, exchange
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
@@ -82,74 +75,22 @@ class FsdpEngine(TorchEngine):
         return self.wrap(model, recipe)
 
     @override
-    def held_weights(
-        self, prepared: tuple[nn.Module, TorchOptimizer], *, whole: bool = False
-    ) -> Iterator[tuple[str, Tensor]]:
+    def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's parts: those of two models with the same shapes lie alike."""
         held = _held(prepared[0])
         return ((name, held[name].detach()) for name, _ in prepared[0].named_parameters())
 
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
-        assert isinstance(exchange, Parts)
+        assert isinstance(exchange, _Exchange)
         recipe = replace(recipe, channels_last=self._channels_last)
         return ShardedOptimizer(
             model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.target
         )
 
     @override
-    def state(self, model: nn.Module, optimizer: TorchOptimizer) -> State:
-        optimizer.settle()
-        cut, ema = _cut(model), optimizer.ema()
-        self.collective.broadcast_([*model.buffers(), *(x for name, x in ema.items() if name not in cut)])
-        return State(
-            weights=self._whole(cut, _held(model)),
-            ema=self._whole(cut, ema),
-            moments=self._whole(cut, optimizer.moments()),
-            counters=optimizer.counters(),
-        )
-
-    def _whole(self, cut: Mapping[str, DTensor], parts: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Gather whole arrays from the parts of all ranks; every rank must call."""
-        arrays = {}
-        for key, part in parts.items():
-            # A number, such as an optimizer's count of updates, is equal on all ranks.
-            like = cut.get(_parameter(key, cut)) if part.dim() else None
-            arrays[key] = to_numpy(part) if like is None else self._gathered(part, like.shape)
-        return arrays
-
-    def _gathered(self, part: Tensor, shape: torch.Size) -> Array:
-        padded = part.new_zeros((_rows(shape[0], self.collective.size), *shape[1:]))
-        padded[: len(part)] = part.detach()
-        return to_numpy(self.collective.all_gather_tensor(padded).flatten(0, 1)[: shape[0]])
-
-    @override
-    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
-        optimizer.settle()
-        saved = fitted(saved, model.state_dict())
-        if saved.weights:
-            # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
-            ordered = {name: np.ascontiguousarray(saved.weights[name]) for name in sorted(saved.weights)}
-            state_checks.check_equal_start(self.collective, state_checks.fingerprint(ordered))
-            self._fill(model, _held(model), saved.weights, what="weights")
-            optimizer.ranges_restored()
-        if saved.ema and optimizer.ema():
-            self._fill(model, optimizer.ema(), saved.ema, what="averaged weights")
-        else:
-            optimizer.restart_ema()
-        if saved.moments:
-            optimizer.expect_moments(saved.moments)
-            self._fill(model, optimizer.moments(), saved.moments, what="optimizer moments")
-        if saved.counters:
-            optimizer.set_counters(saved.counters)
-
-    def _fill(self, model: nn.Module, targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str) -> None:
-        """Copy whole arrays ``values`` into ``targets``, taking this rank's part where a target is split."""
-        cut, rank, size = _cut(model), self.collective.rank, self.collective.size
-        split = {key: cut[_parameter(key, cut)] for key, x in targets.items() if _parameter(key, cut) and x.dim()}
-        state_checks.check_fit({key: tuple(split.get(key, x).shape) for key, x in targets.items()}, values, what=what)
-        own = {key: _part(values[key], rank, size) if key in split else values[key] for key in targets}
-        fill(targets, own, what=what)
+    def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
+        return _held(model)
 
     @override
     def close(self) -> None:
@@ -159,8 +100,8 @@ class FsdpEngine(TorchEngine):
         self._prepared.clear()
 
 
-class Parts:
-    """The ``Exchange`` of FSDP, which averages gradients in the last backward pass and leaves each rank its part."""
+class _Exchange:
+    """The exchange of FSDP, which averages gradients in the last backward pass and leaves each rank its part."""
 
     def __init__(self, model: nn.Module, prepared: Sequence[nn.Module]) -> None:
         """Exchange the gradients of ``model``; ``prepared``: all models of the job, which may grow."""
@@ -247,25 +188,8 @@ def _cut(model: nn.Module) -> dict[str, DTensor]:
     return {name: x for name, x in entries if isinstance(x, DTensor)}
 
 
-def _parameter(key: str, cut: Mapping[str, DTensor]) -> str:
-    """Return the parameter's name of an entry ``name`` or ``<moment>/<name>``; empty if the entry is a buffer."""
-    name = key.rpartition("/")[2]
-    return name if name in cut else ""
-
-
 @torch.no_grad()
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """Return what this rank holds: its parts of parameters, sharing memory with FSDP, and buffers."""
     state = model.state_dict(keep_vars=True)
     return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in state.items()}
-
-
-def _rows(length: int, size: int) -> int:
-    """Return the number of rows of each rank; the last ranks may have fewer or none."""
-    return -(-length // size)
-
-
-def _part(whole: Array, rank: int, size: int) -> Array:
-    """Return the rows of an array that FSDP assigns to a rank."""
-    rows = _rows(whole.shape[0], size)
-    return whole[rank * rows : (rank + 1) * rows]

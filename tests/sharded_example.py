@@ -1,4 +1,4 @@
-"""Install the example of a plugin backend, ``examples/mtrain-fsdp``, into a folder of its own, as a user would."""
+"""Install the example of a plugin backend, ``examples/mtrain-sharded``, into a folder of its own, as a user would."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = ROOT / "examples" / "mtrain-fsdp"
+EXAMPLE = ROOT / "examples" / "mtrain-sharded"
 
 
 def install(folder: Path) -> Path:

@@ -1,0 +1,269 @@
+"""How much memory a rank needs to build, save and restore a model, for each backend and number of ranks.
+
+    python -m benchmarks.memory [--millions 50] [--backends ddp,deepspeed:1,deepspeed:3,fsdp] [--ranks 1,2] [--native]
+
+For every rank and phase it reads the peak of the resident set (``VmHWM``, reset before each phase), in float32 with AdamW and
+an average. ``--former`` saves the whole state that every rank holds, as sessions without ``Capabilities.stream`` do.
+"""
+
+import argparse
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+ALLOWED_MIB = 300
+"""What a phase may need beside arrays: libraries' own buffers."""
+
+
+# ------------------------------------------------------------------------------------------------------------ one rank
+def resident(peak: str = "VmRSS") -> int:
+    """Return the resident set of this process, or with ``VmHWM`` its peak, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(peak)) * 1024
+
+
+class Phases:
+    """Peaks of the resident set by phase."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, float]] = {}
+
+    def measure(self, name: str, work: Any) -> Any:
+        """Do ``work``; note the resident set before, its peak meanwhile, and the seconds."""
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before, start = resident(), time.perf_counter()
+        result = work()
+        self.found[name] = {
+            "before": before,
+            "peak": resident("VmHWM"),
+            "after": resident(),
+            "seconds": time.perf_counter() - start,
+        }
+        return result
+
+
+def network(millions: int) -> Any:
+    """Return a module of about ``millions`` million parameters: blocks of two matrices each."""
+    import torch
+    from torch import nn
+
+    width = 2048 if millions >= 150 else 1024
+    blocks = max(round(millions * 1e6 / (8 * width * width)), 1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+                for _ in range(blocks)
+            )
+
+        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+            x = batch["x"]
+            for block in self.blocks:
+                x = x + 0.1 * block(x)
+            total = x.square().mean()
+            return {"total": total, "part": total.detach()}
+
+    torch.set_num_threads(1)
+    return Net, width
+
+
+def backend_of(name: str) -> Any:
+    """Return the backend ``name``, such as ``deepspeed:1``."""
+    kind, _, option = name.partition(":")
+    if kind == "ddp":
+        from mtrain.backends.ddp import DDP
+
+        return DDP(DDP.Options(device="cpu"))
+    if kind == "fsdp":
+        from mtrain.backends.fsdp import Fsdp
+
+        return Fsdp(Fsdp.Options(device="cpu"))
+    from mtrain.backends.deepspeed import DeepSpeed
+
+    return DeepSpeed(DeepSpeed.Options(device="cpu", stage=int(option)))
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """Measure on one rank, and write the result to ``options.out``."""
+    from mtrain.core.checkpoint.sharing import load_everywhere
+    from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
+    from mtrain.core.collective import barrier
+    from mtrain.core.interfaces import Progress, Rates, Recipe, State
+    from mtrain.core.streams import WholeStream, streamed
+
+    phases = Phases()
+    net, width = network(options.millions)
+    folder = options.out / "checkpoints"
+    with backend_of(options.backend) as session:
+        collective = session.collective
+        recipe = Recipe(
+            rule="adamw",
+            groups=(("", {"weight_decay": 0.01}),),
+            micro_batch=2,
+            ema_decay=0.99,
+            seed=1,
+            own_model=options.native,
+        )
+        barrier(collective)
+        model, optimizer = phases.measure("build", lambda: session.prepare(net, recipe))
+        shapes = {name: outline.shape for name, outline in _outlines(session, model, optimizer).items()}
+        if not options.native:
+            phases.measure("start", lambda: session.restore(model, optimizer, State(weights=Drawn(shapes))))
+
+        def updates() -> None:
+            x = np.random.default_rng(collective.rank).standard_normal((2, width), dtype=np.float32)
+            for batch in session.batches({"x": x} for _ in range(2)):
+                with optimizer.micro_batch(last=True):
+                    optimizer.backward(model(batch)["total"])
+                optimizer.step(Rates(learning_rates=(1e-4,)))
+
+        phases.measure("train", updates)
+
+        def save(update: int, asynchronous: bool) -> None:
+            store = (
+                Checkpoints(folder, keep_last=1, keep_best=0, asynchronous=asynchronous)
+                if collective.rank == 0
+                else NoCheckpoints(asynchronous=asynchronous)
+            )
+            state = (
+                WholeStream(session.state(model, optimizer))
+                if options.former
+                else streamed(session, model, optimizer, copied=asynchronous)
+            )
+            if not options.former or collective.rank == 0:
+                store.save(state, Progress(update=update), score=None, spec={}, extra={})
+            store.wait()
+            barrier(collective)
+
+        phases.measure("save", lambda: save(1, False))
+        phases.measure("save in the background", lambda: save(2, True))
+
+        def restore() -> None:
+            saved = load_everywhere(folder / "step-00000002", collective)
+            session.restore(model, optimizer, saved.state)
+
+        phases.measure("restore", restore)
+        result = {"phases": phases.found, "parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
+        result["largest"] = 4 * max(int(np.prod(shape)) for shape in shapes.values())
+        everyone = collective.all_gather(result)
+        if collective.rank == 0:
+            (options.out / "result.json").write_text(json.dumps(everyone))
+
+
+def _outlines(session: Any, model: Any, optimizer: Any) -> Any:
+    from mtrain.core.streams import streamed
+
+    return streamed(session, model, optimizer, copied=False).outlines["weights"]
+
+
+class Drawn(Mapping[str, Any]):
+    """Start values that are drawn when they are accessed."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    def __getitem__(self, name: str) -> Any:
+        seed = list(name.encode())
+        return np.random.default_rng(seed).standard_normal(self._shapes[name], dtype=np.float32) * np.float32(0.02)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+# -------------------------------------------------------------------------------------------------------- all the ranks
+def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the ranks; return what each has measured."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        argv = [sys.executable, "-m", "benchmarks.memory", "--backend", backend, "--out", folder]
+        argv += ["--millions", str(options.millions)]
+        argv += ["--native"] * options.native + ["--former"] * options.former
+        shared = {
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        processes = [
+            subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(ranks)
+        ]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            sys.exit(f"{backend} on {ranks} ranks ended with {codes}")
+        found: list[dict[str, Any]] = json.loads((Path(folder) / "result.json").read_text())
+        return found
+
+
+def held(backend: str, ranks: int, parameters: int) -> float:
+    """Return the bytes that the backend makes a rank hold: weights, gradients, two moments and the average."""
+    kind, _, stage = backend.partition(":")
+    array = 4.0 * parameters
+    if kind == "ddp" or stage == "0":
+        return 5 * array
+    if kind == "fsdp" or stage == "3":
+        return 5 * array / ranks
+    # Whole weights and gradients, and a share of the float32 copy that is trained, of moments and of the average.
+    return 2 * array + 4 * array / ranks
+
+
+def rows(backend: str, ranks: int, results: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the rows of the table: for each phase the largest need of a rank beyond what it held before."""
+    parameters, largest = results[0]["parameters"], results[0]["largest"]
+    share = held(backend, ranks, parameters)
+    for phase in results[0]["phases"]:
+        needs = [(of["phases"][phase]["peak"] - of["phases"][phase]["before"]) / MIB for of in results]
+        seconds = max(of["phases"][phase]["seconds"] for of in results)
+        allowed = (3 * largest) / MIB + ALLOWED_MIB
+        allowed += share / MIB if phase in ("build", "train", "save in the background") else 0
+        mark = "ok" if max(needs) <= allowed else "OVER"
+        peak = max(of["phases"][phase]["peak"] for of in results) / MIB
+        shown = " ".join(f"{need:.0f}" for need in needs)
+        yield f"| {backend} | {ranks} | {phase} | {shown} | {allowed:.0f} {mark} | {peak:.0f} | {seconds:.1f} |"
+
+
+def main() -> None:
+    """Print the table, or measure one rank."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("--millions", type=int, default=50, help="parameters of the model, in millions")
+    parser.add_argument("--backends", default="ddp,deepspeed:1,deepspeed:3,fsdp")
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--native", action="store_true", help="the model is a user's own")
+    parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--folder", default=None, help="where checkpoints are written")
+    parser.add_argument("--backend", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.backend:
+        rank_main(options)
+        return
+    print(
+        "| backend | ranks | phase | MiB beyond before, by rank | allowed | peak MiB | s |\n|---|--:|---|--:|--:|--:|--:|"
+    )
+    for ranks in map(int, options.ranks.split(",")):
+        for backend in options.backends.split(","):
+            print("\n".join(rows(backend, ranks, start(backend, ranks, options))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

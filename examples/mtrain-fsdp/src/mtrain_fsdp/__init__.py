@@ -1,1 +1,0 @@
-"""A backend of mtrain on torch's FSDP2 (``torch.distributed.fsdp.fully_shard``)."""

@@ -1,0 +1,1 @@
+"""An example of a backend outside of mtrain, on torch's ``fully_shard``."""

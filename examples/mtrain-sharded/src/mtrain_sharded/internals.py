@@ -1,0 +1,16 @@
+"""Everything that this backend uses of torch without a promise of torch: private names."""
+
+import gc
+
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+TESTED = ("2.13.0",)
+"""Versions of torch with which these internals were tested."""
+
+
+def forget_meshes() -> None:
+    """Drop the last references to the process group."""
+    # torch caches how it computed with a mesh, with no public way to clear that. FSDP's hooks and their model refer to
+    # each other. A group that is still referenced keeps its threads, which can abort the process when it ends.
+    _clear_sharding_prop_cache()
+    gc.collect()
