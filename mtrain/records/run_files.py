@@ -13,7 +13,7 @@ from mtrain.core.interfaces.reporter import Record
 from mtrain.core.record_files import METRICS, RESULTS, SUMMARY, finite, write_json
 from mtrain.errors import TrainingError
 from mtrain.records.reporter import Files
-from mtrain.spec import outputs
+from mtrain.spec import collector, outputs
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ class RunFiles(Files):
     def _draw(self) -> None:
         if find_spec("matplotlib") is None:  # The preflight has said so.
             return
-        from mtrain.records.plots import draw_results
+        with collector.paused():
+            from mtrain.records.plots import draw_results
 
         try:
             draw_results(self.folder)

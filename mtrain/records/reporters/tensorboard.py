@@ -3,6 +3,7 @@
 from typing import Any
 
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
+from mtrain.spec import collector
 
 
 class TensorBoard(Reporter):
@@ -11,7 +12,8 @@ class TensorBoard(Reporter):
     def __init__(self, options: Any, run: ReportedRun) -> None:
         super().__init__(options, run)
         # Imported here, because every rank loads this class and only rank 0 writes.
-        from mtrain.records.tensorboard import Events
+        with collector.paused():
+            from mtrain.records.tensorboard import Events
 
         self._drawn_at = -1
         self._events = Events(run.folder / "tensorboard", start_update=run.start_update)
