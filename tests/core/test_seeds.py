@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mtrain.core import seeds
+from mtrain.core.noise import shard_seed
 
 
 @pytest.mark.parametrize("prefix", [(0, 0), (7, 12), (2**32 - 1, 3), (5,), (1, 2, 3), (2**40, 1), (1, 2, 3, 4), ()])
@@ -20,3 +21,10 @@ def test_numbers_of_more_than_32_bits_are_taken_too():
 
 def test_no_numbers_have_no_words():
     assert seeds.words_of((1, 2), []) == []
+
+
+@pytest.mark.parametrize("seed", [0, 12345, 2**33])
+def test_the_seed_of_a_shard_is_numpys_whichever_updates_were_asked_for_before(seed):
+    for shard, update in ((0, 0), (3, 64), (3, 1), (0, 63), (0, 100_000)):
+        expected = np.random.SeedSequence([seed, shard, update]).generate_state(1, np.uint64)[0]
+        assert shard_seed(seed, shard, update) == int(expected) >> 1
