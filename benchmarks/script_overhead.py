@@ -4,11 +4,10 @@ medians of the ratios.
 Both loops train the same network with the same rule on the same data set. The bare loop reads it through a ``DataLoader``,
 and a second one has its batches ready, so that only forward, backward and step are left.
 
-    python -m benchmarks.script_overhead [--width 448] [--batch 32] [--blocks 30] [--updates 10]
+    python -m benchmarks.script_overhead [--width 24] [--batch 32] [--blocks 30] [--updates 10]
 """
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 import mtrain
 
 TARGETS = {"DataLoader": 1.03, "ready batches": 1.03}
-FEATURES, CLASSES, RATE = 64, 10, 1e-3
+SIZE, CLASSES, RATE = 16, 10, 1e-3
 
 
 class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -33,7 +32,7 @@ class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(count, FEATURES, generator=generator)
+        self.inputs = torch.randn(count, 1, SIZE, SIZE, generator=generator)
         self.classes = torch.randint(0, CLASSES, (count,), generator=generator)
 
     def __len__(self) -> int:
@@ -44,10 +43,13 @@ class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 def network(width: int) -> nn.Module:
-    """Build four layers."""
-    widths = (FEATURES, width, width, width)
-    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+    """Build a small classifier of images."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4)),
+        *(nn.Flatten(), nn.Linear(8 * width, CLASSES)),
+    )
 
 
 def endless(loader: Any) -> Iterator[Any]:
@@ -113,7 +115,7 @@ def measure(width: int, batch: int, blocks: int, updates: int) -> dict[str, list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=448, help="of the network; the default takes some 5 ms an update")
+    parser.add_argument("--width", type=int, default=24, help="of the network; the default takes some 5 ms an update")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--updates", type=int, default=10, help="in a block")

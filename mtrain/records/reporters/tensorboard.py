@@ -9,6 +9,8 @@ from mtrain.spec import collector
 class TensorBoard(Reporter):
     """Writes TensorBoard events into ``tensorboard/`` of the run folder."""
 
+    shares_records = True
+
     def __init__(self, options: Any, run: ReportedRun) -> None:
         super().__init__(options, run)
         # Imported here, because every rank loads this class and only rank 0 writes.
