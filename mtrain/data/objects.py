@@ -1,23 +1,15 @@
 """Read samples from any object that has a length and items, with random numbers that (seed, epoch, index) determine."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mtrain.core import seeds
 from mtrain.data import trees
 
 Seed = Callable[[int], None]
 """Seeds the framework's random generators."""
-PLAIN = (
-    *("builtins.list", "builtins.tuple", "numpy.ndarray", "torch.Tensor"),
-    *("torch.utils.data.dataset.TensorDataset", "paddle.io.dataloader.dataset.TensorDataset"),
-)
-"""Classes whose items are in memory, by name, since no framework is imported here. Classes derived from them may draw."""
-SEEDED_TOGETHER = 256
-"""Samples whose seeds are computed at once."""
 CHECKED_SAMPLES = 3
 """Samples that are read twice at the start, to find random numbers that the seeds do not determine."""
 
@@ -26,49 +18,6 @@ def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: 
     """Return sample ``index`` of a data set, read with the random numbers that ``key`` determines."""
     seed_everything(dataset, key, seed_framework)
     return dataset[index]
-
-
-def repeated_samples(
-    dataset: Any, batches: Iterable[Sequence[int]], *, seed: int, epoch: int, seed_framework: Seed
-) -> Iterator[list[Any]]:
-    """Yield the samples of each batch of a training epoch, each read with the random numbers of (seed, epoch, number).
-
-    ``batches``: numbers ``index + k * length`` for repetition ``k`` (from 0) of sample ``index`` within the epoch.
-    """
-    length, draws = len(dataset), not draws_nothing(dataset)
-    for some in _several(batches):
-        words = iter(seeds.words_of((seed, epoch), [number for numbers in some for number in numbers]))
-        for numbers in some:
-            samples = []
-            for place, number in enumerate(numbers, start=1):
-                own = next(words)
-                if draws or place == len(numbers):  # what is drawn between two batches repeats, too
-                    seed_by(own, dataset, seed_framework)
-                samples.append(dataset[number % length])
-            yield samples
-
-
-def _several(batches: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Yield the batches in lists of some hundred samples, because seeds of many samples cost no more than those of a few."""
-    some: list[Sequence[int]] = []
-    count = 0
-    for numbers in batches:
-        some.append(numbers)
-        count += len(numbers)
-        if count >= SEEDED_TOGETHER:
-            yield some
-            some, count = [], 0
-    if some:
-        yield some
-
-
-def draws_nothing(dataset: Any) -> bool:
-    """Return whether items of ``dataset`` are known to be read without random numbers, whatever they are."""
-    kind = type(dataset)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name == "torch.utils.data.dataset.Subset":
-        return draws_nothing(dataset.dataset)
-    return name in PLAIN
 
 
 def seed_everything(dataset: Any, key: Sequence[int], seed_framework: Seed) -> None:

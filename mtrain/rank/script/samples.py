@@ -1,12 +1,13 @@
 """Read a script's data set: which samples this rank gets, in which order, with which random numbers."""
 
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from mtrain.core.sampler import Indices, Shares
 from mtrain.data import trees
-from mtrain.data.objects import Seed, first_unrepeatable, repeated_samples, unusable
+from mtrain.data.objects import Seed, first_unrepeatable, unusable
+from mtrain.data.seeded_reading import SeededReader
 from mtrain.errors import DataError, ScriptError
 from mtrain.rank.script.epochs import Cutting, epochs_of
 from mtrain.rank.script.workers import Request, Workers
@@ -38,7 +39,7 @@ class Samples:
         self.length = len(dataset)
         self._seed = seed
         self._collate = collate or trees.collate
-        self._seed_framework = seed_framework
+        self._reader = SeededReader(dataset, seed=seed, seed_framework=seed_framework)
         self._workers: Workers | None = None
         self.epochs = epochs_of(dataset, cutting, seed=seed, seed_framework=seed_framework)
         self._marks: dict[int, int] = {}
@@ -113,7 +114,7 @@ class Samples:
             if self._workers is not None:
                 yield from self._workers.read(requests)
                 return
-            yield from map(self._collate, self._samples(epoch, (numbers for _, numbers in requests)))
+            yield from map(self._collate, self._reader.batches(epoch, (numbers for _, numbers in requests)))
         except DataError as error:
             raise ScriptError(f"session.batches: {error}") from error
 
@@ -134,12 +135,7 @@ class Samples:
 
     def sample(self, epoch: int, number: int) -> Any:
         """Return one sample, read with the random numbers of (seed, epoch, number)."""
-        return next(self._samples(epoch, [[number]]))[0]
-
-    def _samples(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[list[Any]]:
-        return repeated_samples(
-            self.dataset, batches, seed=self._seed, epoch=epoch, seed_framework=self._seed_framework
-        )
+        return self._reader.sample(epoch, number)
 
     def check_repeatable(self) -> None:
         """Refuse an order or a data set that returns different values for the same (seed, epoch, index).
@@ -155,6 +151,7 @@ class Samples:
                 "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
                 "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
             )
+        self._reader.trust()
 
 
 def check_dataset(dataset: Any, *, call: str) -> None:
