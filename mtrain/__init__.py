@@ -122,8 +122,11 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
+        from mtrain.spec import collector
+
         home = next((module for module, names in _HOMES.items() if name in names), "api.functions")
-        return getattr(import_module(f"mtrain.{home}"), name)
+        with collector.paused():
+            return getattr(import_module(f"mtrain.{home}"), name)
     raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
 
 

@@ -60,6 +60,7 @@ OUTSIDE = {
     "records/console.py": {"rich"},
     "records/notebook.py": {"IPython"},
     "records/tensorboard.py": {"tensorboard", "numpy", "PIL"},
+    "records/event_file.py": {"tensorboard", "numpy"},
     "records/plots.py": {"matplotlib", "numpy"},
     "records/reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic"},
@@ -76,7 +77,14 @@ BASE = {"click", "numpy", "psutil", "pydantic", "pydantic_core", "rich", "safete
 """Packages that an installation without an extra brings."""
 WANT_AN_EXTRA = (
     *("backends", "data/images", "tasks/detection", "tasks/classification", "tasks/segmentation", "deploy/serve"),
-    *("records/plots.py", "records/tensorboard.py", "records/notebook.py", "records/pages", "studies/sweep"),
+    *(
+        "records/plots.py",
+        "records/tensorboard.py",
+        "records/event_file.py",
+        "records/notebook.py",
+        "records/pages",
+        "studies/sweep",
+    ),
     *("system/http_connections.py", "jobs/host_collector.py", "jobs/metrics_server.py", "testing"),
 )
 """Files and folders that may import more than that while they are loaded: nothing that needs no extra loads them."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.interfaces import Backend, Recipe
 from mtrain.core.overriding import override
 from mtrain.errors import LaunchError
-from mtrain.spec import remedies
+from mtrain.spec import collector, remedies
 
 EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
 """Maps a framework to the extra of mtrain that installs it."""
@@ -56,7 +56,8 @@ class EngineBackend(Backend):
                 f"{type(self).__name__.lower()} on {self.framework} was asked for, but {self.framework} is not installed "
                 f"here; install it with: {remedies.install(EXTRAS[self.framework])}"
             )
-        return import_module(f"mtrain.backends._{self.framework}.{name}")
+        with collector.paused():
+            return import_module(f"mtrain.backends._{self.framework}.{name}")
 
     @property
     @override

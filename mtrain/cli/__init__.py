@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 from mtrain import __version__
 from mtrain.cli.helping import unknown_command
 from mtrain.errors import MtrainError, SpecError, UsageError
-from mtrain.spec import terminal
+from mtrain.spec import collector, terminal
 from mtrain.spec.files import path_problem
 
 __all__ = ["Front", "front", "main"]
@@ -133,7 +133,9 @@ def front() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
-    if argv is None:  # A scheduler's SIGUSR1 asks a job to save; until there is one, it must not end this process.
+    if argv is None:
+        collector.run_seldom()
+        # A scheduler's SIGUSR1 asks a job to save; until there is one, it must not end this process.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if logging.lastResort is not None:  # It prints warnings, which may name files of others.
         logging.lastResort.setFormatter(terminal.PrintableFormatter())

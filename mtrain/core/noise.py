@@ -12,12 +12,14 @@ C. Wellons and T. Ettinger (github.com/skeeto/hash-prospector, public domain), o
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrain.core.interfaces import HostBatch, Loader, Tensor
+from mtrain.core.seeds import words_of
 
 ROUNDS: Final = ((16, 0x21F0AAAD), (15, 0x735A2D97))
 """(shift, factor) of the steps ``x = (x ^ x >> shift) * factor`` modulo 2**32."""
@@ -27,6 +29,8 @@ RANGE: Final = 2**31
 """Number of values of the bits that are compared with a probability; the sign bit is left out."""
 BATCH_NAME: Final = "random_key"
 """Name of the samples' keys in a micro batch: int32 (B,)."""
+SEEDED_TOGETHER: Final = 64
+"""Updates whose seeds are computed at once."""
 _Words = npt.NDArray[np.uint32]
 
 
@@ -63,7 +67,15 @@ def shard_seed(seed: int, shard: int, update: int) -> int:
     With accumulation, micro batch ``a`` of rank ``r`` is shard ``a * size + r``, so that the random numbers of a sample do not
     depend on which rank computes it.
     """
-    return int(np.random.SeedSequence([seed, shard, update]).generate_state(1, np.uint64)[0]) >> 1
+    block, place = divmod(update, SEEDED_TOGETHER)
+    return _shard_seeds(seed, shard, block)[place]
+
+
+@lru_cache(maxsize=256)
+def _shard_seeds(seed: int, shard: int, block: int) -> list[int]:
+    """Return the seeds of a shard for the updates of a block, because those of many cost little more than that of one."""
+    updates = range(block * SEEDED_TOGETHER, (block + 1) * SEEDED_TOGETHER)
+    return [(low | high << 32) >> 1 for low, high, *_ in words_of((seed, shard), updates)]
 
 
 def sample_keys(seed: int, update: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

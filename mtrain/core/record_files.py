@@ -21,7 +21,12 @@ DETAILS = "details.json"
 
 def finite(value: Any) -> Any:
     """Convert ``value`` to what JSON can hold: non-finite numbers become null, numpy values plain ones, paths text."""
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if kind is float:  # asked first, because records are mostly numbers
+        return value if math.isfinite(value) else None
+    if kind is int or kind is str:
+        return value
+    if kind is dict or isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [finite(item) for item in value]

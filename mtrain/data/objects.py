@@ -20,17 +20,13 @@ def seeded_sample(dataset: Any, index: int, key: Sequence[int], seed_framework: 
     return dataset[index]
 
 
-def repeated_sample(dataset: Any, number: int, *, seed: int, epoch: int, seed_framework: Seed) -> Any:
-    """Return a sample of a training epoch, read with the random numbers of (seed, epoch, number).
-
-    ``number``: ``index + k * length`` for repetition ``k`` (from 0) of sample ``index`` within the epoch.
-    """
-    return seeded_sample(dataset, number % len(dataset), (seed, epoch, number), seed_framework)
-
-
 def seed_everything(dataset: Any, key: Sequence[int], seed_framework: Seed) -> None:
     """Seed the generators of Python, numpy, the framework and, if it has one, of the data set by ``key``."""
-    words = [int(word) for word in np.random.SeedSequence(list(key)).generate_state(4)]
+    seed_by(np.random.SeedSequence(list(key)).generate_state(4).tolist(), dataset, seed_framework)
+
+
+def seed_by(words: Sequence[int], dataset: Any, seed_framework: Seed) -> None:
+    """Seed the same generators by four words of 32 bits."""
     random.seed(words[0])
     np.random.seed(words[1])  # augmentation libraries use numpy's global generator
     seed_framework(words[2])

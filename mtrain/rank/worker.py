@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from mtrain.rank import process
@@ -21,8 +22,8 @@ from mtrain.system.ending import end_with
 from mtrain.system.runfolder import ROUNDS, RunFolder, keep_private
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank with the arguments that a plan wrote; return the exit code."""
+def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments that a plan wrote."""
     parser = argparse.ArgumentParser(
         prog="mtrain.rank.worker", description="one rank of a job; started by `mtrain train`"
     )
@@ -37,7 +38,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--outside-paths", default="", help="paths of the spec that its user has set")
     parser.add_argument("--trial", type=Trial.of, help="what `mtrain compare` changes about the script's training")
     parser.add_argument("script", nargs="*", help="with --mode script: the script and its arguments")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def may_be_copied(argv: Sequence[str]) -> bool:
+    """Import what ranks with these arguments need; return whether they may be copies of a process that has imported torch."""
+    arguments = arguments_of(argv)
+    if arguments.mode != "script":
+        return True
+    from mtrain.rank.script_mode import allows_torch_ahead
+
+    if not arguments.script or not allows_torch_ahead(Path(arguments.script[0])):
+        return False
+    import_module("mtrain.rank.script.session")
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank with the arguments that a plan wrote; return the exit code."""
+    arguments = arguments_of(argv)
     keep_private()
     resolved = Resolved.of(config.read(RunFolder(arguments.run_dir).spec_to_read))
     spec = resolved.spec

@@ -14,6 +14,8 @@ class Display(Reporter):
     may be on other hosts, and are several attempts where a job is started again.
     """
 
+    shares_records = True
+
     def __init__(self) -> None:
         self._is_off = False
 

@@ -3,9 +3,7 @@
 It uses matplotlib without a window system, so a figure from here is in no list of pyplot's and needs no closing.
 """
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from mtrain.core.interfaces import Array
 from mtrain.records.history import History, learning_rate_of, read_history
 from mtrain.records.smoothing import smoothed
 from mtrain.records.wording import headline_metrics
-from mtrain.spec import outputs
+from mtrain.spec import collector, outputs
 
 COLOURS = ("#1f6fb4", "#d9622b", "#2f9e5b", "#8a56b0", "#b8324f", "#7a7a7a")
 INK = "#333333"
@@ -41,29 +39,13 @@ class Curves(Figure):
 def draw_results(folder: Path) -> Path | None:
     """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None without records."""
     path = folder / "results.png"
-    with _pause_collector():
+    with collector.paused():
         figure = curves(folder)
         if figure is None:
             return None
         with outputs.replaced(path) as file:
             figure.savefig(file, format="png")
     return path
-
-
-@contextmanager
-def _pause_collector() -> Iterator[None]:
-    """Keep Python's cyclic collector from running meanwhile.
-
-    Drawing makes hundreds of thousands of objects, which would start it again and again, and in a rank it walks through
-    all objects of the framework each time: a third of the time that the image takes.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def curves(folder: Path) -> Curves | None:

@@ -68,6 +68,7 @@ class Files(Reporter):
     """A reporter that keeps the records of a run, see ``run_files``."""
 
     fatal = True
+    shares_records = True
 
     @property
     def is_closed(self) -> bool:
@@ -138,9 +139,11 @@ class RunReport:
         error = sys.exception()
         if kind == "end" and record.get("reason") == "failed":
             record["error"] = "" if error is None else f"{type(error).__name__}: {error}"
+        record = plain(record)
         for name, reporter in list(self._reporters.items()):
-            # Each gets a copy of the record, which it may keep or change.
-            self._guarded(name, reporter, partial(tell, reporter, plain(record)))
+            # Others get a copy of the record, which they may keep or change.
+            own = record if reporter.shares_records else plain(record)
+            self._guarded(name, reporter, partial(tell, reporter, own))
 
     def _guarded(self, name: str, reporter: Reporter, call: Callable[[], None]) -> None:
         """Call a method of a reporter; switch the reporter off if it fails, and report its trouble."""
@@ -178,9 +181,16 @@ def worded(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+PLAIN = frozenset((float, int, str, bool, type(None)))
+"""Classes whose values are plain; those of derived classes may have to be converted."""
+
+
 def plain(value: Any) -> Any:
     """Return a copy of ``value`` with numpy values as plain ones and everything else as text; numbers may be inf or nan."""
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if kind in PLAIN:  # nearly all values, and much faster than asking what they are instances of
+        return value
+    if kind is dict or isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]

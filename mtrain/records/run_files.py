@@ -13,9 +13,10 @@ from mtrain.core.interfaces.reporter import Record
 from mtrain.core.record_files import METRICS, RESULTS, SUMMARY, finite, write_json
 from mtrain.errors import TrainingError
 from mtrain.records.reporter import Files
-from mtrain.spec import outputs
+from mtrain.spec import collector, outputs
 
 log = logging.getLogger(__name__)
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class RunFiles(Files):
@@ -48,7 +49,7 @@ class RunFiles(Files):
     def _write(self, record: Record) -> None:
         """Write one line."""
         try:
-            self._lines.write(json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n")
+            self._lines.write(_line(record) + "\n")
         except OSError as error:
             raise self._unwritable(METRICS, error) from error
 
@@ -67,7 +68,8 @@ class RunFiles(Files):
     def _draw(self) -> None:
         if find_spec("matplotlib") is None:  # The preflight has said so.
             return
-        from mtrain.records.plots import draw_results
+        with collector.paused():
+            from mtrain.records.plots import draw_results
 
         try:
             draw_results(self.folder)
@@ -78,6 +80,14 @@ class RunFiles(Files):
         return TrainingError(
             f"{self.folder / name} cannot be written: {error.strerror or error}; make room, then go on with --resume"
         )
+
+
+def _line(record: Record) -> str:
+    """Return a record as JSON, with null in the place of what JSON has no word for."""
+    try:
+        return _JSON.encode(record)
+    except (TypeError, ValueError):  # it is seldom that a value has to be replaced, so nothing is looked for before
+        return _JSON.encode(finite(record))
 
 
 def _end_last_line(path: Path) -> None:

@@ -1,10 +1,13 @@
 """Every internal name of Horovod that mtrain uses exists, and does what mtrain takes for granted."""
 
+import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
-from mtrain.backends._horovod import internals
+from mtrain.backends._horovod import internals, library
+from mtrain.errors import PluginError
 from tests.backends.internals import Library
 from tests.backends.processes import python
 
@@ -40,6 +43,27 @@ def test_horovodrun_makes_a_server_of_the_class_that_is_changed(horovod: Library
         server.stop()
     """)
     assert process.stdout == "127.0.0.1\n", process.stderr
+
+
+def test_horovodrun_asks_in_its_own_module_whether_there_is_gloo(horovod: Library) -> None:
+    horovod.reads("horovod.runner.launch:run_controller", ["if not gloo_built(verbose=verbose)"])
+    process = python("""
+        from mtrain.backends._horovod import internals
+        internals.leave_checks_to_ranks()
+        from horovod.runner import launch
+        launch.run_controller(True, lambda: print("started"), False, None, False, None, 0)
+    """)
+    assert process.stdout == "started\n", process.stderr
+
+
+def test_ranks_over_gloo_refuse_a_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = SimpleNamespace(init=None, gloo_built=lambda: False, mpi_built=lambda: True)
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=without))
+    monkeypatch.setitem(sys.modules, "horovod.torch", without)
+    assert library.load() is without
+    monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
+    with pytest.raises(PluginError, match="without it"):
+        library.load()
 
 
 def test_ranks_of_several_hosts_have_places(horovod: Library) -> None:

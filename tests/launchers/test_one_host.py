@@ -18,6 +18,7 @@ WORKER = ["-m", "mtrain.rank.worker", "--run-dir", "runs/x"]
 def test_a_job_on_one_host_needs_no_torchrun():
     assert starter.alone(["--nnodes=1", *COMMON, "--max-restarts=0", "--log-dir=x", *WORKER])
     assert starter.alone(["--nnodes=1", *COMMON, "ranks.py", "--nnodes=7"])
+    assert starter.alone(["--nnodes=1", *COMMON, *WORKER, "--mode", "script", "--", "train.py"])
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,9 @@ def test_a_job_on_one_host_needs_no_torchrun():
         ["--nnodes=1", *COMMON, "--max-restarts=1", *WORKER],
         ["--nnodes=1", *COMMON, "--rdzv-backend=c10d", *WORKER],
         ["--nnodes=1", "--nproc-per-node=gpu", *COMMON[1:], *WORKER],
-        ["--nnodes=1", *COMMON, *WORKER, "--mode", "script", "--", "train.py"],
         ["--nnodes=1", *COMMON],
     ],
-    ids=["two hosts", "restarts", "another rendezvous", "ranks per device", "a user's script", "no command"],
+    ids=["two hosts", "restarts", "another rendezvous", "ranks per device", "no command"],
 )
 def test_whatever_torchrun_alone_knows_is_left_to_it(argv):
     assert starter.alone(argv) is None
@@ -119,7 +119,7 @@ def test_ranks_of_a_starter_that_cannot_import_torch_are_processes_of_their_own(
 
 def test_where_a_gpu_is_visible_no_rank_is_a_copy(monkeypatch):
     monkeypatch.setattr(forked, "count_devices", lambda environ: 1)
-    assert forked.program("mtrain.rank.worker") is None
+    assert forked.program("mtrain.rank.worker", WORKER[2:]) is None
 
 
 def test_where_the_kernel_forbids_it_to_show_a_command_line_no_rank_is_a_copy(monkeypatch):
@@ -127,7 +127,7 @@ def test_where_the_kernel_forbids_it_to_show_a_command_line_no_rank_is_a_copy(mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(forked, "_write_line", refuse)
-    assert forked.program("mtrain.rank.worker") is None
+    assert forked.program("mtrain.rank.worker", WORKER[2:]) is None
 
 
 def variables(module: str) -> dict[str, dict[str, str]]:

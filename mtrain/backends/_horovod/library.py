@@ -17,7 +17,8 @@ def load() -> ModuleType:
     """Import ``horovod.torch`` with its native library.
 
     Raises:
-        PluginError: Horovod is missing, was built without torch or for another torch, or with neither gloo nor MPI.
+        PluginError: Horovod is missing, was built without torch or for another torch, with neither gloo nor MPI, or without
+            gloo, over which the ranks were started.
     """
     try:
         import horovod.torch as hvd
@@ -28,6 +29,11 @@ def load() -> ModuleType:
         raise PluginError("backend horovod: Horovod was built without torch", remedy=remedy())
     if not (hvd.gloo_built() or hvd.mpi_built()):
         raise PluginError("backend horovod: Horovod was built with neither gloo nor MPI", remedy=remedy())
+    if os.environ.get("HOROVOD_CONTROLLER") == "gloo" and not hvd.gloo_built():
+        raise PluginError(
+            "backend horovod: horovodrun has started the ranks over gloo, but Horovod was built without it",
+            remedy=remedy(),
+        )
     module: ModuleType = hvd
     return module
 

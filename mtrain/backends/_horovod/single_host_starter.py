@@ -13,6 +13,7 @@ from mtrain.backends._horovod import internals
 def main() -> None:
     """Run horovodrun."""
     internals.listen_on_loopback_only()
+    internals.leave_checks_to_ranks()
     launch.run_commandline()
 
 

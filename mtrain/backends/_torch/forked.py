@@ -3,7 +3,6 @@
 Only on Linux and where no GPU is visible: what a library keeps for a GPU's driver does not survive a fork.
 """
 
-import gc
 import io
 import os
 import signal
@@ -14,11 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from mtrain.spec import collector
 from mtrain.system.ending import end_with
 from mtrain.system.placement import count_devices
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 """Signals that the starter handles, and a rank not before it says so."""
+
+NEEDED = (
+    *("torch", "torch.distributed.nn.functional"),
+    *("mtrain.backends._torch.nn", "mtrain.backends._torch.ddp_engine", "mtrain.backends._torch.group"),
+)
+"""Modules that most ranks import."""
 
 
 class ForkedRank:
@@ -50,25 +56,28 @@ class ForkedRank:
                 os.kill(self.pid, number)
 
 
-def program(name: str) -> ModuleType | None:
-    """Import torch and module ``name`` for ranks that are copies of this process.
+def program(name: str, words: Sequence[str]) -> ModuleType | None:
+    """Import torch and module ``name`` for ranks that are copies of this process and have arguments ``words``.
 
     Returns:
         The module; None if ranks must be processes of their own, which then also report what cannot be imported, or
-        because the module says so by ``OWN_PROCESSES``.
+        because the module says so by ``OWN_PROCESSES`` or its function ``may_be_copied``.
     """
-    if sys.platform != "linux" or count_devices(os.environ) or not _can_be_shown():
+    # A recorder of mtrain-trace belongs to the process that has imported torch.
+    if sys.platform != "linux" or "MTRAIN_TRACE" in os.environ or count_devices(os.environ) or not _can_be_shown():
         return None
     try:
-        module = import_module(name)
-        if not callable(getattr(module, "main", None)) or getattr(module, "OWN_PROCESSES", False):
-            return None
-        import_module("torch")
-        import_module("mtrain.backends._torch.nn")
+        with collector.paused():
+            module = import_module(name)
+            if not callable(getattr(module, "main", None)) or getattr(module, "OWN_PROCESSES", False):
+                return None
+            if not getattr(module, "may_be_copied", lambda words: True)(words):
+                return None
+            for part in NEEDED:
+                import_module(part)
     except Exception:
         return None
-    gc.collect()
-    gc.freeze()  # a collection would write to every object, and so copy the memory that the ranks share
+    collector.keep_all()  # a collection would also write to every object, and so copy the memory that the ranks share
     return module
 
 

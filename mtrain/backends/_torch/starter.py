@@ -6,14 +6,18 @@ of the machine and, having no password, answer anyone.
 
 On one host torchrun decides nothing that its own arguments do not say. It imports torch before it starts the first rank,
 and each rank then imports it again; here the ranks are copies of a process that has imported it (``forked``), or processes
-that import it by themselves. Rank 0 hosts the store at which the ranks meet (``group.join``).
+that import it by themselves. Rank 0 hosts the store at which the ranks meet (``group.join``). A user's script may join torch's
+process group by itself, so for one this process hosts the store, as torchrun does; and where its ranks cannot be copies,
+torchrun starts them.
 """
 
 import argparse
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 
 from mtrain.backends._torch import forked
 from mtrain.system.rank_starter import Ranks
@@ -21,15 +25,17 @@ from mtrain.system.rank_starter import Ranks
 FAILURE_GRACE_S = 30.0
 """Seconds that the other ranks have to end when one has failed, or when this process's parent is gone."""
 SCRIPT_MODE = ("--mode", "script")
-"""Words of a command that runs a user's script. It may join torch's process group by itself, for which torchrun hosts the
-store."""
+"""Words of a command that runs a user's script."""
+STORE_TIMEOUT = timedelta(minutes=15)
+"""How long a request to the store of a script's ranks may take, as under torchrun."""
 
 
 def main(argv: list[str]) -> int:
     """Start the ranks that the command line ``argv`` of torchrun describes; return the exit code."""
     options = alone(argv)
-    if options is not None:
-        return _run(options)
+    status = None if options is None else _run(options)
+    if status is not None:
+        return status
     # Imported here because importing torch takes longer than everything else that happens before the ranks run.
     from torch.distributed import run
 
@@ -57,29 +63,56 @@ def alone(argv: Sequence[str]) -> argparse.Namespace | None:
     except (argparse.ArgumentError, SystemExit):
         return None
     is_known = not unknown and options.command and not options.command[0].startswith("-")
-    is_alone = is_known and options.nnodes == "1" and options.max_restarts == 0
-    return options if is_alone and SCRIPT_MODE not in itertools.pairwise(options.command) else None
+    return options if is_known and options.nnodes == "1" and options.max_restarts == 0 else None
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Start the ranks and wait for them; return 0 if all have ended with 0, otherwise 1.
+def _run(options: argparse.Namespace) -> int | None:
+    """Start the ranks and wait for them; return 0 if all have ended with 0, otherwise 1; None: only torchrun can start them.
 
     SIGTERM and SIGINT to this process are passed on to the ranks as SIGTERM. Who has sent it decides how long they may take.
     """
     ranks = Ranks(failure_grace_s=FAILURE_GRACE_S, request_grace_s=float("inf"))
-    python = [sys.executable, "-u", *(["-m"] if options.module else []), *options.command]
+    is_script = SCRIPT_MODE in itertools.pairwise(options.command)
+    name, *words = options.command
     with ranks.handling_signals():
-        program = forked.program(options.command[0]) if options.module and options.nproc_per_node > 1 else None
-        for rank in range(options.nproc_per_node):
-            if program is None:
-                ranks.start(rank, python, _variables(rank, options))
-            else:
-                ranks.add(rank, forked.start(program, options.command[1:], _variables(rank, options)))
-        return 1 if ranks.wait() else 0
+        pays = options.module and (is_script or options.nproc_per_node > 1)
+        program = forked.program(name, words) if pays else None
+        if program is None and is_script and not ranks.end_requested:
+            return None
+        with _hosted_store(options) if is_script else nullcontext(None) as host:
+            for rank in range(options.nproc_per_node):
+                variables = _variables(rank, options, has_store=host is not None)
+                if program is None:
+                    module = ["-m"] if options.module else []
+                    ranks.start(rank, [sys.executable, "-u", *module, *options.command], variables)
+                else:
+                    ranks.add(rank, forked.start(program, words, variables))
+            if host is not None:
+                host()
+            return 1 if ranks.wait() else 0
 
 
-def _variables(rank: int, options: argparse.Namespace) -> Mapping[str, str]:
-    """Return the variables that torchrun would add to the environment of a rank."""
+@contextmanager
+def _hosted_store(options: argparse.Namespace) -> Iterator[Callable[[], None] | None]:
+    """Bind the address at which a script's ranks meet; yield a function that begins to host their store there.
+
+    It has to be called after the ranks were copied, because the store has a thread. None: it is no address of this machine.
+    """
+    from mtrain.backends._torch import store
+
+    listener = store.bound(options.master_addr, int(options.master_port))
+    if listener is None:
+        yield None
+        return
+    hosted: list[object] = []
+    os.register_at_fork(after_in_child=listener.close)
+    with listener:
+        yield lambda: hosted.append(store.store_on(listener, size=options.nproc_per_node, timeout=STORE_TIMEOUT))
+    hosted.clear()
+
+
+def _variables(rank: int, options: argparse.Namespace, *, has_store: bool) -> Mapping[str, str]:
+    """Return the variables that torchrun would add to the environment of a rank; ``has_store``: this process hosts it."""
     size = str(options.nproc_per_node)
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
@@ -92,7 +125,7 @@ def _variables(rank: int, options: argparse.Namespace) -> Mapping[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": str(has_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 

@@ -17,10 +17,29 @@ def listening_store(address: str, port: int, *, size: int, timeout: timedelta) -
     Raises:
         OSError: The port is in use.
     """
+    listener = bound(address, port)
+    if listener is None:
+        return None
+    with listener:
+        return store_on(listener, size=size, timeout=timeout)
+
+
+def bound(address: str, port: int) -> socket.socket | None:
+    """Bind the socket of a store; see ``listening_store``."""
     own = next((each for each in placement.resolve(address) if placement.is_own(each)), None)
     if own is None:
         return None
-    with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
+    listener = socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((own, port))
-        return internals.store_at(listener, own, port, size=size, timeout=timeout)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def store_on(listener: socket.socket, *, size: int, timeout: timedelta) -> internals.TCPStore:
+    """Make a store that listens on a socket of ``bound``, and takes it over."""
+    address, port = listener.getsockname()[:2]
+    return internals.store_at(listener, address, port, size=size, timeout=timeout)

@@ -66,6 +66,8 @@ class Reporter:
 
     every_rank: ClassVar[bool] = False
     """Whether each rank has one of its own; False: rank 0 alone."""
+    shares_records: ClassVar[bool] = False
+    """Whether it neither keeps nor changes a record, so that it may be given the one that others of this kind are given."""
     fatal: bool = False
     """Whether an exception of this reporter ends the job."""
     draws_images: bool = False

@@ -79,6 +79,8 @@ class Cut:
         self._order = order
         self._batch = batch
         self._drops_last = drops_last
+        self._ends: dict[int, Indices] = {}
+        """Of the first epoch and the one that was asked for last: the loop asks several times in each update."""
 
     @property
     def is_even(self) -> bool:
@@ -95,6 +97,11 @@ class Cut:
         Raises:
             ScriptError: see ``batch_at``.
         """
+        if epoch not in self._ends:
+            self._ends = {known: ends for known, ends in self._ends.items() if known == 0} | {epoch: self._cut(epoch)}
+        return self._ends[epoch]
+
+    def _cut(self, epoch: int) -> Indices:
         length, batch = self._length(epoch), self._batch
         if callable(batch):
             batch = batch_at(batch, epoch, length)

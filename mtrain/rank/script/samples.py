@@ -7,7 +7,8 @@ from typing import Any
 from mtrain.core.permutation import Indices
 from mtrain.core.sampler import Shares
 from mtrain.data import trees
-from mtrain.data.objects import Seed, first_unrepeatable, repeated_sample, unusable
+from mtrain.data.objects import Seed, first_unrepeatable, unusable
+from mtrain.data.seeded_reading import SeededReader
 from mtrain.errors import DataError, ScriptError
 from mtrain.rank.script.epochs import Cutting, epochs_of
 from mtrain.rank.script.workers import Request, Workers
@@ -39,7 +40,7 @@ class Samples:
         self.length = len(dataset)
         self._seed = seed
         self._collate = collate or trees.collate
-        self._seed_framework = seed_framework
+        self._reader = SeededReader(dataset, seed=seed, seed_framework=seed_framework)
         self._workers: Workers | None = None
         self.epochs = epochs_of(dataset, cutting, seed=seed, seed_framework=seed_framework)
         self._marks: dict[int, int] = {}
@@ -114,8 +115,7 @@ class Samples:
             if self._workers is not None:
                 yield from self._workers.read(requests)
                 return
-            for _, indices in requests:
-                yield self._collate([self.sample(epoch, index) for index in indices])
+            yield from map(self._collate, self._reader.batches(epoch, (numbers for _, numbers in requests)))
         except DataError as error:
             raise ScriptError(f"session.batches: {error}") from error
 
@@ -135,8 +135,8 @@ class Samples:
                 yield epoch, [int(index) for index in share]
 
     def sample(self, epoch: int, number: int) -> Any:
-        """Return one sample, read with the random numbers of (seed, epoch, number); see ``repeated_sample``."""
-        return repeated_sample(self.dataset, number, seed=self._seed, epoch=epoch, seed_framework=self._seed_framework)
+        """Return one sample, read with the random numbers of (seed, epoch, number)."""
+        return self._reader.sample(epoch, number)
 
     def check_repeatable(self) -> None:
         """Refuse an order or a data set that returns different values for the same (seed, epoch, index).
@@ -152,6 +152,7 @@ class Samples:
                 "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
                 "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
             )
+        self._reader.trust()
 
 
 def check_dataset(dataset: Any, *, call: str) -> None:

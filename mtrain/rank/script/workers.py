@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from mtrain.data import trees
-from mtrain.data.objects import repeated_sample
+from mtrain.data.seeded_reading import SeededReader
 from mtrain.errors import ScriptError
 from mtrain.rank.process import end_with_parent
 from mtrain.system.processes import sparing_children
@@ -116,9 +116,7 @@ def _read(epoch: int, numbers: Sequence[int]) -> Any:
     if epoch != _epoch and hasattr(_dataset, "set_epoch"):
         _dataset.set_epoch(epoch)
     _epoch = epoch
-    samples = [
-        repeated_sample(_dataset, number, seed=_seed, epoch=epoch, seed_framework=_seed_framework) for number in numbers
-    ]
+    (samples,) = SeededReader(_dataset, seed=_seed, seed_framework=_seed_framework).batches(epoch, [numbers])
     batch = _collate(samples)
     return trees.mapped(batch, _as_array)
 

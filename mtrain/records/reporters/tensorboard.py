@@ -3,15 +3,19 @@
 from typing import Any
 
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
+from mtrain.spec import collector
 
 
 class TensorBoard(Reporter):
     """Writes TensorBoard events into ``tensorboard/`` of the run folder."""
 
+    shares_records = True
+
     def __init__(self, options: Any, run: ReportedRun) -> None:
         super().__init__(options, run)
         # Imported here, because every rank loads this class and only rank 0 writes.
-        from mtrain.records.tensorboard import Events
+        with collector.paused():
+            from mtrain.records.tensorboard import Events
 
         self._drawn_at = -1
         self._events = Events(run.folder / "tensorboard", start_update=run.start_update)
@@ -35,7 +39,7 @@ class TensorBoard(Reporter):
         self._events.histogram(str(record["name"]), record["counts"], record["edges"], update=int(record["update"]))
 
     def end(self, record: Record) -> None:
-        """Write the images of a job that is done, flush, and end the writer's thread."""
+        """Write the images of a job that is done, and all events that wait."""
         self._images(record, int(record.get("updates", 0)))
         self._events.close()
 
