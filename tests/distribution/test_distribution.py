@@ -229,6 +229,7 @@ def test_type_checkers_follow_an_editable_install(tmp_path):
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "distribution", source / "distribution")
     # Two modules are enough, and cheap to check; what decides is the project's setting for editable installs.
     (source / "mtrain").mkdir()
     for name, text in {"__init__.py": '__version__ = "0.1.0"\nanswer: int = 42\n', "py.typed": ""}.items():
