@@ -218,6 +218,15 @@ def _random_numbers(ours: Update, theirs: Update) -> list[str]:
     ]
 
 
+def _skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    side, other = ("B", "A") if theirs.skipped else ("A", "B")
+    return [
+        f"{side} has skipped this update, {other} has made it: the gradient scaler of {side} has found a gradient that is not finite; "
+        "its scale is too large at first (init_scale) or the format too narrow. Every skipped update is missing in the training, "
+        "while schedules and counters may go on"
+    ]
+
+
 def _gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     sentences = []
     for side, update, _trace in (("B", theirs, comparison.b), ("A", ours, comparison.a)):
@@ -477,6 +486,7 @@ _RULES: dict[str, Callable[[Comparison, Parting, Update, Update], list[str]]] = 
     comparing.SAMPLES: _samples,
     comparing.TARGETS: _targets,
     comparing.LOSS: _loss,
+    comparing.SKIPPED: _skipped,
     comparing.GRADIENT: _gradient,
     comparing.CLIP: _gradient,
     comparing.SETTINGS: _settings,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Callable
 
 from mtrain_trace import mixing
 from mtrain_trace.reading import Row, Trace, Update
 
-START, SAMPLES, TARGETS, LOSS = "start weights", "samples", "targets", "loss"
+START, SAMPLES, TARGETS, LOSS, SKIPPED = "start weights", "samples", "targets", "loss", "a skipped update"
 GRADIENT, CLIP, SETTINGS = "gradient", "clipping", "optimizer settings"
 WEIGHTS, MOMENTS, BUFFERS = "weights", "moments", "buffers"
 FLOORS = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, WEIGHTS: 1e-2, MOMENTS: 1e-2, BUFFERS: 1e-4}
@@ -98,12 +98,12 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
         if parted:
             continue
         result.parting = _exact(ours, theirs, cast=cast)
-        for what in (LOSS, GRADIENT, CLIP, SETTINGS, WEIGHTS, MOMENTS, BUFFERS):
+        for what in (LOSS, SKIPPED, GRADIENT, CLIP, SETTINGS, WEIGHTS, MOMENTS, BUFFERS):
             if result.parting is not None:
                 break
-            if what == SETTINGS:
-                if settings_differences(ours, theirs) or _ranks_differ(ours) != _ranks_differ(theirs):
-                    result.parting = Parting(SETTINGS, ours.number, math.inf)
+            if what in _YES_OR_NO:
+                if _YES_OR_NO[what](ours, theirs):
+                    result.parting = Parting(what, ours.number, math.inf)
                 continue
             size = result.curves[what][place]
             limit = _limit(what, place, seen, allowed, narrow=narrow)
@@ -307,6 +307,15 @@ def _ranks_differ(update: Update) -> bool:
     return any(rates != update.rank_rates[0] for rates in update.rank_rates)
 
 
+_YES_OR_NO: dict[str, Callable[[Update, Update], bool]] = {
+    SKIPPED: lambda ours, theirs: ours.skipped != theirs.skipped,
+    SETTINGS: lambda ours, theirs: (
+        bool(settings_differences(ours, theirs)) or _ranks_differ(ours) != _ranks_differ(theirs)
+    ),
+}
+"""What two updates have in common or not, without a size; SETTINGS stands where the order of cause has it."""
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return relative(a, b) < 1e-9  # a schedule may be computed in another order
@@ -330,6 +339,6 @@ def worst_arrays(ours: Update, theirs: Update, what: str) -> list[str]:
 def detailed(comparison: Comparison) -> bool:
     """Return whether arrays were recorded at the update in which the trainings part."""
     parting = comparison.parting
-    if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SETTINGS):
+    if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SKIPPED, SETTINGS):
         return True
     return bool(comparison.a.updates[parting.place].arrays and comparison.b.updates[parting.place].arrays)

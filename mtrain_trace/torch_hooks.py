@@ -40,7 +40,7 @@ def install(out: Recorder) -> TorchListener:
     for name in TARGET_LOSSES:
         wrap(torch.nn.functional, name, before=functools.partial(_note_target, listener))
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch before 2.3 has the latter only
-    wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(arguments[0]._scale))
+    wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
     _wrap_scaler_step(listener, scaler)
     return listener
 

@@ -158,8 +158,8 @@ class TorchListener:
 
     def before_step(self, optimizer: Any) -> None:
         """Record the gradients that an optimizer is about to use."""
-        if self.is_paused:
-            return
+        if self.is_paused or not (self.roots or self._micro_batches):
+            return  # before the first pass: a step on zeros that makes the moments, as Horovod's broadcast takes one
         if self.engine_steps:
             watched = self._watched.get(id(optimizer))
         else:

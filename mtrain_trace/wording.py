@@ -106,7 +106,7 @@ def _cell(value: float) -> str:
 
 
 def _plural(what: str) -> str:
-    return what if what.endswith("s") or what == comparing.CLIP else f"the {what}"
+    return what if what.endswith("s") or what in (comparing.CLIP, comparing.SKIPPED) else f"the {what}"
 
 
 def _capital(sentence: str) -> str:
