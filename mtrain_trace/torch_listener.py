@@ -212,11 +212,12 @@ class TorchListener:
     def begin_update(self, optimizer: Any) -> None:
         """Open the next update of an optimizer, and write the one before."""
         watched = self._watched[id(optimizer)]
-        watched.updates += 1
-        update = watched.updates
         if watched.outstanding is not None:
             watched.outstanding()
             watched.outstanding = None
+        self._out.end_after(watched.updates)
+        watched.updates += 1
+        update = watched.updates
         micro_batches, self._micro_batches = self._micro_batches, []
         clip, self._clip = self._clip, None
         versions = _versions(watched.holding)
