@@ -25,9 +25,8 @@ def attach(out: str) -> Recorder:
     Returns:
         The recorder; its ``close`` writes what is outstanding and ends the recording. It is closed at exit at the latest.
     """
-    from mtrain_trace import torch_hooks
-    from mtrain_trace.recorder import Recorder
+    from mtrain_trace.startup import Connection
 
-    recorder = Recorder(out)
-    torch_hooks.install(recorder)
-    return recorder
+    connection = Connection(out)
+    connection.begin()
+    return connection.recorder

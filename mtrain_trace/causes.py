@@ -18,6 +18,8 @@ from mtrain_trace.reading import Trace, Update
 
 EXPLAINED = 0.02
 """Largest remainder that a factor may leave, relative to the length of what it explains."""
+NARROW_EFFECT = 0.5
+"""Relative differences up to this may come from bfloat16 on one side alone; the steps of Adam grow those of gradients."""
 NORMS = ("norm", "bn", "ln", "bias")
 """Parts of the names of arrays that recipes often exempt from weight decay."""
 
@@ -37,6 +39,7 @@ def explain(comparison: Comparison) -> list[str]:
         return rule(comparison, parting, Update(0), Update(0))
     ours, theirs = comparison.a.updates[parting.place], comparison.b.updates[parting.place]
     sentences = _outside(comparison, parting.place) or rule(comparison, parting, ours, theirs)
+    sentences = _precision(comparison, parting, sentences)
     if parting.what != comparing.SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
@@ -45,6 +48,16 @@ def explain(comparison: Comparison) -> list[str]:
             else []
         )
     return sentences
+
+
+def _precision(comparison: Comparison, parting: Parting, sentences: list[str]) -> list[str]:
+    """Say first that the sides compute in other formats where that explains the size of a difference."""
+    mine, other = comparing.precision_of(comparison.a), comparing.precision_of(comparison.b)
+    numbers = (comparing.LOSS, comparing.GRADIENT, comparing.WEIGHTS, comparing.MOMENTS, comparing.BUFFERS)
+    if mine == other or parting.what not in numbers:
+        return sentences
+    words = f"A computes in {mine}, B in {other}: the weights, activations and gradients of one side have fewer digits"
+    return [words, *sentences] if parting.size < NARROW_EFFECT else [*sentences, words]
 
 
 def _outside(comparison: Comparison, place: int) -> list[str]:
@@ -154,8 +167,6 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
             f"{count} modules of {side} are in evaluation mode, {min(frozen_a, frozen_b)} of the other: model.train() is missing "
             "after an evaluation, or parts are put into eval() on one side"
         )
-    if ours.autocast != theirs.autocast:
-        sentences.append(f"mixed precision (autocast) is on in {'B' if theirs.autocast else 'A'} only")
     factor = theirs.loss / ours.loss if ours.loss else math.nan
     whole = _whole_factor(factor)
     if whole is not None:
@@ -204,6 +215,15 @@ def _random_numbers(ours: Update, theirs: Update) -> list[str]:
         ]
     return [
         "the model has dropout, whose draws depend on how samples are divided among ranks and passes; compare with dropout 0"
+    ]
+
+
+def _skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    side, other = ("B", "A") if theirs.skipped else ("A", "B")
+    return [
+        f"{side} has skipped this update, {other} has made it: the gradient scaler of {side} has found a gradient that is not finite; "
+        "its scale is too large at first (init_scale) or the format too narrow. Every skipped update is missing in the training, "
+        "while schedules and counters may go on"
     ]
 
 
@@ -398,7 +418,12 @@ def _factor_words(factor: float, comparison: Comparison, theirs: Update, ours: U
     ranks = {comparison.a.ranks, comparison.b.ranks} - {1}
     passes = {ours.micro_batches, theirs.micro_batches} - {1}
     size = factor if factor > 1 else 1 / factor
-    if size in passes and size not in ranks:
+    if size in passes and size in ranks:
+        front = f"{front}, and there are {size:g} micro batches and {size:g} ranks"
+        if factor > 1:
+            return f"{front}: not divided by the one, or multiplied by the other"
+        return f"{front}: divided by one of these numbers twice, or on one side only"
+    if size in passes:
         if factor > 1:
             return f"{front}: the loss is not divided by the {size:g} micro batches of an update"
         return f"{front}: the loss is divided by the {size:g} micro batches twice, or on one side only"
@@ -461,6 +486,7 @@ _RULES: dict[str, Callable[[Comparison, Parting, Update, Update], list[str]]] = 
     comparing.SAMPLES: _samples,
     comparing.TARGETS: _targets,
     comparing.LOSS: _loss,
+    comparing.SKIPPED: _skipped,
     comparing.GRADIENT: _gradient,
     comparing.CLIP: _gradient,
     comparing.SETTINGS: _settings,

@@ -1,18 +1,15 @@
-"""The command ``mtrain-trace``: record a training, and compare two."""
+"""The command ``mtrain-trace``: record a training, compare two, and find which setting parts them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain_trace import causes, comparing, reading, wording
-from mtrain_trace.recorder import AT_VARIABLE, EVERY_VARIABLE, NUDGE_VARIABLE
-from mtrain_trace.startup import VARIABLE
+from mtrain_trace import bisecting, causes, comparing, reading, running, wording
 
 SAME, DIFFERENT, WRONG_USE = 0, 1, 2
 
@@ -25,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.verb == "run":
             return _run(options, command)
-        return _compare(options)
+        return _bisect(options, command) if options.verb == "bisect" else _compare(options)
     except reading.TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_USE
@@ -45,16 +42,11 @@ def parser() -> argparse.ArgumentParser:
         "run", help="record a training: mtrain-trace run --out A -- torchrun --nproc-per-node 2 train.py"
     )
     run.add_argument("--out", required=True, type=Path, help="new folder for the trace")
-    run.add_argument(
-        "--every", type=_count, default=1, help="record weights, gradients and moments at every n-th update only"
-    )
-    run.add_argument(
-        "--at", type=_count, action="append", default=[], help="record each array at this update too (repeatable)"
-    )
+    _add_recording(run)
     run.add_argument(
         "--calibrate",
         action="store_true",
-        help="move one start weight by one unit in the last place: a repetition that shows how rounding grows",
+        help="move each start weight by one unit in the last place: a repetition that shows how rounding grows",
     )
     compare = verbs.add_parser("compare", help="compare two traces; exit code 0 the same, 1 different")
     compare.add_argument("a", type=Path, help="folder of the training that counts as right")
@@ -63,7 +55,28 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--optimizer", type=int, help="number of the optimizer, from 0; default: all of them")
     compare.add_argument("--bits", action="store_true", help="exit code 1 for rounding, too")
     compare.add_argument("--json", action="store_true", help="print JSON")
+    bisect = verbs.add_parser(
+        "bisect",
+        help="find which of several settings parts a training: "
+        "mtrain-trace bisect --out X --a '--lr 0.1' --b 'NAME=1 --lr 0.1 --compile' -- python train.py",
+    )
+    bisect.add_argument("--out", required=True, type=Path, help="new folder for the traces")
+    bisect.add_argument("--a", required=True, help="variables and flags of the training that counts as right")
+    bisect.add_argument("--b", required=True, help="variables and flags of the training that parts")
+    bisect.add_argument("--bits", action="store_true", help="rounding counts as parting, too")
+    _add_recording(bisect)
     return parser
+
+
+def _add_recording(verb: argparse.ArgumentParser) -> None:
+    """Add the options of what is recorded."""
+    verb.add_argument(
+        "--every", type=_count, default=1, help="record weights, gradients and moments at every n-th update only"
+    )
+    verb.add_argument(
+        "--at", type=_count, action="append", default=[], help="record each array at this update too (repeatable)"
+    )
+    verb.add_argument("--updates", type=_count, help="end the training after this many updates")
 
 
 def _count(text: str) -> int:
@@ -74,23 +87,11 @@ def _count(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
-    """Start the command with the recorder in its Python processes."""
+    """Start the command with the recorder in its Python processes, and say what was recorded."""
     if not command:
         raise reading.TraceError("no command; write it after --, such as: mtrain-trace run --out A -- python train.py")
-    if options.out.exists() and any(options.out.iterdir()):
-        raise reading.TraceError(f"{options.out}: is not empty; a trace gets a folder of its own")
-    environment = dict(os.environ)
-    boot = str(Path(__file__).resolve().parent / "boot")
-    environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
-    environment[VARIABLE] = str(options.out.resolve())
-    environment[EVERY_VARIABLE] = str(options.every)
-    environment[AT_VARIABLE] = ",".join(map(str, options.at))
-    if options.calibrate:
-        environment[NUDGE_VARIABLE] = "1"
-    try:
-        status = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603  (the user's own command)
-    except OSError as error:
-        raise reading.TraceError(f"{command[0]}: cannot be started: {error.strerror}") from error
+    settings = running.Settings(options.every, tuple(options.at), options.calibrate, options.updates)
+    status = running.run(command, options.out, settings)
     traces = sorted(options.out.glob("rank-*")) if options.out.exists() else []
     if not traces:
         print(
@@ -105,22 +106,57 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     return 128 - status if status < 0 else status
 
 
-def _compare(options: argparse.Namespace) -> int:
-    count = min(reading.optimizers_of(options.a), reading.optimizers_of(options.b)) if options.optimizer is None else 0
-    numbers = range(count) if options.optimizer is None else [options.optimizer]
-    status, values = SAME, []
+def compare_folders(
+    a: Path, b: Path, *, calibration: Path | None = None, optimizer: int | None = None
+) -> list[comparing.Comparison]:
+    """Compare two traces: one comparison for each optimizer that both have, or for the one with a number.
+
+    Raises:
+        TraceError: a folder holds no trace.
+    """
+    if optimizer is None:
+        numbers = list(range(min(reading.optimizers_of(a), reading.optimizers_of(b))))
+    else:
+        numbers = [optimizer]
+    results = []
     for number in numbers:
-        a, b = reading.read(options.a, optimizer=number), reading.read(options.b, optimizer=number)
-        calibration = reading.read(options.calibration, optimizer=number) if options.calibration else None
-        result = comparing.compare(a, b, calibration=calibration)
+        nudged = reading.read(calibration, optimizer=number) if calibration else None
+        traces = reading.read(a, optimizer=number), reading.read(b, optimizer=number)
+        result = comparing.compare(*traces, calibration=nudged)
         result.sentences = causes.explain(result)
-        if result.parting is not None or (options.bits and result.verdict != "same bits"):
-            status = DIFFERENT
-        if options.json:
-            values.append(wording.as_json(result))
-        else:
-            front = [f"optimizer {number}:"] if len(list(numbers)) > 1 else []
-            print("\n".join([*front, *wording.lines(result)]))
+        results.append(result)
+    return results
+
+
+def _compare(options: argparse.Namespace) -> int:
+    results = compare_folders(options.a, options.b, calibration=options.calibration, optimizer=options.optimizer)
     if options.json:
+        values = [wording.as_json(result) for result in results]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
-    return status
+    else:
+        print("\n".join(wording.text(results)))
+    parted = any(result.parting is not None or (options.bits and result.verdict != "same bits") for result in results)
+    return DIFFERENT if parted else SAME
+
+
+def _bisect(options: argparse.Namespace, command: list[str]) -> int:
+    """Find the settings that part a training; exit code 1 where there are some."""
+    if not command:
+        raise reading.TraceError("no command; write it after --, such as: mtrain-trace bisect ... -- python train.py")
+    bisector = bisecting.Bisector(
+        command,
+        (options.a, options.b),
+        out=options.out,
+        record=running.Settings(options.every, tuple(options.at), updates=options.updates),
+        bits=options.bits,
+        tell=lambda line: print(line, flush=True),
+    )
+    result = bisector.find()
+    if not result.culprits:
+        print(f"\nTHE SAME under both settings ({result.starts} trainings)")
+        return SAME
+    for words, comparison in result.culprits:
+        print(f"\nPARTED BY {words}")
+        print("\n".join(wording.parting(comparison)))
+    print(f"\n{len(result.culprits)} of {len(result.differences)} differences matter ({result.starts} trainings)")
+    return DIFFERENT

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Callable
 
 from mtrain_trace import mixing
 from mtrain_trace.reading import Row, Trace, Update
 
-START, SAMPLES, TARGETS, LOSS = "start weights", "samples", "targets", "loss"
+START, SAMPLES, TARGETS, LOSS, SKIPPED = "start weights", "samples", "targets", "loss", "a skipped update"
 GRADIENT, CLIP, SETTINGS = "gradient", "clipping", "optimizer settings"
 WEIGHTS, MOMENTS, BUFFERS = "weights", "moments", "buffers"
 FLOORS = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, WEIGHTS: 1e-2, MOMENTS: 1e-2, BUFFERS: 1e-4}
@@ -85,6 +85,11 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     result.parting = _start(a, b)
     seen: dict[str, float] = {}
     narrow = _is_narrow(a) or _is_narrow(b)
+    cast = _is_cast(a, b)
+    if cast:
+        result.remarks.append(
+            f"the samples are in other formats ({precision_of(a)} and {precision_of(b)}), and only their labels are compared"
+        )
     for place in range(updates):
         ours, theirs = a.updates[place], b.updates[place]
         parted = result.parting is not None
@@ -92,13 +97,13 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
             result.bits_until = place + 1
         if parted:
             continue
-        result.parting = _exact(ours, theirs)
-        for what in (LOSS, GRADIENT, CLIP, SETTINGS, WEIGHTS, MOMENTS, BUFFERS):
+        result.parting = _exact(ours, theirs, cast=cast)
+        for what in (LOSS, SKIPPED, GRADIENT, CLIP, SETTINGS, WEIGHTS, MOMENTS, BUFFERS):
             if result.parting is not None:
                 break
-            if what == SETTINGS:
-                if settings_differences(ours, theirs) or _ranks_differ(ours) != _ranks_differ(theirs):
-                    result.parting = Parting(SETTINGS, ours.number, math.inf)
+            if what in _YES_OR_NO:
+                if _YES_OR_NO[what](ours, theirs):
+                    result.parting = Parting(what, ours.number, math.inf)
                 continue
             size = result.curves[what][place]
             limit = _limit(what, place, seen, allowed, narrow=narrow)
@@ -226,16 +231,25 @@ def _start(a: Trace, b: Trace) -> Parting | None:
     unequal = {
         name: apart(a.start[name], b.start[name]) for name in a.start if a.start[name].digest != b.start[name].digest
     }
-    # A unit in the last place is the nudge of a calibration, and no other start.
-    if not unequal or max(unequal.values()) < 1e-6:
+    # A unit in the last place is the nudge of a calibration, and no other start. Where one side alone has narrow weights,
+    # their rounding is no other start either; the difference of precision is named where it shows.
+    if not unequal or max(unequal.values()) < (1e-2 if precision_of(a) != precision_of(b) else 1e-6):
         return None
     return Parting(START, 0, max(unequal.values()), arrays=sorted(unequal, key=lambda name: -unequal[name]))
 
 
-def _exact(ours: Update, theirs: Update) -> Parting | None:
+def _is_cast(a: Trace, b: Trace) -> bool:
+    """Return whether samples have other bits for their format alone: none occurs on both sides, and the labels do."""
+    if precision_of(a) == precision_of(b) or not a.updates or not b.updates:
+        return False
+    ours, theirs = a.updates[0], b.updates[0]
+    return bool(ours.targets) and ours.targets == theirs.targets and not ours.samples & theirs.samples
+
+
+def _exact(ours: Update, theirs: Update, *, cast: bool) -> Parting | None:
     """Return how the samples or targets of an update part; they are compared bit by bit, in no order."""
     for what, mine, other in ((SAMPLES, ours.samples, theirs.samples), (TARGETS, ours.targets, theirs.targets)):
-        if mine and other and mine != other:
+        if mine and other and mine != other and not (cast and what == SAMPLES):
             share = sum((mine - other).values()) / max(sum(mine.values()), 1)
             return Parting(what, ours.number, share or sum((other - mine).values()) / max(sum(other.values()), 1))
     if ours.samples == theirs.samples and ours.targets and theirs.targets and _pairs(ours) != _pairs(theirs):
@@ -253,9 +267,14 @@ def _pairs(update: Update) -> Any:
     return sorted(pairs)
 
 
+def precision_of(trace: Trace) -> str:
+    """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast``."""
+    dtypes = list(trace.processes[0].get("model_dtypes") or trace.described["dtypes"])
+    return ", ".join([*dtypes, *(["autocast"] if any(update.autocast for update in trace.updates[:1]) else [])])
+
+
 def _is_narrow(trace: Trace) -> bool:
-    dtypes = trace.described["dtypes"]
-    return any(update.autocast for update in trace.updates[:1]) or "bfloat16" in dtypes or "float16" in dtypes
+    return any(word in precision_of(trace) for word in ("bfloat16", "float16", "autocast"))
 
 
 def settings_differences(ours: Update, theirs: Update) -> list[str]:
@@ -288,6 +307,15 @@ def _ranks_differ(update: Update) -> bool:
     return any(rates != update.rank_rates[0] for rates in update.rank_rates)
 
 
+_YES_OR_NO: dict[str, Callable[[Update, Update], bool]] = {
+    SKIPPED: lambda ours, theirs: ours.skipped != theirs.skipped,
+    SETTINGS: lambda ours, theirs: (
+        bool(settings_differences(ours, theirs)) or _ranks_differ(ours) != _ranks_differ(theirs)
+    ),
+}
+"""What two updates have in common or not, without a size; SETTINGS stands where the order of cause has it."""
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return relative(a, b) < 1e-9  # a schedule may be computed in another order
@@ -311,6 +339,6 @@ def worst_arrays(ours: Update, theirs: Update, what: str) -> list[str]:
 def detailed(comparison: Comparison) -> bool:
     """Return whether arrays were recorded at the update in which the trainings part."""
     parting = comparison.parting
-    if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SETTINGS):
+    if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SKIPPED, SETTINGS):
         return True
     return bool(comparison.a.updates[parting.place].arrays and comparison.b.updates[parting.place].arrays)

@@ -56,6 +56,8 @@ class Update:
     """Names of the arrays of each parameter group."""
     steps: int | None = None
     changed_outside: bool = False
+    skipped: bool = False
+    """Whether a gradient scaler has made no step of this update."""
     modes: list[int] | None = None
     autocast: str | None = None
     rng: list[str | None] = field(default_factory=list)
@@ -237,6 +239,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     update.rank_rates.append(record["rates"])
     update.rng.append(record["rng"])
     update.changed_outside = update.changed_outside or record["weights_changed_outside"]
+    update.skipped = update.skipped or bool(record.get("skipped"))
     for micro in micro_batches:
         update.autocast = update.autocast or micro["autocast"]
         update.modes = update.modes or micro["modes"]

@@ -21,6 +21,7 @@ FIRST_DETAILED = 8
 DETAILED_EVERY = 50
 PROCESS, UPDATES, ARRAYS = "process.json", "updates.jsonl", "arrays.jsonl"
 EVERY_VARIABLE, AT_VARIABLE, NUDGE_VARIABLE = "MTRAIN_TRACE_EVERY", "MTRAIN_TRACE_AT", "MTRAIN_TRACE_NUDGE"
+UPDATES_VARIABLE = "MTRAIN_TRACE_UPDATES"
 STACKS = ("deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers", "horovod")
 """Packages on top of torch that change how an update is made; those loaded are noted."""
 RANK_VARIABLES = (
@@ -48,6 +49,8 @@ class Recorder:
         listed = os.environ.get(AT_VARIABLE, "").split(",")
         self.at = at if at is not None else frozenset(int(number) for number in listed if number)
         self.nudge = bool(os.environ.get(NUDGE_VARIABLE))
+        self.updates = int(os.environ.get(UPDATES_VARIABLE) or 0)
+        """Updates after which this process ends; 0: it ends by itself."""
         self._files: dict[str, IO[str]] = {}
         self._facts: dict[str, Any] = {}
         self._folder: Path | None = None
@@ -83,6 +86,14 @@ class Recorder:
             self._files[file] = (self._open_folder() / file).open("a", encoding="utf-8")
         self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
         self._files[file].flush()  # a training that is killed leaves a whole trace up to there
+
+    def end_after(self, updates: int) -> None:
+        """End this process if it has made as many updates as are asked for; nothing of it runs afterwards."""
+        if self.updates and updates >= self.updates:
+            self.close()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
     def close(self) -> None:
         """Write what is outstanding and close the files. Copies of the process (data workers) close nothing."""

@@ -1,4 +1,4 @@
-"""Connect the recorder to torch as soon as a process has imported it; a process that never does pays nothing.
+"""Connect the recorder to a framework as soon as a process has imported it; a process that never does pays nothing.
 
 ``connect`` is called at the start of every Python process while ``MTRAIN_TRACE`` names the folder of a trace.
 """
@@ -12,56 +12,99 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from mtrain_trace.recorder import Recorder
 
 VARIABLE = "MTRAIN_TRACE"
 """Variable that names the folder of the trace and switches recording on."""
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as usual, and connects the recorder when its own import is complete."""
+    """Finds modules as usual, and calls a function of each when its own import is complete."""
 
-    def __init__(self, out: str) -> None:
-        self._out = out
-        self._spec: importlib.machinery.ModuleSpec | None = None
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+        self._specs: dict[str, importlib.machinery.ModuleSpec] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec of torch whose loader is this object; None for all other modules."""
-        if name != "torch" or self not in sys.meta_path:
+        """Return a spec of an awaited module whose loader is this object; None for all other modules."""
+        if name not in self._actions or name in self._specs:
             return None
-        sys.meta_path.remove(self)
-        self._spec = importlib.util.find_spec("torch")
-        if self._spec is None or self._spec.loader is None:
-            return self._spec
-        spec = importlib.util.spec_from_loader("torch", self, origin=self._spec.origin)
+        self._specs[name] = importlib.machinery.ModuleSpec(name, None)  # the search below comes here again
+        found = importlib.util.find_spec(name)
+        if found is None or found.loader is None:
+            return found
+        self._specs[name] = found
+        spec = importlib.util.spec_from_loader(name, self, origin=found.origin)
         if spec is not None:
-            spec.submodule_search_locations = self._spec.submodule_search_locations
+            spec.submodule_search_locations = found.submodule_search_locations
             spec.has_location = True
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        """Leave the creation of the module to torch's own loader."""
-        loader: Any = self._spec.loader if self._spec else None
+        """Leave the creation of the module to its own loader."""
+        loader: Any = self._specs[spec.name].loader
         return loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import torch, and connect the recorder to it."""
-        loader: Any = self._spec.loader if self._spec else None
-        module.__spec__ = self._spec
-        module.__loader__ = loader
+        """Import the module, and call its function."""
+        spec = self._specs[module.__name__]
+        module.__spec__ = spec
+        module.__loader__ = spec.loader
+        loader: Any = spec.loader
         loader.exec_module(module)
         try:
-            from mtrain_trace import torch_hooks
-            from mtrain_trace.recorder import Recorder
-
-            torch_hooks.install(Recorder(self._out))
+            self._actions[module.__name__](module)
         except Exception as error:  # the training goes on, whatever is missing for its trace
             print(f"mtrain-trace: this process is not recorded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
+class Connection:
+    """Connects one recorder to each framework and stack of this process, now or after its import."""
+
+    def __init__(self, out: str) -> None:
+        self._out = out
+        self._recorder: Recorder | None = None
+        self._listener: Any = None
+
+    @property
+    def recorder(self) -> Recorder:
+        """Return the recorder of this process, which is made when it is needed."""
+        if self._recorder is None:
+            from mtrain_trace.recorder import Recorder
+
+            self._recorder = Recorder(self._out)
+        return self._recorder
+
+    def actions(self) -> dict[str, Callable[[ModuleType], None]]:
+        """Return what is done after the import of each module."""
+        return {"torch": self._torch, "deepspeed.runtime.engine": self._deepspeed}
+
+    def begin(self) -> None:
+        """Connect to what is imported, and wait for the rest."""
+        waiting = self.actions()
+        for name in list(waiting):
+            if name in sys.modules:
+                waiting.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, _AfterImport(waiting))
+
+    def _torch(self, _: ModuleType) -> None:
+        from mtrain_trace import torch_hooks
+
+        self._listener = torch_hooks.install(self.recorder)
+
+    def _deepspeed(self, module: ModuleType) -> None:
+        from mtrain_trace import torch_deepspeed
+
+        if self._listener is not None:
+            torch_deepspeed.install(self._listener, module)
+
+
 def connect() -> None:
-    """Wait for the import of torch in this process, if a trace is asked for; done once."""
+    """Wait for the import of a framework in this process, if a trace is asked for; done once."""
     if os.environ.get(VARIABLE) and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(os.environ[VARIABLE]))
+        Connection(os.environ[VARIABLE]).begin()

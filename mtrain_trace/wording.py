@@ -12,25 +12,38 @@ from mtrain_trace.reading import Trace
 FORM = 1
 
 
+def text(comparisons: list[Comparison]) -> list[str]:
+    """Return all comparisons of two folders, one for each optimizer."""
+    found = []
+    for number, comparison in enumerate(comparisons):
+        found += [f"optimizer {number}:"] if len(comparisons) > 1 else []
+        found += lines(comparison)
+    return found
+
+
 def lines(comparison: Comparison) -> list[str]:
     """Return the comparison as text for a terminal or a log."""
     a, b = comparison.a, comparison.b
     found = [f"A {_describe(a)}", f"B {_describe(b)}", *(f"note: {remark}" for remark in comparison.remarks), ""]
-    parting = comparison.parting
-    if parting is None:
-        found.append(f"{comparison.verdict.upper()} over {comparison.updates} updates{_largest(comparison)}")
-    else:
-        where = "before the first update" if parting.update == 0 else f"in update {parting.update}"
-        size = "" if math.isinf(parting.size) else f", {parting.size:.2g} of its size"
-        found.append(f"DIFFERENT: {_plural(parting.what)} first {where}{size}")
-        found += [f"  {_capital(sentence)}." for sentence in comparison.sentences]
-        if parting.arrays:
-            found.append(f"  arrays: {', '.join(parting.arrays[:5])}")
-        if not comparing.detailed(comparison):
-            found.append(f"  for each array, record both again with: mtrain-trace run --at {parting.update} ...")
-    found += ["", *_table(comparison)]
+    found += [*parting(comparison), "", *_table(comparison)]
     if len(a.updates) != len(b.updates):
         found.append(f"A has {len(a.updates)} updates, B {len(b.updates)}; the first {comparison.updates} are compared")
+    return found
+
+
+def parting(comparison: Comparison) -> list[str]:
+    """Return the verdict, and where and why the trainings part."""
+    first = comparison.parting
+    if first is None:
+        return [f"{comparison.verdict.upper()} over {comparison.updates} updates{_largest(comparison)}"]
+    where = "before the first update" if first.update == 0 else f"in update {first.update}"
+    size = "" if math.isinf(first.size) else f", {first.size:.2g} of its size"
+    found = [f"DIFFERENT: {_plural(first.what)} first {where}{size}"]
+    found += [f"  {_capital(sentence)}." for sentence in comparison.sentences]
+    if first.arrays:
+        found.append(f"  arrays: {', '.join(first.arrays[:5])}")
+    if not comparing.detailed(comparison):
+        found.append(f"  for each array, record both again with: mtrain-trace run --at {first.update} ...")
     return found
 
 
@@ -106,7 +119,7 @@ def _cell(value: float) -> str:
 
 
 def _plural(what: str) -> str:
-    return what if what.endswith("s") or what == comparing.CLIP else f"the {what}"
+    return what if what.endswith("s") or what in (comparing.CLIP, comparing.SKIPPED) else f"the {what}"
 
 
 def _capital(sentence: str) -> str:

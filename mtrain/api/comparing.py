@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import mtrain_trace.command
+import mtrain_trace.reading
+import mtrain_trace.wording
+from mtrain.errors import UsageError
 from mtrain.studies.compare import jobs
 from mtrain.studies.compare.request import CompareRequest
 from mtrain.studies.compare.results import Comparison
 from mtrain.studies.compare.tables import Table, agreement, speeds
 from mtrain.studies.compare.wording import Sentence, headline, summary
 
-__all__ = ["CompareRequest", "Compared", "compare"]
+__all__ = ["CompareRequest", "Compared", "compare", "compare_traces"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,3 +47,16 @@ def compare(request: CompareRequest) -> Compared:
     comparison = jobs.compare(request)
     numbers, page = jobs.write(comparison, request.folder)
     return Compared(comparison=comparison, numbers=numbers, page=page)
+
+
+def compare_traces(a: Path, b: Path) -> tuple[Sequence[str], bool]:
+    """Compare two folders of ``mtrain-trace run``: return what is printed, and whether they train the same.
+
+    Raises:
+        UsageError: a folder holds no trace.
+    """
+    try:
+        results = mtrain_trace.command.compare_folders(a, b)
+    except mtrain_trace.reading.TraceError as error:
+        raise UsageError(str(error)) from error
+    return mtrain_trace.wording.text(results), all(result.parting is None for result in results)

@@ -30,6 +30,7 @@ class CompareCommand(JobCommand):
 @click.command(
     "compare", cls=CompareCommand, options_metavar="[OPTIONS]", epilog="Words after -- are the arguments of the script."
 )
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE_A TRACE_B]")
 @spec_options
 @click.option(
     "-s",
@@ -41,7 +42,6 @@ class CompareCommand(JobCommand):
 @click.option(
     "-b",
     "--backends",
-    required=True,
     metavar="A,B:OPTION=VALUE,...",
     help="The reference first. OPTION is one of the backend's, or a path of the spec: ddp,deepspeed:stage=3,solo:framework=paddle.",
 )
@@ -74,10 +74,17 @@ class CompareCommand(JobCommand):
 def compare(context: click.Context, /, **params: Any) -> None:
     """Train one spec, or run one script, on several backends; say which agree, and how fast each is.
 
+    With two folders of `mtrain-trace run`: say what parted first in two recorded trainings, and why.
+
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
     from mtrain.api import comparing
 
+    traces = params.pop("traces")
+    if traces:
+        context.exit(show_traces(traces, backends=params["backends"]))
+    if params["backends"] is None:
+        raise click.UsageError("--backends is missing; or give two folders of `mtrain-trace run`")
     arguments = context.meta[SCRIPT_ARGUMENTS]
     if arguments and params["script"] is None:
         raise click.UsageError(
@@ -88,6 +95,18 @@ def compare(context: click.Context, /, **params: Any) -> None:
     show(result)
     terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
     context.exit(0 if result.comparison.agree else 1)
+
+
+def show_traces(traces: tuple[Path, ...], *, backends: str | None) -> int:
+    """Print what parted first in two recorded trainings; return 0 if nothing did, else 1."""
+    from mtrain.api import comparing
+
+    if len(traces) != 2 or backends is not None:
+        given = f"{len(traces)} folders{'' if backends is None else ' and --backends'}"
+        raise click.UsageError(f"{given}; expected two folders of `mtrain-trace run`, or --backends alone")
+    text, same = comparing.compare_traces(*traces)
+    terminal.say("\n".join(text))
+    return 0 if same else 1
 
 
 def show(result: "Compared") -> None:

@@ -67,6 +67,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "compare": (
         ("mtrain compare -c vit_digits -b ddp,horovod", "50 updates of each; the first one is the reference"),
         ("mtrain compare -b ddp,deepspeed:stage=3 --script train.py", "your own script on two backends"),
+        ("mtrain compare one two", "two folders of `mtrain-trace run`: what parted first, and why"),
     ),
     "report": (("mtrain report runs/digits", "write runs/digits/report.html"),),
     "sweep": (("mtrain sweep -c spec.yml --space space.yml --trials 20", "20 trials from a search space"),),

@@ -75,7 +75,8 @@ def contents(wheel: Path) -> Mapping[str, bytes]:
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     packed = contents(wheel)
     info = {name for name in packed if name.startswith("mtrain-") and ".dist-info/" in name}
-    assert set(packed) - info == {name for name in sources() if name.startswith(("mtrain/", "mtrain_trace/"))}
+    expected = {name for name in sources() if name.startswith(("mtrain/", "mtrain_trace/"))}
+    assert set(packed) - info == {*expected, "mtrain_trace.pth"}
     assert {name.split("/", 1)[1] for name in info} == {
         "METADATA",
         "RECORD",
@@ -228,6 +229,7 @@ def test_type_checkers_follow_an_editable_install(tmp_path):
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "distribution", source / "distribution")
     # Two modules are enough, and cheap to check; what decides is the project's setting for editable installs.
     (source / "mtrain").mkdir()
     for name, text in {"__init__.py": '__version__ = "0.1.0"\nanswer: int = 42\n', "py.typed": ""}.items():

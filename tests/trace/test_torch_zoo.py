@@ -28,7 +28,9 @@ def compared(traces: Path, a: str, b: str) -> Comparison:
     return result
 
 
-@pytest.mark.parametrize("pair", ["plain again", "plain foreach", "plain one-by-one", "plain held", "adam resumed"])
+@pytest.mark.parametrize(
+    "pair", ["plain again", "plain foreach", "plain one-by-one", "plain held", "plain scaled", "adam resumed"]
+)
 def test_trainings_of_the_same_bits_are_called_so(traces: Path, pair: str) -> None:
     assert compared(traces, *pair.split()).verdict == "same bits"
 
@@ -96,6 +98,10 @@ MISTAKES = [
     ("plain", "batch-per-rank", comparing.SAMPLES, 1, "the batch size is per rank"),
     ("two", "rate-of-one-rank", comparing.SETTINGS, 7, "rank 1 of B has other settings than rank 0"),
     ("plain", "schedule", comparing.SETTINGS, 7, "the schedules differ"),
+    ("plain", "scaler-skips", comparing.SKIPPED, 3, "B has skipped this update, A has made it"),
+    ("untied", "tied", comparing.START, 0, "tied weights"),
+    ("padded", "padding-counted", comparing.LOSS, 1, "padding that is counted"),
+    ("large-epsilon", "epsilon-inside", comparing.WEIGHTS, 1, "the rules differ: A steps by AdamW, B by AdamInside"),
     ("plain", "another-rule", comparing.WEIGHTS, 1, "A steps by SGD, B by RMSprop"),
 ]
 

@@ -101,7 +101,34 @@ CASES: dict[str, Case] = {
     "rate-of-one-rank": replace(TWO, fault="rate-of-one-rank"),
     "schedule": replace(PLAIN, fault="schedule"),
     "another-rule": replace(PLAIN, rule="rmsprop"),
+    "scaled": replace(PLAIN, fault="scaled"),
+    "scaler-skips": replace(PLAIN, fault="scaler-skips"),
+    "untied": replace(PLAIN, fault="untied"),
+    "tied": replace(PLAIN, fault="tied"),
+    "padded": replace(PLAIN, fault="padded"),
+    "padding-counted": replace(PLAIN, fault="padding-counted"),
+    "large-epsilon": replace(ADAM, rule_options={"eps": 1e-3}),
+    "epsilon-inside": replace(ADAM, rule="adam-inside", rule_options={"eps": 1e-3}),
 }
+
+
+class AdamInside(torch.optim.AdamW):
+    """AdamW whose epsilon stands inside of the root, as some frameworks have it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, beta1, beta2 = self.state[p], *group["betas"]
+                if not state:
+                    state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state["step"] += 1
+                state["exp_avg"].lerp_(p.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                mean = state["exp_avg"] / (1 - beta1 ** state["step"].item())
+                square = state["exp_avg_sq"] / (1 - beta2 ** state["step"].item())
+                p.sub_(group["lr"] * mean / (square + group["eps"]).sqrt())
 
 
 class Holder(nn.Module):
@@ -122,6 +149,11 @@ def build(case: Case) -> nn.Module:
     parts += [nn.BatchNorm1d(16, **case.model_options)] if case.batch_norm else []
     parts += [nn.ReLU(), *([nn.Dropout(0.5)] if case.dropout else []), last, nn.ReLU(), nn.Linear(16, 4)]
     model = nn.Sequential(*parts)
+    if case.fault in ("tied", "untied"):
+        second = nn.Linear(16, 16)
+        second.load_state_dict(last.state_dict())
+        second.weight = last.weight if case.fault == "tied" else second.weight
+        model = nn.Sequential(first, nn.ReLU(), last, nn.ReLU(), second, nn.ReLU(), model[-1])
     if case.fault == "frozen":
         first.weight.requires_grad_(False)
     if case.fault == "head-without-bias":
@@ -130,12 +162,13 @@ def build(case: Case) -> nn.Module:
 
 
 def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    if case.rule == "adamw":
+    if case.rule.startswith("adam"):
         biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
         others = [p for name, p in model.named_parameters() if not name.endswith("bias")]
         decay = 0.1 if case.fault == "decay-on-biases" else 0.0
         groups = [{"params": others}, {"params": biases, "weight_decay": decay}]
-        return torch.optim.AdamW(groups, **{"lr": 0.01, "weight_decay": 0.1, **case.rule_options})
+        rule = AdamInside if case.rule == "adam-inside" else torch.optim.AdamW
+        return rule(groups, **{"lr": 0.01, "weight_decay": 0.1, **case.rule_options})
     if case.rule == "rmsprop":
         return torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9)
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **case.rule_options})
@@ -156,6 +189,10 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
 
 
 def loss_of(case: Case, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if case.fault in ("padded", "padding-counted"):  # the last sample of a batch stands for padding
+        labels = torch.cat([labels[:-1], torch.full((1,), -100)])
+        summed = functional.cross_entropy(logits, labels, reduction="sum")
+        return summed / (len(labels) if case.fault == "padding-counted" else (labels >= 0).sum())
     smoothing = 0.1 if case.fault == "smoothing" else 0.0
     loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
     loss = loss * case.ranks if case.fault == "loss-times-ranks" else loss
@@ -180,6 +217,13 @@ def change_the_rate(case: Case, optimizer: torch.optim.Optimizer, update: int, *
         optimizer.param_groups[0]["lr"] *= 0.9
 
 
+def unscale(case: Case, scaler: Any, optimizer: torch.optim.Optimizer, layer: nn.Module, update: int) -> None:
+    if case.fault == "scaler-skips" and update == 2:
+        layer.weight.grad.fill_(float("inf"))  # what float16 makes of a large gradient
+    if scaler.is_enabled():
+        scaler.unscale_(optimizer)
+
+
 def train(case: Case, *, rank: int) -> None:
     """Train one rank, as a plain script does."""
     generator = torch.Generator().manual_seed(3)
@@ -196,6 +240,7 @@ def train(case: Case, *, rank: int) -> None:
         model = nn.parallel.DistributedDataParallel(net) if case.ranks > 1 and not manual else net
     optimizer = optimizer_of(case, net)
     held = Holder(model) if case.fault == "held" else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=case.fault in ("scaled", "scaler-skips"))
     torch.manual_seed(5 if case.fault == "same-dropout" else 5 + rank)
     for update in range(case.updates):
         if case.fault == "eval-mode" and update == 4:
@@ -210,10 +255,12 @@ def train(case: Case, *, rank: int) -> None:
                 if held:
                     held(images=images[part], labels=targets).backward()
                 else:
-                    loss_of(case, model(images[part]), targets).backward()
+                    scaler.scale(loss_of(case, model(images[part]), targets)).backward()
+        unscale(case, scaler, optimizer, net[0], update)
         exchange_and_clip(case, net, manual=manual)
         change_the_rate(case, optimizer, update, rank=rank)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         if case.fault == "average-stays" and update == 5:
             with torch.no_grad():
                 for parameter in net.parameters():

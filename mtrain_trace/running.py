@@ -1,0 +1,71 @@
+"""Start a command with the recorder in its Python processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mtrain_trace.reading import TraceError
+from mtrain_trace.recorder import AT_VARIABLE, EVERY_VARIABLE, NUDGE_VARIABLE, UPDATES_VARIABLE
+from mtrain_trace.startup import VARIABLE
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is recorded of a command."""
+
+    every: int = 1
+    at: tuple[int, ...] = ()
+    calibrate: bool = False
+    updates: int | None = None
+    """Updates after which each process of the training is ended; None: it ends by itself."""
+
+    def variables(self, out: Path) -> dict[str, str]:
+        """Return the variables by which the processes of a command know what to record."""
+        found = {
+            VARIABLE: str(out.resolve()),
+            EVERY_VARIABLE: str(self.every),
+            AT_VARIABLE: ",".join(map(str, self.at)),
+        }
+        if self.calibrate:
+            found[NUDGE_VARIABLE] = "1"
+        if self.updates is not None:
+            found[UPDATES_VARIABLE] = str(self.updates)
+        return found
+
+
+def run(
+    command: Sequence[str],
+    out: Path,
+    settings: Settings,
+    *,
+    variables: Mapping[str, str] | None = None,
+    log: IO[str] | None = None,
+) -> int:
+    """Run a command and return its exit code; the processes in it that train leave their traces in ``out``.
+
+    Args:
+        command: the words of the command.
+        out: folder of the trace.
+        settings: what is recorded.
+        variables: variables of the environment to set besides.
+        log: file for what the command prints; None: it prints to the terminal.
+
+    Raises:
+        TraceError: the folder holds something, or the command cannot be started.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TraceError(f"{out}: is not empty; a trace gets a folder of its own")
+    environment = {**os.environ, **(variables or {})}
+    boot = str(Path(__file__).resolve().parent / "boot")
+    environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
+    environment.update(settings.variables(out))
+    try:
+        done = subprocess.run(command, env=environment, check=False, stdout=log, stderr=log and subprocess.STDOUT)  # noqa: S603  (the user's own command)
+    except OSError as error:
+        raise TraceError(f"{command[0]}: cannot be started: {error.strerror}") from error
+    return done.returncode

@@ -1,0 +1,383 @@
+"""Turn what torch calls into records: forward and backward passes, clipping, and the steps of every optimizer.
+
+No value is changed. Work is added on the device's own queue, and results are read one update later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from mtrain_trace import mixing, recorder, torch_arrays, torch_facts, torch_mixing
+from mtrain_trace.recorder import Recorder
+from mtrain_trace.torch_arrays import Arrays, Holding, Piece
+
+LABELS = ("labels", "label", "targets", "target")
+"""Keyword arguments of models that hold the target of the loss."""
+
+
+@dataclass
+class _Micro:
+    """What one forward and backward pass has shown."""
+
+    inputs: list[tuple[int, Any]] = field(default_factory=list)
+    """(samples, digests of them) of each forward pass of a whole model."""
+    targets: list[Any] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
+    labelled: bool = False
+    """Whether the model itself was given the labels, as models of Hugging Face are."""
+    scale: Any = None
+    modes: tuple[int, int] | None = None
+    """(modules in evaluation mode, modules) of the model."""
+    autocast: str | None = None
+
+
+@dataclass
+class _Clip:
+    """A clipping of the gradient: the norm before, which may still be on the device, and the limit."""
+
+    before: Any
+    limit: float
+
+    def read(self) -> dict[str, Any]:
+        before = self.before.read() if isinstance(self.before, torch_mixing.Late) else self.before
+        return {"before": before, "limit": self.limit}
+
+
+@dataclass
+class _Open:
+    """An update that has begun and is not yet written."""
+
+    record: dict[str, Any]
+    micro_batches: list[_Micro]
+    clip: _Clip | None
+    full: bool
+    stepped: bool = False
+    parts: dict[str, Arrays] = field(default_factory=dict)
+
+
+@dataclass
+class _Watched:
+    """One optimizer, with what it holds."""
+
+    number: int
+    holding: Holding
+    seeds: dict[str, int] = field(default_factory=dict)
+    updates: int = 0
+    depth: int = 0
+    """Calls of its step that are running: Horovod's step calls the one that it has wrapped."""
+    versions: int | None = None
+    """Sum of the counters of writes to the parameters after the last step: a change before the next one is a stranger's."""
+    open: _Open | None = None
+    outstanding: Callable[[], None] | None = None
+
+
+class TorchListener:
+    """What is called while a process trains. One per process."""
+
+    def __init__(self, out: Recorder) -> None:
+        self._out = out
+        self.depth = 0
+        """Calls of modules that are running: at 0, the next one is that of a whole model."""
+        self.roots: list[Any] = []
+        self.engine_steps = False
+        """Whether an engine around the optimizer begins and ends its updates."""
+        self.is_paused = False
+        """Whether steps are ignored."""
+        self.divisor: float | None = 1.0
+        """What the next loss is divided by, where an engine divides it behind the script's back; None: ignore losses."""
+        self._micro = _Micro()
+        self._micro_batches: list[_Micro] = []
+        self._clip: _Clip | None = None
+        self._watched: dict[int, _Watched] = {}
+        self._described: list[dict[str, Any]] = []
+        self._kept: list[Any] = []
+        out.before_close(self.flush)
+
+    # What passes show ----------------------------------------------------------------------------------------------
+
+    def enter_module(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Note a forward pass; only that of a whole model, not of its parts, shows samples."""
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        if not any(known is module for known in self.roots):
+            self.roots.append(module)
+        modes = [part.training for part in module.modules()]
+        self._micro.modes = (len(modes) - sum(modes), len(modes))
+        if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled():
+            self._micro.autocast = "on"
+        labels = [value for key, value in keywords.items() if key in LABELS]
+        for label in labels:
+            self.see_target(label)
+        self._micro.labelled = bool(labels)
+        found = _samples((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
+        if found is not None:
+            self._micro.inputs.append(found)
+
+    def see_target(self, target: Any) -> None:
+        """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
+        if (
+            not self._micro.labelled
+            and isinstance(target, torch.Tensor)
+            and target.dim() > 0
+            and not target.requires_grad
+        ):
+            self._micro.targets.append(torch_mixing.Late(torch_mixing.rows(target, 1)))
+
+    def see_backward(self, tensors: Any) -> None:
+        """Note the loss of a backward pass, which ends a micro batch."""
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        scalars = [loss for loss in losses if isinstance(loss, torch.Tensor) and loss.numel() == 1]
+        if not scalars or self.divisor is None:
+            return
+        wide = [loss.detach().reshape(()).to(torch.float64) / self.divisor for loss in scalars]
+        self._micro.losses = [torch_mixing.Late(loss) for loss in wide]
+        self._micro_batches.append(self._micro)
+        self._micro = _Micro()
+
+    def see_scale(self, scale: Any) -> None:
+        """Note the factor by which a gradient scaler multiplies the loss."""
+        if isinstance(scale, torch.Tensor):
+            self._micro.scale = torch_mixing.Late(scale.detach().reshape(()))
+
+    def see_clip(self, norm: Any, limit: float) -> None:
+        """Note the norm before clipping, and its limit."""
+        if isinstance(norm, torch.Tensor):
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            norm = torch_mixing.Late(norm.detach().reshape(()).to(torch.float64))
+        elif norm is None:
+            return
+        self._clip = _Clip(norm, float(limit))
+
+    # What steps show -----------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Any) -> None:
+        """Record the gradients that an optimizer is about to use."""
+        if self.is_paused or not (self.roots or self._micro_batches):
+            return  # before the first pass: a step on zeros that makes the moments, as Horovod's broadcast takes one
+        if self.engine_steps:
+            watched = self._watched.get(id(optimizer))
+        else:
+            watched = self._watch(optimizer)
+            watched.depth += 1
+            if watched.depth == 1 or watched.open is None:
+                watched.depth = 1
+                self._renew(watched, optimizer)
+                self.begin_update(optimizer)
+            if hasattr(optimizer, "skip_synchronize") and watched.depth == 1:
+                return  # Horovod exchanges gradients within its own step, before it calls the one of torch
+        if watched is None or watched.open is None:
+            return
+        watched.open.stepped = True
+        if not self.engine_steps:
+            watched.open.parts.pop("gradients", None)  # a step that calls the one it has wrapped: the inner one's count
+        if watched.open.full:
+            for parameter in torch_arrays.parameters_of(optimizer):
+                if parameter.grad is not None:
+                    self._measure(watched, "gradients", watched.holding.pieces(parameter, parameter.grad))
+
+    def after_step(self, optimizer: Any) -> None:
+        """Record the weights and moments that a step has left."""
+        watched = self._watched.get(id(optimizer))
+        if watched is None or watched.open is None:
+            return
+        watched.depth -= 1
+        if watched.depth > 0 and not self.engine_steps:
+            return
+        if watched.open.full:
+            for parameter in torch_arrays.parameters_of(optimizer):
+                self._measure(watched, "weights", watched.holding.pieces(parameter, parameter))
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if _is_moment(value, parameter):
+                        self._measure(watched, "moments", watched.holding.pieces(parameter, value, front=f"{key}/"))
+        if not self.engine_steps:
+            self.end_update(optimizer)
+
+    def skipped(self, optimizer: Any, updates: int) -> None:
+        """Note that a gradient scaler has called no step: its gradients were not finite."""
+        if not self.engine_steps and self.updates_of(optimizer) == updates:
+            self._renew(self._watch(optimizer), optimizer)
+            self.begin_update(optimizer)
+            self.end_update(optimizer)
+
+    def updates_of(self, optimizer: Any) -> int:
+        """Return how many updates of an optimizer have begun."""
+        return self._watched[id(optimizer)].updates if id(optimizer) in self._watched else 0
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Open the next update of an optimizer, and write the one before."""
+        watched = self._watched[id(optimizer)]
+        if watched.outstanding is not None:
+            watched.outstanding()
+            watched.outstanding = None
+        self._out.end_after(watched.updates)
+        watched.updates += 1
+        update = watched.updates
+        micro_batches, self._micro_batches = self._micro_batches, []
+        clip, self._clip = self._clip, None
+        versions = _versions(watched.holding)
+        record = {
+            "update": update,
+            "optimizer": watched.number,
+            "rates": [torch_facts.options_of(group) for group in optimizer.param_groups],
+            "steps": torch_facts.steps_of(optimizer, watched.holding.parameters),
+            "rng": _random_state() if self._out.is_detailed(update) else None,
+            "weights_changed_outside": watched.versions is not None and versions != watched.versions,
+        }
+        watched.open = _Open(record, micro_batches, clip, full=self._out.is_full(update))
+        if watched.open.full:
+            self._measure(watched, "buffers", torch_arrays.buffers_of(self.roots))
+
+    def end_update(self, optimizer: Any) -> None:
+        """Close the open update and hold it back until the next one; an engine has told its clipping meanwhile."""
+        watched = self._watched.get(id(optimizer))
+        if watched is None or watched.open is None:
+            return
+        done, watched.open = watched.open, None
+        watched.versions, watched.depth = _versions(watched.holding), 0
+        if self._clip is not None:
+            done.clip, self._clip = self._clip, None
+        done.record["skipped"] = not done.stepped
+        parts = {name: arrays.send() for name, arrays in done.parts.items()}
+        watched.outstanding = lambda: self._write(done, parts)
+
+    def flush(self) -> None:
+        """Write the records that are held back."""
+        for watched in self._watched.values():
+            if watched.outstanding is not None:
+                watched.outstanding()
+                watched.outstanding = None
+
+    # How it is recorded --------------------------------------------------------------------------------------------
+
+    def watch(self, optimizer: Any, holding: Holding) -> None:
+        """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
+        watched = _Watched(len(self._watched), holding)
+        self._watched[id(optimizer)] = watched
+        self._kept.append(optimizer)  # an identity stays one object's while that lives
+        if self._out.nudge:
+            _nudge(holding.parameters)
+        facts = {**recorder.facts_of_process(), **torch_facts.facts_of_torch(self.roots)}
+        self._described.append(
+            {
+                "rule": type(optimizer).__name__,
+                "groups": holding.groups,
+                "shapes": holding.shapes,
+                "dtypes": sorted({str(p.dtype).split(".")[-1] for p in holding.parameters}),
+                "sharded": holding.sharded,
+                "unseen": torch_facts.unseen(optimizer, self.roots),
+            }
+        )
+        self._out.describe({**facts, "optimizers": self._described})
+        start = Arrays()
+        for parameter in holding.parameters:
+            start.add(holding.pieces(parameter, parameter), watched.seeds)
+        if start.send() is not None:
+            self._out.write(recorder.ARRAYS, {"update": 0, "optimizer": watched.number, "weights": start.read()})
+
+    def is_watched(self, optimizer: Any) -> bool:
+        """Return whether an optimizer is known."""
+        return id(optimizer) in self._watched
+
+    def _watch(self, optimizer: Any) -> _Watched:
+        if id(optimizer) not in self._watched:
+            self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
+        return self._watched[id(optimizer)]
+
+    def _renew(self, watched: _Watched, optimizer: Any) -> None:
+        """Look again at what an optimizer holds where a parameter group was added."""
+        if any(id(p) not in watched.holding.names for p in torch_arrays.parameters_of(optimizer)):
+            watched.holding = torch_arrays.plain_holding(optimizer, self.roots)
+
+    def _measure(self, watched: _Watched, part: str, pieces: Iterator[Piece]) -> None:
+        if watched.open is not None:
+            watched.open.parts.setdefault(part, Arrays()).add(pieces, watched.seeds)
+
+    def _write(self, done: _Open, parts: dict[str, Arrays | None]) -> None:
+        """Write one update to the files; all copies to the host were started an update ago."""
+        record = done.record
+        record["micro_batches"] = [_read_micro(micro) for micro in done.micro_batches]
+        record["clip"] = None if done.clip is None else done.clip.read()
+        arrays: dict[str, Any] = {}
+        for part, measured in parts.items():
+            if measured is None:
+                continue
+            arrays[part] = measured.read()
+            rows = list(arrays[part].values())
+            record[part] = {
+                "digest": f"{sum(int(row[0], 16) for row in rows) & mixing.MASK:016x}",
+                "norm": math.sqrt(sum(row[1] for row in rows)),
+                "sketch": [float(f"{sum(row[2][place] for row in rows):.7g}") for place in range(mixing.LENGTH)],
+            }
+        self._out.write(recorder.UPDATES, record)
+        if arrays and self._out.is_detailed(record["update"]):
+            self._out.write(recorder.ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **arrays})
+
+
+def _versions(holding: Holding) -> int:
+    """Return the sum of torch's counters of writes to the parameters in place."""
+    return sum(parameter._version for parameter in holding.parameters)
+
+
+def _random_state() -> str:
+    return hashlib.blake2b(bytes(torch.get_rng_state().numpy()), digest_size=6).hexdigest()
+
+
+def _is_moment(value: Any, parameter: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
+
+
+def _samples(values: Any) -> tuple[int, Any] | None:
+    """Return (samples, digests of each) of the tensors among the arguments of a model; None where there is no tensor.
+
+    The samples are the rows of the first tensor; other tensors with as many rows belong to them.
+    """
+    tensors = [tensor for tensor in _flat(values) if tensor.dim() > 0 and tensor.shape[0] > 0]
+    if not tensors:
+        return None
+    count, total = tensors[0].shape[0], None
+    for place, tensor in enumerate(tensors):
+        if tensor.shape[0] == count and (total is None or tensor.device == total.device):
+            rows = torch_mixing.rows(tensor, place + 1)
+            total = rows if total is None else total + rows
+    return count, torch_mixing.Late(total)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _flat(value)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _flat(value)
+
+
+def _read_micro(micro: _Micro) -> dict[str, Any]:
+    scale = micro.scale.read() if micro.scale is not None else 1.0
+    inputs = [f"{number & mixing.MASK:016x}" for _, late in micro.inputs for number in late.read()]
+    targets = [f"{number & mixing.MASK:016x}" for late in micro.targets for number in late.read()]
+    return {
+        "loss": sum(late.read() for late in micro.losses) / scale,
+        "samples": inputs,
+        "targets": targets,
+        "modes": micro.modes,
+        "autocast": micro.autocast,
+    }
+
+
+def _nudge(parameters: list[Any]) -> None:
+    """Move every weight to the next number of its format: the smallest change, whose growth is that of rounding.
+
+    A single weight would not do: the first step may round the change away.
+    """
+    for parameter in parameters:
+        local, _ = torch_arrays.local_part(parameter.data)
+        if local.is_floating_point():
+            local.copy_(torch.nextafter(local, torch.full_like(local, math.inf)))

@@ -1,0 +1,74 @@
+"""Both commands compare the same traces to the same text, and their exit codes are for continuous integration."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0) -> None:
+    """Write the trace of one rank and two updates by hand."""
+    rank = folder / "rank-00000-host-1"
+    rank.mkdir(parents=True)
+    optimizer = {
+        "rule": "SGD",
+        "groups": [["w"]],
+        "shapes": {"w": [1]},
+        "dtypes": ["float32"],
+        "sharded": False,
+        "unseen": [],
+    }
+    (rank / "process.json").write_text(json.dumps({"rank": 0, "ranks": 1, "torch": "2", "optimizers": [optimizer]}))
+    row = {"digest": "0" * 16, "norm": 1.0, "sketch": [0.0] * 16}
+    lines = []
+    for number in (1, 2):
+        micro = {"loss": loss, "samples": ["a"], "targets": [], "modes": [0, 1], "autocast": None}
+        update: dict[str, Any] = {"update": number, "optimizer": 0, "rates": [{"lr": rate if number == 2 else 0.1}]}
+        update |= {"steps": None, "rng": None, "weights_changed_outside": False, "micro_batches": [micro], "clip": None}
+        lines.append(json.dumps({**update, "gradients": row, "weights": row}))
+    (rank / "updates.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def run(here: Path, module: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", module, "compare", *words]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "one")
+    write(tmp_path / "two", rate=0.2)
+    write(tmp_path / "rounded", loss=1.0000001)
+    return tmp_path
+
+
+def test_mtrain_compare_prints_what_mtrain_trace_prints(folder: Path) -> None:
+    ours, small = run(folder, "mtrain", "one", "two"), run(folder, "mtrain_trace", "one", "two")
+    assert ours.stdout == small.stdout
+    assert "DIFFERENT: optimizer settings first in update 2" in ours.stdout
+    assert (ours.returncode, small.returncode) == (1, 1)
+
+
+def test_the_exit_code_is_0_for_the_same_and_for_rounding_unless_bits_are_asked_for(folder: Path) -> None:
+    assert run(folder, "mtrain", "one", "one").returncode == 0
+    assert run(folder, "mtrain_trace", "one", "rounded").returncode == 0
+    assert run(folder, "mtrain_trace", "one", "rounded", "--bits").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--backends is missing; or give two folders"),
+        (("one",), "1 folders; expected two folders"),
+        (("one", "two", "-b", "ddp"), "2 folders and --backends"),
+        (("one", "nowhere"), "nowhere: no such folder"),
+    ],
+)
+def test_wrong_use_is_one_error(folder: Path, words: tuple[str, ...], message: str) -> None:
+    done = run(folder, "mtrain", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
