@@ -47,6 +47,7 @@ def train(
         run = TrainingRun(job, data, run_folder, saved)
         if saved is not None:
             run.check_continues()
+            job.plugin.check_resumed(job.task.details, saved.meta["extra"].get("details") or {})
             job.session.restore(job.model, job.optimizer, saved.state)
         run.announce(resumed_from=resume)
         copying.catch_up(run.records.copies, run_folder)
