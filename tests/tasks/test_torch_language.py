@@ -120,9 +120,8 @@ def test_the_folder_that_is_written_is_the_model_for_transformers(config, tmp_pa
     model = built(config).eval()
     arrays = {name: np.ascontiguousarray(x.numpy()) for name, x in model.state_dict().items()}
     labels = {"tokenizer": "bytes", "end_token": None}
-    names = publishing.write_folder(
-        tmp_path / "m", options={"config": config}, labels=labels, arrays=arrays, force=False
-    )
+    trained = publishing.Trained(options={"config": config}, labels=labels, arrays=arrays)
+    names = publishing.write_folder(tmp_path / "m", trained, merge=False, force=False)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
     tokens = torch.tensor([[*b"some text"]])

@@ -6,7 +6,8 @@ average, exchange or checkpoint.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,23 +66,31 @@ def attach(module: Any, options: LoraOptions) -> Any:
     """
     from peft import inject_adapter_in_model
 
+    _check_targets(module, options)
     try:
         with _quiet():
             inject_adapter_in_model(_config(options), module, adapter_name=NAME)
     except Exception as error:  # peft raises many kinds
-        raise SpecError(f"model.options.lora: {_reason(error, options, module)}") from error
+        raise SpecError(f"model.options.lora: peft cannot adapt the model: {error}") from error
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     module.register_state_dict_post_hook(_Kept(frozenset(own)))
     return module
 
 
-def _reason(error: Exception, options: LoraOptions, module: Any) -> str:
+def _check_targets(module: Any, options: LoraOptions) -> None:
+    """Refuse a target that no layer has; peft itself passes over one beside others.
+
+    Raises:
+        SpecError: There is one; the message has the ends of all names.
+    """
     names = [name for name, _ in module.named_modules() if name]
     idle = [] if options.targets == ALL else [target for target in options.targets if not _is_in(target, names)]
     if idle:
-        ends = sorted({name.rpartition(".")[2] for name in names})
-        return f"targets: no layer is called {', '.join(idle)}; there are {', '.join(end for end in ends if not end.isdigit())}"
-    return f"peft cannot adapt the model: {error}"
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in names)
+        raise SpecError(
+            f"model.options.lora.targets: no layer is called {', '.join(idle)}; there are "
+            f"{', '.join(end for end in ends if not end.isdigit())}"
+        )
 
 
 def _is_in(target: str, names: Sequence[str]) -> bool:
@@ -105,16 +114,21 @@ def _config(options: LoraOptions, **fields: Any) -> Any:
     from peft import LoraConfig
 
     targets: Any = options.targets
-    values = {"r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout, "target_modules": targets}
+    values = {
+        "r": options.rank,
+        "lora_alpha": options.alpha,
+        "lora_dropout": options.dropout,
+        "target_modules": targets,
+    }
     return LoraConfig(**{**values, "task_type": "CAUSAL_LM", **fields})
 
 
-class _quiet(warnings.catch_warnings):  # noqa: N801 - a context manager, as that of the library
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Keep back what peft warns of and puts right itself, such as the layout of GPT-2's weights."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
 
 
 def adapted_layers(names: Sequence[str]) -> list[str]:
@@ -127,20 +141,39 @@ def in_files(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {_PREFIX + name.replace(f".{NAME}.", ".").removesuffix(f".{NAME}"): array for name, array in arrays.items()}
 
 
-def write_config(folder: Path, options: LoraOptions, *, names: Sequence[str], base: Path, transposed: bool) -> None:
+def write_config(
+    folder: Path, options: LoraOptions, *, arrays: Mapping[str, Array], base: Path, model_config: Any
+) -> None:
     """Write ``adapter_config.json``.
 
     Args:
         folder: Where it is written.
         options: The adapters.
-        names: Names of the adapters' arrays in the module.
+        arrays: Their arrays by name in the module.
         base: The folder of the model whose layers are adapted.
-        transposed: Whether its layers hold their weights as (inputs, outputs), as GPT-2's do.
+        model_config: The configuration of that model, as transformers has it.
     """
-    targets = adapted_layers(names) if options.targets == ALL else sorted(options.targets)
-    config = _config(options, base_model_name_or_path=str(base), fan_in_fan_out=transposed, inference_mode=True)
+    layers = adapted_layers(list(arrays))
+    config = _config(
+        options,
+        base_model_name_or_path=str(base),
+        inference_mode=True,
+        fan_in_fan_out=_holds_transposed(model_config, layers),
+    )
+    targets = layers if options.targets == ALL else sorted(options.targets)
     config.target_modules = targets  # peft makes a set of them, whose order is another each time
     config.save_pretrained(folder)
+
+
+def _holds_transposed(model_config: Any, layers: Sequence[str]) -> bool:
+    """Return whether layers hold their weights as (inputs, outputs), as those of GPT-2 do; peft's files say it."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    library: Any = AutoModelForCausalLM  # parts of it have no annotations
+    with init_empty_weights():
+        modules = dict(library.from_config(model_config).named_modules())
+    return any(type(modules[layer]).__name__ == "Conv1D" for layer in layers)
 
 
 def merged(base: Any, folder: Path) -> dict[str, Array]:

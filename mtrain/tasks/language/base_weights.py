@@ -37,7 +37,7 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model" + PATTERN)) or sorted(folder.glob(PATTERN))
 
 
-def digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
     """Return the hexadecimal SHA-256 of the names, types, shapes and bytes of all arrays in a folder's safetensors.
 
     It is the same however the arrays are divided among files. A chunk is in memory at a time.
@@ -52,7 +52,9 @@ def digest(folder: Path) -> str:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"model.options.path: {file} cannot be read as safetensors: {error}") from error
     if not places:
-        raise SpecError(f"model.options.path: {folder} has no weights ({PATTERN}); give the folder of a model with them")
+        raise SpecError(
+            f"model.options.path: {folder} has no weights ({PATTERN}); give the folder of a model with them"
+        )
     total = hashlib.sha256()
     for name in sorted(places):
         place = places[name]

@@ -15,7 +15,7 @@ from mtrain.spec.pathnames import PathText
 from mtrain.spec.suggest import hint
 from mtrain.tasks.language import adapters, network
 from mtrain.tasks.language.adapters import LoraOptions
-from mtrain.tasks.language.base_weights import digest, weight_files
+from mtrain.tasks.language.base_weights import digest_of, weight_files
 
 BASE = "base"
 """Key, in the details of a task, of the digest of the weights that are read and not trained."""
@@ -42,7 +42,8 @@ class HuggingFaceOptions(BaseModel):
         "transformers chooses",
     )
     lora: LoraOptions | None = Field(
-        default=None, description="train low-rank adapters beside the weights in path, which stay as they are; null: train them"
+        default=None,
+        description="train low-rank adapters beside the weights in path, which stay as they are; null: train them",
     )
 
     @model_validator(mode="after")
@@ -57,7 +58,9 @@ class HuggingFaceOptions(BaseModel):
     def _adapters_have_a_base(self) -> "HuggingFaceOptions":
         if self.lora is not None and (self.path is None or self.from_scratch):
             given = "no path" if self.path is None else "from_scratch"
-            raise ValueError(f"lora given with {given}; adapters are trained on weights, so give the folder of a model in path")
+            raise ValueError(
+                f"lora given with {given}; adapters are trained on weights, so give the folder of a model in path"
+            )
         return self
 
 
@@ -97,7 +100,7 @@ class HuggingFaceModel(Model):
         if self.options.lora is None:
             return task
         adapters.check_installed()
-        return replace(task, details={**task.details, BASE: self._digest})
+        return replace(task, details={**task.details, BASE: self.digest})
 
     def check_resumed(self, details: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of adapters that were trained on other weights; see ``Model.check_resumed``."""
@@ -126,8 +129,8 @@ class HuggingFaceModel(Model):
         self._check_fits(config, task.details)
         if self.options.lora is not None:
             adapters.check_installed()
-            self.check_resumed({BASE: self._digest}, {BASE: task.details.get(BASE, self._digest)})
-            if differing(collective, self._digest):
+            self.check_resumed({BASE: self.digest}, {BASE: task.details.get(BASE, self.digest)})
+            if differing(collective, self.digest):
                 raise DataError(
                     f"model.options.path: {self.options.path}: the ranks have read different weights; give every host the "
                     "same files"
@@ -200,10 +203,15 @@ class HuggingFaceModel(Model):
             raise SpecError(f"model.options: {self._where()}: {error}") from error
 
     @cached_property
-    def _digest(self) -> str:
+    def digest(self) -> str:
+        """The digest of the weights in the model's folder, see ``base_weights``.
+
+        Raises:
+            SpecError: There are none.
+        """
         folder = self.folder()
         assert folder is not None, "the options refuse adapters without a path"
-        return digest(folder)
+        return digest_of(folder)
 
     def folder(self) -> Path | None:
         """Return the folder of the model; None: it is made from a config alone."""

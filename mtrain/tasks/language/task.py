@@ -150,6 +150,10 @@ class LanguageTask(TaskBase):
         """Return the number of rows of ``train`` or ``val``; 0 if a split is not used."""
         return len(self._rows[split]) if split in self._rows else 0
 
+    @override
+    def unit(self) -> tuple[str, int] | None:
+        return "tokens", self._section.length
+
     def evaluator(self) -> Evaluator:
         """Create an evaluator for the evaluation split."""
         from mtrain.tasks.language.evaluator import TokenEvaluator
