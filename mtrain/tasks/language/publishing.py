@@ -11,6 +11,7 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.spec import outputs
 from mtrain.tasks.language import adapters
+from mtrain.tasks.language.chat import template_of
 from mtrain.tasks.language.model import BASE, HuggingFaceModel, HuggingFaceOptions
 from mtrain.tasks.language.section import BYTES
 from mtrain.tasks.language.tokens import FILE, Bytes, FromFile, Tokenizer
@@ -62,7 +63,7 @@ def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) ->
             _write_weights(folder / WEIGHTS, arrays)
         else:
             _write_adapters(folder, plugin, config, trained)
-        _write_tokenizer(folder, tokenizer)
+        _write_tokenizer(folder, tokenizer, _template(trained.labels))
     except OSError as error:
         raise CheckpointError(f"--to {folder}: cannot be written: {error.strerror or error}") from error
     return sorted(file.name for file in folder.iterdir())
@@ -118,7 +119,13 @@ def _write_weights(path: Path, arrays: Mapping[str, Array]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def _template(labels: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat template of a run, or of its tokenizer, as an argument of the library's tokenizers."""
+    found = template_of(labels.get("tokenizer") or BYTES, labels.get("chat_template"))
+    return {} if found is None else {"chat_template": found.source}
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, template: Mapping[str, str]) -> None:
     from transformers import PreTrainedTokenizerFast
 
     maker: Any = PreTrainedTokenizerFast  # it has no annotations
@@ -127,7 +134,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         end = library.id_to_token(tokenizer.end)
     else:
         library, end = _library_of_bytes(), END
-    maker(tokenizer_object=library, eos_token=end, pad_token=end).save_pretrained(folder)
+    maker(tokenizer_object=library, eos_token=end, pad_token=end, **template).save_pretrained(folder)
     assert (folder / FILE).is_file(), "transformers writes the file that FromFile reads"
 
 
