@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtrain.core.checkpoint.format import MANIFEST
 from tests.own_model.runs import QUIET, command, losses, refused, trained
 from tests.tasks import adapter_jobs
 from tests.tasks.adapter_jobs import ADAPTERS, arrays_of, plain_loop
@@ -99,7 +100,7 @@ def test_a_job_that_was_killed_ends_with_the_same_bits(folder, words):
     with (folder / "killed.log").open("w") as log:
         process = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         checkpoints, until = folder / f"runs/{name}/checkpoints", time.monotonic() + 200
-        while len(list(checkpoints.glob("step-*/manifest.json"))) < 3 and time.monotonic() < until:
+        while len(list(checkpoints.glob(f"step-*/{MANIFEST}"))) < 3 and time.monotonic() < until:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, "the job had ended before"

@@ -165,7 +165,7 @@ def test_conversations_are_learned_and_a_file_is_asked_as_a_user(folder):
         for b in range(4)
     ]
     (folder / "talks/sums.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
-    data = "data={format: text, root: talks, options: {messages: talk}, chat_template: chatml, length: 60, split: 0.2}"
+    data = "data={format: text, root: talks, options: {messages: talk, prompt: null}, chat_template: chatml, length: 60, split: 0.2}"
     chat = ("-o", data, "--backend", "solo", "-o", "train.updates=2")
     trained(folder, "talk", folder / "sums.yml", *chat)
     (folder / "ask.txt").write_text("1 and 2?")
