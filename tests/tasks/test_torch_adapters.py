@@ -1,5 +1,6 @@
 """Adapters in a process: what is trained, averaged and saved, the digest of a base, blocks that are recomputed."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,13 @@ def test_an_unknown_target_is_named_with_those_that_exist(base: Path) -> None:
 def test_adapters_need_weights(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give the folder of a model in path"):
         HuggingFaceOptions(lora={}, **options)
+
+
+def test_a_folder_of_adapters_is_no_model(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "both")
+    (tmp_path / "both/adapter_config.json").write_text("{}")
+    with pytest.raises(SpecError, match="holds adapters"):
+        built(plugin_of(tmp_path / "both", lora=None))
 
 
 def test_without_peft_its_extra_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

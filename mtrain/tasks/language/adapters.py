@@ -56,6 +56,19 @@ def check_installed() -> None:
     remedies.need(["peft"], what="model.options.lora", extra="language")
 
 
+def refuse_folder(folder: Path | None) -> None:
+    """Refuse a folder of adapters in the place of a model, and one with both, from which transformers would load both.
+
+    Raises:
+        SpecError: It holds adapters.
+    """
+    if folder is not None and (folder / CONFIG).is_file():
+        raise SpecError(
+            f"model.options.path: {folder} holds adapters ({CONFIG}); give the folder of a model without them, such as that "
+            "of their base, or merge them into it with peft"
+        )
+
+
 def attach(module: Any, options: LoraOptions) -> Any:
     """Put adapters into a causal language model of transformers, in place, and hide its base from its ``state_dict``.
 

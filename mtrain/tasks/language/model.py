@@ -149,6 +149,7 @@ class HuggingFaceModel(Model):
 
         library: Any = AutoModelForCausalLM  # parts of it have no annotations
         folder = self.folder()
+        adapters.refuse_folder(folder)
         try:
             if folder is None or self.options.from_scratch or not weight_files(folder):
                 module = library.from_config(config, attn_implementation=self.options.attention)
@@ -182,6 +183,7 @@ class HuggingFaceModel(Model):
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
         given = dict(self.options.config)
+        adapters.refuse_folder(self.folder())
         try:
             stored: dict[str, Any] = {}
             if self.options.path is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.spec import outputs
@@ -60,7 +62,7 @@ def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) ->
         folder.mkdir(parents=True, exist_ok=True)
         if plugin.options.lora is None or merge:
             config.save_pretrained(folder)
-            _write_weights(folder / WEIGHTS, arrays)
+            _write_weights(folder / WEIGHTS, _without_copies(config, arrays))
         else:
             _write_adapters(folder, plugin, config, trained)
         _write_tokenizer(folder, tokenizer, _template(trained.labels))
@@ -103,11 +105,31 @@ def _config(plugin: HuggingFaceModel, tokenizer: Tokenizer) -> Any:
     mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING  # its values may be tuples, which its annotation leaves out
     if type(config) not in mapping:
         raise SpecError(f"model.options: {config.model_type} is no causal language model of transformers")
-    found = mapping[type(config)]
-    config.architectures = [(found[0] if isinstance(found, tuple) else found).__name__]
+    config.architectures = [_class_of(config).__name__]
     config.eos_token_id = tokenizer.end
     config.bos_token_id = None
     return config
+
+
+def _class_of(config: Any) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    found = mapping[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _without_copies(config: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Leave out arrays that the model shares with others, as transformers does: the output's weights of many models."""
+    tied = getattr(_class_of(config), "_tied_weights_keys", None)
+    if not getattr(config, "tie_word_embeddings", False) or not isinstance(tied, Mapping):
+        return dict(arrays)
+    copies = {
+        name
+        for name, first in tied.items()
+        if name in arrays and first in arrays and np.array_equal(arrays[name], arrays[first])
+    }
+    return {name: array for name, array in arrays.items() if name not in copies}
 
 
 def _write_weights(path: Path, arrays: Mapping[str, Array]) -> None:
