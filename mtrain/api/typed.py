@@ -251,6 +251,10 @@ class Data(TypedDict, total=False):
     end_token: str | None
     """token after each document; null: as the tokenizer's files say"""
 
+    chat_template: str | None
+    """how conversations (data.options.messages) become text: chatml, or a file in Jinja; null: the template in
+    the folder of the tokenizer"""
+
     length: int
     """tokens in a row; documents are packed into rows, and none sees another one"""
 

@@ -33,6 +33,8 @@ class ConvertRequest:
     """Replace ``target``."""
     deploy: bool = False
     """Write the model's form for inference."""
+    merge: bool = False
+    """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
 
 
 def import_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
@@ -59,6 +61,10 @@ def convert(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
     if not target.suffix:
         _write_folder(request, tell)
         return
+    if request.merge:
+        raise UsageError(
+            f"--merge: writes a folder, and --to {target} has the ending of a file; give a name without one"
+        )
     check_target(target, force=request.force)
     file_weights = read(request.file)
     tell(_described(file_weights))
@@ -114,20 +120,16 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
     Raises:
         UsageError: The weights are of another model, or the folder cannot be written.
     """
-    from mtrain.tasks.language.publishing import write_folder
+    from mtrain.tasks.language.publishing import Trained, write_folder
 
     file_weights = read(request.file)
     if file_weights.own != "plugin":
         check_target(request.target, force=request.force)
     tell(_described(file_weights))
-    written = write_folder(
-        request.target,
-        options=file_weights.options or {},
-        labels=file_weights.labels or {},
-        arrays=file_weights.arrays,
-        force=request.force,
-    )
-    tell(f"written: {request.target} ({', '.join(written)}), which transformers and what reads its models can load")
+    trained = Trained(options=file_weights.options or {}, labels=file_weights.labels or {}, arrays=file_weights.arrays)
+    written = write_folder(request.target, trained, merge=request.merge, force=request.force)
+    reader = "peft" if "adapter_config.json" in written else "transformers"
+    tell(f"written: {request.target} ({', '.join(written)}), which {reader} and what reads its models can load")
 
 
 def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> None:

@@ -45,14 +45,17 @@ def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")
-def export(file: Path, model: str | None, target: Path, *, force: bool, deploy: bool) -> None:
+@click.option(
+    "--merge", is_flag=True, help="Adapters, added to the weights that they were trained on, as a whole model."
+)
+def export(file: Path, model: str | None, target: Path, *, force: bool, deploy: bool, merge: bool) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program.
 
     Those of your own script or model have the names of its state_dict.
     """
     from mtrain.api.weights import ConvertRequest, convert
 
-    request = ConvertRequest(file=file, model=model, target=target, force=force, deploy=deploy)
+    request = ConvertRequest(file=file, model=model, target=target, force=force, deploy=deploy, merge=merge)
     convert(request, tell=terminal.say, warn=_warn)
 
 

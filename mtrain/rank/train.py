@@ -47,6 +47,7 @@ def train(
         run = TrainingRun(job, data, run_folder, saved)
         if saved is not None:
             run.check_continues()
+            job.plugin.check_resumed(job.task.details, saved.meta["extra"].get("details") or {})
             job.session.restore(job.model, job.optimizer, saved.state)
         run.announce(resumed_from=resume)
         copying.catch_up(run.records.copies, run_folder)
@@ -258,7 +259,7 @@ class TrainingRun:
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
-        unit = {"unit": "samples"} if self.job.plugin.native else {}
+        unit = in_unit(record, self._data.unit()) or ({"unit": "samples"} if self.job.plugin.native else {})
         report_update(self.report, {**record, **unit, **self._tracing.updated(record)})
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
@@ -414,6 +415,14 @@ class Results:
         if best:
             self.best_score, self.best, self.remarks = metrics["score"], self.last, evaluator.remarks()
         return best
+
+
+def in_unit(record: Mapping[str, Any], unit: tuple[str, int] | None) -> dict[str, Any]:
+    """Return the speed in ``record`` in the unit of a task, as ``<unit>_per_second``; nothing where it counts samples."""
+    if unit is None:
+        return {}
+    word, per_sample = unit
+    return {"unit": word, f"{word}_per_second": record["samples_per_second"] * per_sample}
 
 
 def _score(metrics: Mapping[str, float], name: str | None) -> float:

@@ -96,6 +96,13 @@ def learning_rate_of(record: Record) -> float | None:
     return float(learning_rate) if isinstance(learning_rate, int | float) else None
 
 
+def pace_of(record: Record) -> tuple[Any, str]:
+    """Return how much was trained in a second, and the word for what is counted, such as ``images`` or ``tokens``."""
+    unit = record.get("unit")
+    unit = unit if isinstance(unit, str) else "images"
+    return record.get(f"{unit}_per_second", record.get("samples_per_second")), unit
+
+
 NUMBERS = ("momentum", "gradient_norm", "samples_per_second", "data_wait_share", "memory_bytes", "skipped_updates")
 """Numbers in the record of an update that have a curve, beside losses and learning rate."""
 

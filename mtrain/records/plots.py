@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from mtrain.core.interfaces import Array
-from mtrain.records.history import History, learning_rate_of, read_history
+from mtrain.records.history import History, learning_rate_of, pace_of, read_history
 from mtrain.records.smoothing import smoothed
 from mtrain.records.wording import headline_metrics
 from mtrain.spec import collector, outputs
@@ -128,9 +128,9 @@ def _learning_rate(axes: Axes, history: History) -> None:
 
 
 def _speed(axes: Axes, history: History) -> None:
-    unit = next((record["unit"] for record in history.updates.values() if record.get("unit")), "images")
+    unit = next((pace_of(record)[1] for record in history.updates.values() if record.get("unit")), "images")
     _frame(axes, f"{unit} per second")
-    x, y = _series(history.updates, lambda r: r.get("samples_per_second"))
+    x, y = _series(history.updates, lambda r: pace_of(r)[0])
     axes.plot(x, y, color=COLOURS[2], alpha=0.22, linewidth=0.8)
     axes.plot(x, smoothed(y), color=COLOURS[2], linewidth=1.7)
     axes.set_ylim(bottom=0)

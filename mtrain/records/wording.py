@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mtrain.records.history import Record, learning_rate_of
+from mtrain.records.history import Record, learning_rate_of, pace_of
 
 
 def update_line(record: Record) -> str:
@@ -43,7 +43,7 @@ def number(value: Any) -> str:
 
 def speed(record: Record) -> str:
     """Word the images (``unit`` of the record) per second and the share of time spent waiting for data."""
-    pace, share, unit = record.get("samples_per_second"), record.get("data_wait_share"), record.get("unit", "images")
+    share, (pace, unit) = record.get("data_wait_share"), pace_of(record)
     parts = [f"{pace:.0f} {unit}/s" if pace >= 10 else f"{pace:.1f} {unit}/s"] if isinstance(pace, int | float) else []
     parts += [f"waiting for data {100 * share:.0f}%"] if isinstance(share, int | float) else []
     return "  ".join(parts)

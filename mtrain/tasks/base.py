@@ -87,6 +87,10 @@ class TaskBase:
         """See ``TaskKind.model_options``. By default there are none."""
         return {}
 
+    def unit(self) -> tuple[str, int] | None:
+        """See ``TaskData.unit``. By default samples are counted."""
+        return None
+
     def sample_weights(self, metrics: Mapping[str, float]) -> Array | None:
         """See ``TaskData.sample_weights``. By default each sample is trained once an epoch."""
         return None

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
@@ -120,10 +121,11 @@ def test_the_folder_that_is_written_is_the_model_for_transformers(config, tmp_pa
     model = built(config).eval()
     arrays = {name: np.ascontiguousarray(x.numpy()) for name, x in model.state_dict().items()}
     labels = {"tokenizer": "bytes", "end_token": None}
-    names = publishing.write_folder(
-        tmp_path / "m", options={"config": config}, labels=labels, arrays=arrays, force=False
-    )
+    trained = publishing.Trained(options={"config": config}, labels=labels, arrays=arrays)
+    names = publishing.write_folder(tmp_path / "m", trained, merge=False, force=False)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
+    stored = load_file(tmp_path / "m/model.safetensors")
+    assert set(arrays) - set(stored) == ({"lm_head.weight"} if config["model_type"] == "gpt2" else set())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
     tokens = torch.tensor([[*b"some text"]])
     assert torch.equal(loaded(tokens).logits, model(input_ids=tokens).logits)

@@ -154,6 +154,34 @@ def test_the_weights_leave_as_a_folder_and_come_back_as_a_start(folder):
     assert "--force" in told
 
 
+@pytest.mark.slow
+def test_conversations_are_learned_and_a_file_is_asked_as_a_user(folder):
+    from transformers import AutoTokenizer
+
+    (folder / "talks").mkdir()
+    talks = [
+        [{"role": "user", "content": f"{a} and {b}?"}, {"role": "assistant", "content": f"{a + b}"}]
+        for a in range(30)
+        for b in range(4)
+    ]
+    (folder / "talks/sums.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    data = "data={format: text, root: talks, options: {messages: talk, prompt: null}, chat_template: chatml, length: 60, split: 0.2}"
+    chat = ("-o", data, "--backend", "solo", "-o", "train.updates=2")
+    trained(folder, "talk", folder / "sums.yml", *chat)
+    (folder / "ask.txt").write_text("1 and 2?")
+    result = command(folder, "predict", "ask.txt", "--run", "runs/talk", "--out", "answers")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert json.loads((folder / "answers/predictions.json").read_text())[0]["prompt"] == "1 and 2?"
+    result = command(folder, "weights", "export", "runs/talk", "--to", "talk-gpt2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    text = AutoTokenizer.from_pretrained(folder / "talk-gpt2").apply_chat_template(talks[0], tokenize=False)
+    assert text == "<|im_start|>user\n0 and 0?<|im_end|>\n<|im_start|>assistant\n0<|im_end|>\n"
+    told = refused(
+        folder, "train", "-c", "sums.yml", "--name", "no-talk", "-o", data.replace("chat_template: chatml, ", "")
+    )
+    assert "data.chat_template" in told
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

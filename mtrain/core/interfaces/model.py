@@ -110,6 +110,20 @@ class Model(Protocol):
         """Return ``task`` with the details added that depend on the data. Uses numpy only; equal on every rank."""
         ...
 
+    def check_resumed(self, details: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint from which the model cannot go on, although its arrays may fit.
+
+        Called before the ranks start and by each of them. The default refuses nothing.
+
+        Args:
+            details: Those of the job's task, see ``prepare_task``.
+            saved: Those of the task that wrote the checkpoint.
+
+        Raises:
+            CheckpointError: the model computes with something else than the checkpoint's job did.
+        """
+        return
+
     def check_framework(self, framework: str) -> None:
         """Refuse a backend's framework on which the model cannot be built; called before the ranks join.
 

@@ -95,6 +95,10 @@ class TaskData(JobData, Protocol):
         """
         ...
 
+    def unit(self) -> tuple[str, int] | None:
+        """Return the word in which the speed of training is told, and how many of it a sample has; None: samples."""
+        ...
+
     def views(self, *, limit: int) -> Iterator[tuple[str, str, Array]]:
         """Yield images of up to ``limit`` samples of each split, as they are and as the network receives them.
 

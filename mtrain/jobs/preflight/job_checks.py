@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from mtrain.core.cadence import check_continues
-from mtrain.core.checkpoint.format import MANIFEST, size_of
+from mtrain.core.checkpoint.format import MANIFEST, described, size_of
 from mtrain.core.checkpoint.store import progress_of, reusable_bytes
 from mtrain.core.interfaces import Evaluator, Progress
 from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
@@ -78,13 +78,14 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
     scored = spec.evaluate.enabled or not training
     if scored:
         _check_score(spec, task.evaluator())
-    job.model.prepare_task(task.task(), {})
+    prepared = job.model.prepare_task(task.task(), {})
     if scored:
         augmented(job)
     classes = len(task.task().class_names)
     outline = SpecOutline(spec, classes=classes)
     notes = []
     if resumed is not None:
+        job.model.check_resumed(prepared.details, (described(resumed).get("extra") or {}).get("details") or {})
         notes = check_resume(spec, resumed, outline, classes=classes, training=training)
     elif spec.model.weights is not None:
         check_start(job, outline, training=training)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.details import Chart, Detail, Matrix
 from mtrain.records import svg
+from mtrain.records.history import pace_of
 from mtrain.records.pages.timeline import Series, Timeline
 from mtrain.records.smoothing import smoothed
 
@@ -106,8 +107,9 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
     """
     losses = timeline.losses()
     wait = timeline.column("data_wait_share", factor=100.0)
-    unit = timeline.last_update.get("unit")
-    per_second = f"{unit if isinstance(unit, str) else 'images'} per second"
+    unit = pace_of(timeline.last_update)[1]
+    column = f"{unit}_per_second" if f"{unit}_per_second" in timeline.last_update else "samples_per_second"
+    per_second = f"{unit} per second"
     charts = [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
@@ -117,9 +119,7 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
         "gradient norm before clipping": _over_updates(
             "gradient norm before clipping", {"gradient_norm": timeline.column("gradient_norm")}, log=True, smooth=True
         ),
-        per_second: _over_updates(
-            per_second, {per_second: timeline.column("samples_per_second")}, floor=0.0, smooth=True
-        ),
+        per_second: _over_updates(per_second, {per_second: timeline.column(column)}, floor=0.0, smooth=True),
         "wait": _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
     }
     return charts + list(further.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtrain.core.interfaces.details import Detail
 from mtrain.core.record_files import DETAILS, IMAGES, INPUTS, SUMMARY
-from mtrain.records.history import Record
+from mtrain.records.history import Record, pace_of
 from mtrain.records.pages.details import read_details
 from mtrain.records.pages.folder import Absent, RunFiles
 from mtrain.records.pages.state import MEANING, Failure, RunState, failure_of, state_of
@@ -211,19 +211,26 @@ def _after(record: Record, other: Record) -> bool:
     return one is not None and two is not None and one >= two
 
 
+def _median(found: Sequence[Any]) -> float | None:
+    """Return the median of what is a number; None: nothing is."""
+    values = [value for each in found if (value := number_of(each)) is not None]
+    return statistics.median(values) if values else None
+
+
 def _timing(timeline: Timeline, summary: Mapping[str, Any]) -> list[Row]:
     def middle(name: str) -> float | None:
-        values = [v for record in timeline.updates if (v := number_of(record.get(name))) is not None]
-        return statistics.median(values) if values else None
+        return _median([record.get(name) for record in timeline.updates])
 
-    seconds, speed, wait = middle("update_seconds"), middle("samples_per_second"), middle("data_wait_share")
+    seconds, wait = middle("update_seconds"), middle("data_wait_share")
+    speed, (_, unit) = _median([pace_of(record)[0] for record in timeline.updates]), pace_of(timeline.last_update)
+    unit = "samples" if unit == "images" else unit
     evaluations = [v for record in timeline.evaluations if (v := number_of(record.get("seconds"))) is not None]
     memory = [v for record in timeline.updates if (v := number_of(record.get("memory_bytes"))) is not None]
     saving = number_of(summary.get("save_wait_seconds"))
     rows = {
         "time of an update (median)": None if seconds is None else f"{1000 * seconds:.4g} ms",
         "updates per second": None if not seconds else f"{1 / seconds:.3g}",
-        "samples per second (median)": None if speed is None else f"{speed:.4g}",
+        f"{unit} per second (median)": None if speed is None else f"{speed:.4g}",
         "waiting for data (median)": None if wait is None else f"{100 * wait:.1f} % of the time",
         "evaluations": f"{len(evaluations)}, {duration(sum(evaluations))} together" if evaluations else None,
         "waiting for checkpoints": None if saving is None else f"{saving:.3g} s",

@@ -1,6 +1,6 @@
 """The documents of one split, as readers return them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ class Document:
     text: str
     prompt: str = ""
     """What stands before the text and is read, but not learned."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """In the place of both: the turns of a conversation, each with ``role`` and ``content``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

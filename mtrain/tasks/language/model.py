@@ -1,16 +1,24 @@
 """Causal language models of Hugging Face's transformers as a model plugin. Nothing is downloaded."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
-from mtrain.errors import PluginError, SpecError
+from mtrain.errors import CheckpointError, DataError, PluginError, SpecError
 from mtrain.spec.pathnames import PathText
 from mtrain.spec.suggest import hint
-from mtrain.tasks.language import network
+from mtrain.tasks.language import adapters, network
+from mtrain.tasks.language.adapters import LoraOptions
+from mtrain.tasks.language.base_weights import digest_of, weight_files
+
+BASE = "base"
+"""Key, in the details of a task, of the digest of the weights that are read and not trained."""
 
 
 class HuggingFaceOptions(BaseModel):
@@ -33,12 +41,25 @@ class HuggingFaceOptions(BaseModel):
         description="implementation of attention: eager computes in steps, sdpa in torch's fused kernels; null: as "
         "transformers chooses",
     )
+    lora: LoraOptions | None = Field(
+        default=None,
+        description="train low-rank adapters beside the weights in path, which stay as they are; null: train them",
+    )
 
     @model_validator(mode="after")
     def _names_a_model(self) -> "HuggingFaceOptions":
         if self.path is None and "model_type" not in self.config:
             raise ValueError(
                 "neither path nor config.model_type given; give the folder of a model, or config: {model_type: llama, ...}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> "HuggingFaceOptions":
+        if self.lora is not None and (self.path is None or self.from_scratch):
+            given = "no path" if self.path is None else "from_scratch"
+            raise ValueError(
+                f"lora given with {given}; adapters are trained on weights, so give the folder of a model in path"
             )
         return self
 
@@ -52,6 +73,8 @@ class HuggingFaceModel(Model):
     Options: ClassVar[type[BaseModel]] = HuggingFaceOptions
     kind: ClassVar[str] = "language"
     native: ClassVar[bool] = True
+    # The layers of a stack are in a list, and have a number for a name: model.layers.3, transformer.h.0.
+    recomputable: ClassVar[Sequence[str]] = (r"\.\d+$",)
 
     def __init__(self, options: HuggingFaceOptions) -> None:
         self.options = options
@@ -68,8 +91,32 @@ class HuggingFaceModel(Model):
             )
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Return ``task`` unchanged: it has what is known of the tokens in its details."""
-        return task
+        """Return ``task``, which has what is known of the tokens in its details, with the digest of an adapter's base.
+
+        Raises:
+            SpecError: There are no weights for adapters.
+            UsageError: peft is not installed.
+        """
+        if self.options.lora is None:
+            return task
+        adapters.check_installed()
+        return replace(task, details={**task.details, BASE: self.digest})
+
+    def check_resumed(self, details: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of adapters that were trained on other weights; see ``Model.check_resumed``."""
+        given, before = details.get(BASE), saved.get(BASE)
+        if given == before:
+            return
+        if given is None or before is None:
+            now, then = ("adapters", "whole models") if before is None else ("the whole model", "adapters")
+            raise CheckpointError(
+                f"model.options.lora: the checkpoint is of {then}, and the job trains {now}; go on with the options that it "
+                "was trained with, or start a new job"
+            )
+        raise CheckpointError(
+            f"model.options.path: {self.options.path} holds other weights (SHA-256 {given[:12]}) than those on which the "
+            f"checkpoint's adapters were trained ({before[:12]}); give the folder with those"
+        )
 
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the model; the session has seeded the framework just before.
@@ -78,32 +125,46 @@ class HuggingFaceModel(Model):
             SpecError: The options describe no causal language model, or it does not fit the tokens.
             PluginError: The weights cannot be read.
         """
+        config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
+        self._check_fits(config, task.details)
+        if self.options.lora is not None:
+            adapters.check_installed()
+            self.check_resumed({BASE: self.digest}, {BASE: task.details.get(BASE, self.digest)})
+            if differing(collective, self.digest):
+                raise DataError(
+                    f"model.options.path: {self.options.path}: the ranks have read different weights; give every host the "
+                    "same files"
+                )
+        module = network.adapt(self.module(config), path=self._where())
+        network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
+        return module if self.options.lora is None else adapters.attach(module, self.options.lora)
+
+    def module(self, config: Any) -> Any:
+        """Return the model as transformers makes it, with the weights of its folder, without adapters.
+
+        Raises:
+            PluginError: The weights cannot be read.
+        """
         from transformers import AutoModelForCausalLM
 
         library: Any = AutoModelForCausalLM  # parts of it have no annotations
-        config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
-        self._check_fits(config, task.details)
-        folder = self._folder()
-        weights = [] if folder is None or self.options.from_scratch else sorted(folder.glob("*.safetensors"))
+        folder = self.folder()
+        adapters.refuse_folder(folder)
         try:
-            if weights:
-                module = library.from_pretrained(
-                    folder,
-                    config=config,
-                    attn_implementation=self.options.attention,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    dtype="float32",
-                )
-            else:
+            if folder is None or self.options.from_scratch or not weight_files(folder):
                 module = library.from_config(config, attn_implementation=self.options.attention)
-                module = module.float()
+                return module.float()
+            return library.from_pretrained(
+                folder,
+                config=config,
+                attn_implementation=self.options.attention,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype="float32",
+            )
         except Exception as error:  # transformers raises many kinds
             raise PluginError(f"model.options: {self._where()}: transformers cannot build it: {error}") from error
-        module = network.adapt(module, path=self._where())
-        network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
-        return module
 
     def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
         """Refuse: texts are not varied."""
@@ -122,6 +183,7 @@ class HuggingFaceModel(Model):
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
         given = dict(self.options.config)
+        adapters.refuse_folder(self.folder())
         try:
             stored: dict[str, Any] = {}
             if self.options.path is not None:
@@ -142,7 +204,19 @@ class HuggingFaceModel(Model):
         except Exception as error:  # transformers raises many kinds
             raise SpecError(f"model.options: {self._where()}: {error}") from error
 
-    def _folder(self) -> Path | None:
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the weights in the model's folder, see ``base_weights``.
+
+        Raises:
+            SpecError: There are none.
+        """
+        folder = self.folder()
+        assert folder is not None, "the options refuse adapters without a path"
+        return digest_of(folder)
+
+    def folder(self) -> Path | None:
+        """Return the folder of the model; None: it is made from a config alone."""
         if self.options.path is None:
             return None
         path = Path(self.options.path).expanduser()

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.errors import DataError
+from mtrain.tasks.language.chat import ChatTemplate
 from mtrain.tasks.language.documents import Document
 from mtrain.tasks.language.tokens import Tokenizer
 
@@ -43,13 +44,17 @@ class Rows:
         return np.asarray((self.labels != NONE).sum(axis=1), np.int64)
 
 
-def pack(documents: Sequence[Document], tokenizer: Tokenizer, *, length: int) -> Rows:
+def pack(
+    documents: Sequence[Document], tokenizer: Tokenizer, *, length: int, template: ChatTemplate | None = None
+) -> Rows:
     """Pack documents into rows of ``length`` tokens. Rows without a label are left out.
 
+    ``template`` renders conversations.
+
     Raises:
-        DataError: There are too few tokens for one row.
+        DataError: There are too few tokens for one row, or no template for conversations.
     """
-    tokens, labels, starts = _stream(documents, tokenizer)
+    tokens, labels, starts = _stream(documents, tokenizer, template)
     count = len(tokens) // length
     if not count:
         raise DataError(
@@ -77,20 +82,46 @@ def pack(documents: Sequence[Document], tokenizer: Tokenizer, *, length: int) ->
 
 
 def _stream(
-    documents: Sequence[Document], tokenizer: Tokenizer
+    documents: Sequence[Document], tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """Return all tokens, their labels, and where documents start."""
     parts: list[NDArray[np.int32]] = []
     targets: list[NDArray[np.int32]] = []
     lengths = []
     for document in documents:
-        prompt = tokenizer.encode(document.prompt) if document.prompt else np.zeros(0, np.int32)
-        tokens = np.concatenate([prompt, tokenizer.encode(document.text), np.array([tokenizer.end], np.int32)])
+        tokens, learned = _encoded(document, tokenizer, template)
         label = np.full(len(tokens), NONE, np.int32)
-        first = max(len(prompt) - 1, 0)
-        label[first:-1] = tokens[first + 1 :]
+        label[:-1] = np.where(learned[1:], tokens[1:], NONE)
         parts.append(tokens)
         targets.append(label)
         lengths.append(len(tokens))
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     return np.concatenate(parts), np.concatenate(targets), starts
+
+
+def _encoded(
+    document: Document, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Return the tokens of a document, and which of them are learned; the last one ends it."""
+    if document.messages and template is None:
+        raise DataError(
+            "data.options.messages: conversations given, but data.tokenizer brings no chat template; name one with "
+            "data.chat_template, or chatml"
+        )
+    texts = [(document.prompt, False), (document.text, True)]
+    if document.messages and template is not None:
+        texts = template.parts(document.messages)
+    pieces = [(tokenizer.encode(text), learned) for text, learned in texts if text]
+    tokens = np.concatenate([*(piece for piece, _ in pieces), np.zeros(0, np.int32)])
+    learned = np.concatenate(
+        [*(_learned(piece, tokenizer.end) & is_learned for piece, is_learned in pieces), np.zeros(0, bool)]
+    )
+    if document.messages and tokenizer.end in pieces[-1][0]:
+        return tokens, learned  # templates of many models end a turn with the token that ends a text
+    return np.append(tokens, np.int32(tokenizer.end)), np.append(learned, True)
+
+
+def _learned(tokens: NDArray[np.int32], end: int) -> NDArray[np.bool_]:
+    """Return which tokens of an answer are learned: to the one that ends it, behind which a model says no more."""
+    ends = np.flatnonzero(tokens == end)
+    return np.arange(len(tokens)) <= (ends[-1] if len(ends) else len(tokens))

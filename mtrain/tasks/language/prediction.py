@@ -11,7 +11,8 @@ from mtrain.core.record_files import write_json
 from mtrain.errors import DataError
 from mtrain.spec.files import read_text
 from mtrain.spec.model import Spec
-from mtrain.tasks.language.section import GenerateSpec, data_of
+from mtrain.tasks.language.chat import template_of
+from mtrain.tasks.language.section import GenerateSpec, data_of, has_conversations
 from mtrain.tasks.language.tokens import Tokenizer, facts, tokenizer_of
 
 MAX_BYTES = 16 << 20
@@ -103,6 +104,13 @@ class LanguageTexts:
         self._spec, self._files, self._section = spec, files, data_of(spec)
         self._texts = [text_of(file) for file in files]
         self._tokenizer = tokenizer_of(self._section)
+        section = self._section
+        template = template_of(section.tokenizer, section.chat_template) if has_conversations(section) else None
+        # A model that has learned to answer is asked; what a file holds is what a user says.
+        self._prompts = [
+            text if template is None else template.text([{"role": "user", "content": text}], asks=True)
+            for text in self._texts
+        ]
 
     def task(self) -> Task:
         """Return the facts from which the model is built."""
@@ -116,7 +124,7 @@ class LanguageTexts:
     def sources(self) -> Mapping[str, Any]:
         """Return the texts as split ``val``."""
         generate: Any = getattr(self._spec, "generate", GenerateSpec())
-        return {"val": Prompts(self._texts, self._tokenizer, length=self._section.length, section=generate)}
+        return {"val": Prompts(self._prompts, self._tokenizer, length=self._section.length, section=generate)}
 
     def length(self, split: str) -> int:
         """Return the number of texts."""

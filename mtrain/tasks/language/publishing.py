@@ -1,14 +1,20 @@
 """Write a trained language model as a folder that Hugging Face's transformers, and what reads its models, can load."""
 
 import os
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.spec import outputs
-from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+from mtrain.tasks.language import adapters
+from mtrain.tasks.language.chat import template_of
+from mtrain.tasks.language.model import BASE, HuggingFaceModel, HuggingFaceOptions
 from mtrain.tasks.language.section import BYTES
 from mtrain.tasks.language.tokens import FILE, Bytes, FromFile, Tokenizer
 
@@ -17,36 +23,74 @@ END = "<|endoftext|>"
 """How the token after a document is written in the tokenizer of bytes."""
 
 
-def write_folder(
-    folder: Path, *, options: Mapping[str, Any], labels: Mapping[str, Any], arrays: Mapping[str, Array], force: bool
-) -> list[str]:
-    """Write config, weights and tokenizer into ``folder``, and return the names of the files.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What a checkpoint holds of a language model."""
+
+    options: Mapping[str, Any]
+    """The options of the model plugin ``hf``."""
+    labels: Mapping[str, Any]
+    """Those of the checkpoint; see ``LanguageTask.labels``."""
+    arrays: Mapping[str, Array]
+    """The weights, or those of the adapters, under the names of the module's ``state_dict``."""
+
+
+def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) -> list[str]:
+    """Write config, weights and tokenizer into ``folder``, or adapters in the form of peft; return the names of the files.
 
     Args:
         folder: Where they are written; it must not exist, or be empty, unless ``force`` is given.
-        options: The options of the model plugin ``hf``.
-        labels: Those of the checkpoint; see ``LanguageTask.labels``.
-        arrays: The weights under the names of the module's ``state_dict``.
+        trained: What is written.
+        merge: Whether adapters are added to the weights of their base, and the whole model is written.
         force: Whether files in the folder are replaced.
 
     Raises:
-        CheckpointError: The folder cannot be written.
+        CheckpointError: The folder cannot be written, or the base of adapters is another one than they were trained on.
         SpecError: transformers cannot make the config.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"--to {folder}: exists and is no folder; give another name")
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise CheckpointError(f"--to {folder}: exists already and is not empty; give --force to replace its files")
-    tokenizer = _tokenizer(labels)
-    config = _config(options, tokenizer)
+    plugin = HuggingFaceModel(HuggingFaceOptions(**trained.options))
+    if merge and plugin.options.lora is None:
+        raise CheckpointError("--merge: the run has trained a whole model and no adapters; leave the flag out")
+    tokenizer = _tokenizer(trained.labels)
+    config = _config(plugin, tokenizer)
+    arrays = _merged(plugin, config, trained) if merge else trained.arrays
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(folder)
-        _write_weights(folder / WEIGHTS, arrays)
-        _write_tokenizer(folder, tokenizer)
+        if plugin.options.lora is None or merge:
+            config.save_pretrained(folder)
+            _write_weights(folder / WEIGHTS, _without_copies(config, arrays))
+        else:
+            _write_adapters(folder, plugin, config, trained)
+        _write_tokenizer(folder, tokenizer, _template(trained.labels))
     except OSError as error:
         raise CheckpointError(f"--to {folder}: cannot be written: {error.strerror or error}") from error
     return sorted(file.name for file in folder.iterdir())
+
+
+def _write_adapters(folder: Path, plugin: HuggingFaceModel, config: Any, trained: Trained) -> None:
+    options, base = plugin.options.lora, plugin.folder()
+    assert options is not None, "the caller has asked"
+    assert base is not None, "the options refuse adapters without a path"
+    adapters.check_installed()
+    adapters.write_config(folder, options, arrays=trained.arrays, base=base, model_config=config)
+    _write_weights(folder / adapters.WEIGHTS, adapters.in_files(trained.arrays))
+
+
+def _merged(plugin: HuggingFaceModel, config: Any, trained: Trained) -> Mapping[str, Array]:
+    """Return the weights of the whole model, float32.
+
+    Raises:
+        CheckpointError: The base is not the one that the adapters were trained on.
+    """
+    adapters.check_installed()
+    plugin.check_resumed({BASE: plugin.digest}, trained.labels.get("details") or {})
+    with tempfile.TemporaryDirectory() as folder:
+        _write_adapters(Path(folder), plugin, config, trained)
+        return adapters.merged(plugin.module(config), Path(folder))
 
 
 def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:
@@ -54,18 +98,38 @@ def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:
     return Bytes() if name == BYTES else FromFile(Path(name).expanduser(), end_token=labels.get("end_token"))
 
 
-def _config(options: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
+def _config(plugin: HuggingFaceModel, tokenizer: Tokenizer) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = HuggingFaceModel(HuggingFaceOptions(**options)).config(vocabulary=tokenizer.size, end=tokenizer.end)
+    config = plugin.config(vocabulary=tokenizer.size, end=tokenizer.end)
     mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING  # its values may be tuples, which its annotation leaves out
     if type(config) not in mapping:
         raise SpecError(f"model.options: {config.model_type} is no causal language model of transformers")
-    found = mapping[type(config)]
-    config.architectures = [(found[0] if isinstance(found, tuple) else found).__name__]
+    config.architectures = [_class_of(config).__name__]
     config.eos_token_id = tokenizer.end
     config.bos_token_id = None
     return config
+
+
+def _class_of(config: Any) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    found = mapping[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _without_copies(config: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Leave out arrays that the model shares with others, as transformers does: the output's weights of many models."""
+    tied = getattr(_class_of(config), "_tied_weights_keys", None)
+    if not getattr(config, "tie_word_embeddings", False) or not isinstance(tied, Mapping):
+        return dict(arrays)
+    copies = {
+        name
+        for name, first in tied.items()
+        if name in arrays and first in arrays and np.array_equal(arrays[name], arrays[first])
+    }
+    return {name: array for name, array in arrays.items() if name not in copies}
 
 
 def _write_weights(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -77,7 +141,13 @@ def _write_weights(path: Path, arrays: Mapping[str, Array]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def _template(labels: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat template of a run, or of its tokenizer, as an argument of the library's tokenizers."""
+    found = template_of(labels.get("tokenizer") or BYTES, labels.get("chat_template"))
+    return {} if found is None else {"chat_template": found.source}
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, template: Mapping[str, str]) -> None:
     from transformers import PreTrainedTokenizerFast
 
     maker: Any = PreTrainedTokenizerFast  # it has no annotations
@@ -86,7 +156,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         end = library.id_to_token(tokenizer.end)
     else:
         library, end = _library_of_bytes(), END
-    maker(tokenizer_object=library, eos_token=end, pad_token=end).save_pretrained(folder)
+    maker(tokenizer_object=library, eos_token=end, pad_token=end, **template).save_pretrained(folder)
     assert (folder / FILE).is_file(), "transformers writes the file that FromFile reads"
 
 

@@ -22,6 +22,11 @@ class LanguageDataSpec(DataSpec):
     end_token: str | None = Field(
         default=None, description="token after each document; null: as the tokenizer's files say"
     )
+    chat_template: PathText | None = Field(
+        default=None,
+        description="how conversations (data.options.messages) become text: chatml, or a file in Jinja; null: the template "
+        "in the folder of the tokenizer",
+    )
     length: Annotated[int, Field(ge=2, le=1 << 20)] = Field(
         default=256, description="tokens in a row; documents are packed into rows, and none sees another one"
     )
@@ -51,6 +56,11 @@ class GenerateSpec(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="draws from the likeliest tokens that together have this probability"
     )
+
+
+def has_conversations(section: LanguageDataSpec) -> bool:
+    """Return whether documents are conversations, see the options of the data set ``text``."""
+    return section.options.get("messages") is not None
 
 
 def data_of(spec: Spec) -> LanguageDataSpec:

@@ -10,12 +10,13 @@ from mtrain.core.overriding import override
 from mtrain.errors import DataError, SpecError
 from mtrain.spec.section import Section
 from mtrain.tasks.base import TaskBase
-from mtrain.tasks.language.section import GenerateSpec, LanguageDataSpec, data_of
+from mtrain.tasks.language.section import GenerateSpec, LanguageDataSpec, data_of, has_conversations
 from mtrain.tasks.own.section import OwnOptimizerSpec, OwnScheduleSpec, OwnTrainSpec
 
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
+    from mtrain.tasks.language.chat import ChatTemplate
     from mtrain.tasks.language.packing import Rows
     from mtrain.tasks.language.source import RowSource
 
@@ -101,12 +102,23 @@ class LanguageTask(TaskBase):
         return tokenizer_of(self._section)
 
     @cached_property
+    def _template(self) -> "ChatTemplate | None":
+        """What makes text of conversations; None: there are none, or no template."""
+        from mtrain.tasks.language.chat import template_of
+
+        return (
+            template_of(self._section.tokenizer, self._section.chat_template)
+            if has_conversations(self._section)
+            else None
+        )
+
+    @cached_property
     def _rows(self) -> "dict[str, Rows]":
         """The packed rows of the splits that the job uses."""
         from mtrain.tasks.language.packing import pack
 
         return {
-            name: pack(split.items, self._tokenizer, length=self._section.length)
+            name: pack(split.items, self._tokenizer, length=self._section.length, template=self._template)
             for name, split in self._splits().items()
         }
 
@@ -150,6 +162,10 @@ class LanguageTask(TaskBase):
         """Return the number of rows of ``train`` or ``val``; 0 if a split is not used."""
         return len(self._rows[split]) if split in self._rows else 0
 
+    @override
+    def unit(self) -> tuple[str, int] | None:
+        return "tokens", self._section.length
+
     def evaluator(self) -> Evaluator:
         """Create an evaluator for the evaluation split."""
         from mtrain.tasks.language.evaluator import TokenEvaluator
@@ -163,6 +179,7 @@ class LanguageTask(TaskBase):
             "native": True,
             "tokenizer": self._section.tokenizer,
             "end_token": self._section.end_token,
+            "chat_template": self._section.chat_template,
         }
 
     def report(self) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.shards import files_of
@@ -14,6 +14,7 @@ from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, limit_of
 from mtrain.spec.files import read_text
 from mtrain.spec.remedies import install
+from mtrain.tasks.language.chat import ASSISTANT
 from mtrain.tasks.language.documents import Document, Documents
 
 PLAIN = (".txt", ".md", ".rst", ".py")
@@ -35,6 +36,19 @@ class TextOptions(BaseModel):
         default=None,
         description="field or column of what stands before the text: it is read, but not learned. null: none",
     )
+    messages: str | None = Field(
+        default=None,
+        description="field or column of a conversation, in the place of text and prompt: a list of {role, content}, of which "
+        "what the assistant says is learned; see data.chat_template. null: none",
+    )
+
+    @model_validator(mode="after")
+    def _text_is_given_once(self) -> "TextOptions":
+        if self.messages is not None and self.prompt is not None:
+            raise ValueError(
+                "messages and prompt are both given; a conversation has its prompts in it, so leave prompt out"
+            )
+        return self
 
 
 class TextFiles(Dataset):
@@ -71,15 +85,24 @@ class TextFiles(Dataset):
             raise DataError(f"{file}: not a regular file; expected a text")
         suffix = file.suffix.lower()
         if suffix in PLAIN:
+            if self.options.messages is not None:
+                raise DataError(
+                    f"{file}: holds no conversation, which data.options.messages asks for; leave the file out"
+                )
             text = _text(file)
             return iter([Document(text)] if text.strip() else [])
         rows = _lines(file) if suffix in LINES else _table(file, self._columns())
         return (self._document(row, where) for where, row in rows)
 
     def _columns(self) -> list[str]:
+        if self.options.messages is not None:
+            return [self.options.messages]
         return [self.options.text, *([self.options.prompt] if self.options.prompt else [])]
 
     def _document(self, row: Any, where: str) -> Document:
+        if self.options.messages is not None:
+            found = row.get(self.options.messages) if isinstance(row, Mapping) else None
+            return Document("", messages=_conversation(found, where=f"{where}: field {self.options.messages!r}"))
         values = [row.get(name) if isinstance(row, Mapping) else None for name in self._columns()]
         for name, value in zip(self._columns(), values, strict=True):
             if not isinstance(value, str):
@@ -90,6 +113,23 @@ class TextFiles(Dataset):
                 )
         text, *prompt = map(str, values)
         return Document(text, *prompt)
+
+
+def _conversation(found: Any, *, where: str) -> tuple[Mapping[str, str], ...]:
+    """Return the turns of a conversation.
+
+    Raises:
+        DataError: It is none, or the assistant says nothing.
+    """
+    expected = "expected a list of turns such as {role: user, content: text}"
+    if not isinstance(found, list) or not found:
+        raise DataError(f"{where}: {'nothing' if found is None else type(found).__name__} given, {expected}")
+    for number, turn in enumerate(found, start=1):
+        if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise DataError(f"{where}, turn {number}: {str(turn)[:80]} given, {expected}")
+    if not any(turn["role"] == ASSISTANT for turn in found):
+        raise DataError(f"{where}: no turn has the role {ASSISTANT!r}, so there is nothing to learn; leave the row out")
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in found)
 
 
 def _text(file: Path) -> str:

@@ -1,0 +1,96 @@
+"""Weights that a job reads and does not train: found in their folder, and told apart from others by a digest."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mtrain.errors import SpecError
+from mtrain.spec.files import open_file
+
+PATTERN = "*.safetensors"
+_LENGTH_BYTES = 8
+"""Bytes of the number before the header of a safetensors file."""
+_MAX_HEADER_BYTES = 100_000_000
+"""Longest header; the format's own limit."""
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an array lies in a file, and what its bytes mean."""
+
+    file: Path
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in the folder of a model, by name, as transformers chooses them.
+
+    Some folders hold the weights once more under another name, for another program.
+    """
+    return sorted(folder.glob("model" + PATTERN)) or sorted(folder.glob(PATTERN))
+
+
+def digest_of(folder: Path) -> str:
+    """Return the hexadecimal SHA-256 of the names, types, shapes and bytes of all arrays in a folder's safetensors.
+
+    It is the same however the arrays are divided among files. A chunk is in memory at a time.
+
+    Raises:
+        SpecError: There are no such files, or one cannot be read.
+    """
+    places: dict[str, _Place] = {}
+    for file in weight_files(folder):
+        try:
+            places.update(_places(file))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpecError(f"model.options.path: {file} cannot be read as safetensors: {error}") from error
+    if not places:
+        raise SpecError(
+            f"model.options.path: {folder} has no weights ({PATTERN}); give the folder of a model with them"
+        )
+    total = hashlib.sha256()
+    for name in sorted(places):
+        place = places[name]
+        total.update(f"{name}\0{place.kind}\0{place.shape}\0".encode())
+        with open_file(place.file) as content:
+            content.seek(place.start)
+            for chunk in _chunks(content, place.end - place.start):
+                total.update(chunk)
+    return total.hexdigest()
+
+
+def _places(file: Path) -> dict[str, _Place]:
+    """Read the header of a safetensors file: its length in 8 bytes, JSON, then the arrays' bytes."""
+    with open_file(file) as content:
+        length = int.from_bytes(content.read(_LENGTH_BYTES), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes, more than the format allows")
+        entries = json.loads(content.read(length))
+    begin = _LENGTH_BYTES + length
+    return {
+        name: _Place(
+            file=file,
+            kind=str(entry["dtype"]),
+            shape=tuple(entry["shape"]),
+            start=begin + int(entry["data_offsets"][0]),
+            end=begin + int(entry["data_offsets"][1]),
+        )
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+def _chunks(content: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0:
+        chunk = content.read(min(size, _CHUNK_BYTES))
+        if not chunk:
+            raise SpecError("model.options.path: a file of weights ends too early; copy it again")
+        size -= len(chunk)
+        yield chunk
