@@ -11,6 +11,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, Model
 from mtrain.core.interfaces.live import Found, LiveImages
+from mtrain.deploy.exported.metadata import SUPPRESSED
 from mtrain.deploy.exported.model import ExportedModel
 from mtrain.errors import UsageError
 from mtrain.spec.registry import Registry
@@ -132,7 +133,7 @@ class ExportedPredictor:
     def outputs(self, samples: Sequence[Sample]) -> list[Any]:
         """See ``Predictor.outputs``."""
         batch = {key: np.stack([sample.arrays[key] for sample in samples]) for key in self._keys}
-        if self._metadata.form == "nms":
+        if self._metadata.form in SUPPRESSED:
             return self._model.predictions(batch)
         output = self._model.outputs(batch)
         return [{name: array[number : number + 1] for name, array in output.items()} for number in range(len(samples))]
@@ -140,7 +141,7 @@ class ExportedPredictor:
     def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
         """See ``Predictor.found``."""
         prediction = output
-        if self._metadata.form != "nms":
+        if self._metadata.form not in SUPPRESSED:
             batch = {name: array[None] for name, array in sample.arrays.items()}
             prediction = self._model.read(output, batch, self._plugin_at(math.floor(confidence * _STEPS)))[0]
         return self._live.found(prediction, sample.arrays, size_wh=sample.size_wh, confidence=confidence)
