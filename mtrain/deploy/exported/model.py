@@ -98,7 +98,10 @@ class ExportedModel:
         Raises:
             UsageError: An array is missing or has a shape that the file does not take.
         """
-        feed = {given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs}
+        return self.computed({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
+
+    def computed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs for arrays as the graph takes them, by the names of its inputs; see ``outputs``."""
         fixed = self.metadata.inputs[0].shape[0]
         count = len(next(iter(feed.values())))
         if isinstance(fixed, str) or fixed == count:
