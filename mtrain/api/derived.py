@@ -22,7 +22,9 @@ def export(  # noqa: PLR0913  # what the command takes
     spec: python_calls.SpecSource = None,
     overrides: Mapping[str, Any] | None = None,
     format: Literal["onnx", "torch", "paddle", "safetensors"] = "onnx",
-    form: Literal["raw", "decoded", "nms"] = "decoded",
+    form: Literal["raw", "decoded", "nms", "nms-fixed"] = "decoded",
+    layout: Literal["nhwc", "nchw"] = "nhwc",
+    input: Literal["uint8", "float"] = "uint8",
     batch: int | None = None,
     dynamic_size: bool = False,
     precision: Literal["fp32", "fp16"] = "fp32",
@@ -39,6 +41,8 @@ def export(  # noqa: PLR0913  # what the command takes
         overrides: further values of the spec.
         format: an ONNX graph, a program of ``torch.export``, one of Paddle, or the weights alone.
         form: outputs as the last layers give them, as evaluation reads them, or detections after suppression.
+        layout: axes of the images that the program takes, channels last or first.
+        input: their pixels, 0 to 255 as uint8 or 0 to 1 as float32.
         batch: samples in a batch; None: any number.
         dynamic_size: whether images of any size are taken that the model can take.
         precision: of weights and arithmetic.
@@ -60,6 +64,8 @@ def export(  # noqa: PLR0913  # what the command takes
         checkpoint=python_calls.text_of(checkpoint),
         weights=python_calls.text_of(weights),
         form=form,
+        layout=layout,
+        input=input,
         batch=batch,
         dynamic_size=dynamic_size,
         precision=precision,

@@ -29,10 +29,25 @@ MIB = 2**20
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option(
     "--form",
-    type=click.Choice(["raw", "decoded", "nms"]),
+    type=click.Choice(["raw", "decoded", "nms", "nms-fixed"]),
     default="decoded",
     show_default=True,
-    help="Outputs: as the last layers give them, as evaluation reads them, or detections after suppression.",
+    help="Outputs: as the last layers give them, as evaluation reads them, or detections after suppression: one list, or "
+    "a list of fixed length for each image.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["nhwc", "nchw"]),
+    default="nhwc",
+    show_default=True,
+    help="Axes of images: channels last or first.",
+)
+@click.option(
+    "--input",
+    type=click.Choice(["uint8", "float"]),
+    default="uint8",
+    show_default=True,
+    help="Pixels of images: 0 to 255, or float32 from 0 to 1.",
 )
 @click.option("--dynamic-batch/--no-dynamic-batch", default=True, help="Any number of images in a batch.")
 @click.option(
@@ -41,9 +56,9 @@ MIB = 2**20
 @click.option("--dynamic-size", is_flag=True, help="Images of any size that the model can take.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True, help="Of weights.")
 @click.option("--opset", type=click.IntRange(18, 24), help="ONNX's set of operators. Default: the exporter's.")
-@click.option("--confidence", type=click.FloatRange(0, 1, max_open=True), help="With --form nms: lowest score kept.")
-@click.option("--iou-threshold", type=click.FloatRange(0, 1, min_open=True), help="With --form nms: largest overlap.")
-@click.option("--max-detections", type=click.IntRange(1), help="With --form nms: most findings in an image.")
+@click.option("--confidence", type=click.FloatRange(0, 1, max_open=True), help="With suppression: lowest score kept.")
+@click.option("--iou-threshold", type=click.FloatRange(0, 1, min_open=True), help="With suppression: largest overlap.")
+@click.option("--max-detections", type=click.IntRange(1), help="With suppression: most findings in an image.")
 @click.pass_context
 def export(context: click.Context, /, **params: Any) -> None:
     """Write the averaged weights of a checkpoint as a program for inference, with classes and preprocessing.

@@ -34,8 +34,8 @@ FACTS = "exported.json"
 def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[BaseException], None]) -> None:
     """Write the program that ``export.json`` in ``folder`` asks for, and describe it in ``exported.json``.
 
-    The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset`` and
-    ``class_names`` (of a file of weights, which does not say them).
+    The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset``,
+    ``channels_first``, ``floats`` and ``class_names`` (of a file of weights, which does not say them).
 
     Args:
         resolved: The spec and its plugins.
@@ -80,6 +80,7 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
         "details": dict(task.details),
         "outputs": list(outputs),
         "size_step": program.size_step,
+        "inputs": _described(program.inputs),
         "weights_sha256": digest(arrays),
         "ranges": trained_ranges(read(weights).arrays),
     }
@@ -135,13 +136,26 @@ def _export_own(
         "category_ids": [],
         "image_size": 0,
         "details": {},
-        "inputs": [{"name": given.name, "dtype": given.dtype, "batched": given.batched} for given in inputs],
+        "inputs": _described(inputs),
         "outputs": list(outputs),
         "size_step": 0,
         "weights_sha256": digest(arrays),
         "ranges": {},
     }
     write_json(folder / FACTS, facts)
+
+
+def _described(inputs: Sequence[ProgramInput]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": given.name or given.key,
+            "key": given.key,
+            "dtype": given.dtype,
+            "layout": given.layout,
+            "axes": {str(axis): name for axis, name in given.axis_names.items()},
+        }
+        for given in inputs
+    ]
 
 
 def _program(request: Mapping[str, Any], inputs: Sequence[ProgramInput], *, size_step: int = 0) -> Program:
@@ -199,4 +213,10 @@ def program_of(resolved: Resolved, plugin: Any, request: Mapping[str, Any]) -> P
         )
     if request["dynamic_size"] and not plugin.size_step:
         raise SpecError(f"--dynamic-size: {spec.model.name} takes images of one size only; leave the flag out")
+    if plugin.size_step > 1 and spec.data.input_side % plugin.size_step:
+        side, step = spec.data.input_side, plugin.size_step
+        raise SpecError(
+            f"data.image_size: {side} is no multiple of {step}, the step of {spec.model.name}; use {max(round(side / step), 1) * step}"
+        )
+    inputs = [given.asked(channels_first=request["channels_first"], floats=request["floats"]) for given in inputs]
     return _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)

@@ -1,6 +1,6 @@
 """A predictor without a model: what it finds is the colour of the image."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.live import Found
 from mtrain.deploy.serve.predictor import Sample
+from mtrain.deploy.serve.tensors import TensorType
 
 COLOURS = ("red", "green", "blue")
 
@@ -16,6 +17,16 @@ class Colours:
     """Implements ``Predictor``: one row with the colour of the largest mean, whose share of 255 is the score."""
 
     batch_size = None
+    name = "colours"
+
+    def inputs(self) -> Sequence[TensorType]:
+        return [TensorType("images", "uint8", (-1, -1, -1, 3), (1, 2))]
+
+    def results(self) -> Sequence[TensorType]:
+        return [TensorType("means", "float32", (-1, 3))]
+
+    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"means": arrays["images"].mean((1, 2), dtype=np.float32)}
 
     def description(self) -> dict[str, Any]:
         return {"model": "colours"}

@@ -21,13 +21,17 @@ class _Traced(Layer):
     def __init__(self, network: Layer, program: Program) -> None:
         super().__init__()
         self.network = network
-        self.key = program.inputs[0].key
+        self.given = program.inputs[0]
         self.raw = program.raw
         self.names: list[str] = []
 
     @override
     def forward(self, array: Tensor) -> tuple[Tensor, ...]:
-        batch = {self.key: array}
+        if self.given.layout == "CHW":
+            array = paddle.transpose(array, (0, 2, 3, 1))
+        if self.given.layout and self.given.dtype == "float32":
+            array = array * 255  # images are in 0..1, as mtrain's loaders do not have them
+        batch = {self.given.key: array}
         outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)
         self.names = list(outputs)
         return tuple(outputs.values())
@@ -68,8 +72,9 @@ def _inputs(program: Program) -> list[Any]:
     """Return the description of each input; -1 is an axis of any size."""
     specs = []
     for given in program.inputs:
-        free = program.size_step and given.layout == "HWC"
-        sample = (-1, -1, *given.shape[2:]) if free else given.shape
+        shape = [program.batch or -1, *given.shape]
+        for axis in given.sides if program.size_step else ():
+            shape[axis] = -1
         dtype: Any = given.dtype
-        specs.append(paddle.static.InputSpec([program.batch or -1, *sample], dtype, given.name or given.key))
+        specs.append(paddle.static.InputSpec(shape, dtype, given.name or given.key))
     return specs

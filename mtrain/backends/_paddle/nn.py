@@ -7,13 +7,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.nn import Identity, Layer, ReLU, Sigmoid, Upsample
+from paddle.nn import Identity, Layer, ReLU, Sigmoid
 from paddle.nn import MaxPool2D as MaxPool2d
 from paddle.nn import Silu as SiLU
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 
-from mtrain.backends._paddle import internals, kernels, paddle2_compatibility, state
+from mtrain.backends._paddle import internals, kernels, ops, paddle2_compatibility, state
 from mtrain.core import noise
 from mtrain.core.interfaces import Array
 from mtrain.core.overriding import override
@@ -285,6 +285,18 @@ class Embedding(paddle.nn.Embedding):
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__(num_embeddings, embedding_dim)
+
+
+class Upsample(Layer):
+    """Nearest neighbours, with the neutral signature."""
+
+    def __init__(self, *, scale_factor: int) -> None:
+        super().__init__()
+        self.scale_factor = scale_factor
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.upsample_nearest(x, self.scale_factor)
 
 
 class GELU(Layer):

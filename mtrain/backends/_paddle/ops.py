@@ -114,7 +114,12 @@ def dtype(x: Tensor) -> str:
 
 
 def shape(x: Tensor) -> tuple[int, ...]:
-    return tuple(x.shape)
+    if paddle.in_dynamic_mode() or -1 not in x.shape:
+        return tuple(x.shape)
+    # A program that is written for any size computes an unknown side when it runs. The axis of samples stays -1, which
+    # one axis of a new shape may be.
+    sizes = paddle.shape(x)
+    return tuple(sizes[axis] if side == -1 and axis else side for axis, side in enumerate(x.shape))
 
 
 def to_numpy(x: Tensor) -> Array:
@@ -270,7 +275,12 @@ def _bilinear(old: int, new: int) -> Array:
 
 
 def upsample_nearest(x: Tensor, scale: int) -> Tensor:
-    return F.interpolate(x, scale_factor=scale, mode="nearest")
+    if paddle.in_dynamic_mode():
+        return F.interpolate(x, scale_factor=scale, mode="nearest")
+    # Paddle's CPU predictor (oneDNN) cannot run its interpolation: it refuses the list of factors, even an empty one.
+    batch, channels, height, width = shape(x)
+    repeated = paddle.tile(reshape(x, (batch, channels, height, 1, width, 1)), (1, 1, 1, scale, 1, scale))
+    return reshape(repeated, (batch, channels, height * scale, width * scale))
 
 
 def binary_cross_entropy_with_logits(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:

@@ -23,15 +23,22 @@ class _Traced(nn.Module):
     def __init__(self, network: nn.Module, program: Program) -> None:
         super().__init__()
         self.network = network
-        self.keys = [given.key for given in program.inputs]
+        self.inputs = list(program.inputs)
         self.raw = program.raw
         self.names: list[str] = []
 
     def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
-        batch = dict(zip(self.keys, arrays, strict=True))
+        batch = {given.key: _loaded(array, given) for given, array in zip(self.inputs, arrays, strict=True)}
         outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)  # type: ignore[operator]
         self.names = list(outputs)
-        return tuple(outputs.values())
+        return tuple(value.float() if value.dtype == torch.float16 else value for value in outputs.values())
+
+
+def _loaded(array: Tensor, given: ProgramInput) -> Tensor:
+    """Return an input as mtrain's loaders have it: images with the channels last and pixels from 0 to 255."""
+    if given.layout == "CHW":
+        array = array.permute(0, 2, 3, 1)
+    return array * 255 if given.layout and given.dtype == "float32" else array
 
 
 def write(network: nn.Module, weights: Mapping[str, Array], program: Program) -> list[str]:
@@ -93,13 +100,13 @@ def _axes(program: Program) -> tuple[dict[int, Any], ...]:
     if program.batch is None:
         axes[0] = torch.export.Dim("batch")
     step = program.size_step
-    sides = {}
+    sides: tuple[Any, ...] = ()
     if step:
         # Named in steps, so that the graph knows that feature maps of several scales fit together.
-        names = ((1, "height"), (2, "width"))
-        sides = {axis: step * torch.export.Dim(name) if step > 1 else torch.export.Dim.DYNAMIC for axis, name in names}
+        names = ("height", "width")
+        sides = tuple(step * torch.export.Dim(name) if step > 1 else torch.export.Dim.DYNAMIC for name in names)
     return tuple(
-        {**(axes if given.batched else {}), **(sides if given.layout == "HWC" else {})} for given in program.inputs
+        {**(axes if given.batched else {}), **dict(zip(given.sides, sides, strict=False))} for given in program.inputs
     )
 
 

@@ -1,7 +1,7 @@
 """The description of a program for inference that a session is asked to write: see ``Capabilities.export``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,13 +19,32 @@ class ProgramInput:
     """Shape of one sample."""
     dtype: str = "uint8"
     layout: str = "HWC"
-    """``HWC``: row, column, channel; its first two axes are an image's. Empty: the array is no image."""
+    """``HWC``: row, column, channel; ``CHW``: channel, row, column. Empty: the array is no image."""
     name: str = ""
     """Its name as an input of the program; empty: ``key``."""
     example: Any = None
     """An array of a batch, with which the model is traced; None: zeros."""
     batched: bool = True
     """Whether its first axis is that of samples, which ``shape`` leaves out; else ``example`` has the whole shape."""
+
+    def asked(self, *, channels_first: bool, floats: bool) -> "ProgramInput":
+        """Return this input of uint8 HWC images in another form: channels first, pixels as float32 from 0 to 1."""
+        if self.layout != "HWC":
+            return self
+        height, width, channels = self.shape
+        shape, layout = ((channels, height, width), "CHW") if channels_first else (self.shape, "HWC")
+        return replace(self, shape=shape, layout=layout, dtype="float32" if floats else self.dtype)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Numbers of the axes of height and width in a batch; empty where the array is no image."""
+        return {"HWC": (1, 2), "CHW": (2, 3)}.get(self.layout, ())
+
+    @property
+    def axis_names(self) -> dict[int, str]:
+        """Names of the axes of a batch that may have any size, by their numbers."""
+        names = {0: "batch"} if self.batched else {}
+        return names | dict(zip(self.sides, ("height", "width"), strict=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.record_files import write_json
 from mtrain.deploy.export.request import ExportRequest
 from mtrain.deploy.export.suppression import settings_of
+from mtrain.deploy.exported.metadata import SUPPRESSED
 from mtrain.deploy.exported.model import is_exported
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
@@ -93,14 +94,21 @@ def _check(request: ExportRequest) -> None:
     """
     if request.form != "decoded" and request.format == "safetensors":
         raise UsageError(f"--form {request.form}: safetensors holds weights only; leave --form out")
-    if request.form == "nms" and request.format != "onnx":
-        raise UsageError(f"--form nms: is for --format onnx; {request.format} programs have --form decoded or raw")
-    if request.suppression and request.form != "nms":
-        raise UsageError(f"--{next(iter(request.suppression)).replace('_', '-')}: is for --form nms")
+    if request.form in SUPPRESSED and request.format != "onnx":
+        raise UsageError(
+            f"--form {request.form}: is for --format onnx; {request.format} programs have --form decoded or raw"
+        )
+    if request.suppression and request.form not in SUPPRESSED:
+        raise UsageError(
+            f"--{next(iter(request.suppression)).replace('_', '-')}: is for --form {' and '.join(SUPPRESSED)}"
+        )
+    for flag, given in (("--layout nchw", request.layout == "nchw"), ("--input float", request.input == "float")):
+        if given and request.format == "safetensors":
+            raise UsageError(f"{flag}: is for programs; safetensors holds weights only; leave the flag out")
     if request.precision == "fp16" and request.format in ("safetensors", "paddle"):
         raise UsageError(f"--precision fp16: is for --format onnx and torch, not for {request.format}")
-    if request.dynamic_size and request.format in ("safetensors", "paddle"):
-        raise UsageError(f"--dynamic-size: is for --format onnx and torch, not for {request.format}")
+    if request.dynamic_size and request.format == "safetensors":
+        raise UsageError("--dynamic-size: is for programs; safetensors holds weights only; leave the flag out")
     if request.opset is not None and request.format != "onnx":
         raise UsageError(f"--opset: is for --format onnx, not for {request.format}")
     if request.format == "onnx":
@@ -173,6 +181,8 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
         f"--form {request.form}": request.form != "decoded",
         f"--precision {request.precision}": request.precision != "fp32",
         "--dynamic-size": request.dynamic_size,
+        "--layout nchw": request.layout != "nhwc",
+        "--input float": request.input != "uint8",
     }
     for flag, given in asked.items():
         if given:
@@ -189,7 +199,7 @@ def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> Non
     """
     plugin: Any = loaded.job.model
     program_of(loaded.job, plugin, _rank_request(request, loaded, Path("program"), weights))
-    if request.form == "nms":
+    if request.form in SUPPRESSED:
         settings_of({"options": plugin.options.model_dump()}, request.suppression)
     if not weights.is_dir():
         whole_weights(loaded.job, weights, classes=len(loaded.spec.data.names or []))
@@ -204,6 +214,8 @@ def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights:
         "batch": request.batch,
         "dynamic_size": request.dynamic_size,
         "opset": request.opset,
+        "channels_first": request.layout == "nchw",
+        "floats": request.input == "float",
         "class_names": loaded.spec.data.names or [],
         "own": own_kind_of(weights),
     }

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mtrain
 from mtrain.deploy.export.request import ExportRequest
 from mtrain.deploy.export.suppression import add_suppression, settings_of
-from mtrain.deploy.exported.metadata import KEY, Input, Metadata
+from mtrain.deploy.exported.metadata import KEY, SUPPRESSED, Input, Metadata
 from mtrain.errors import SpecError
 from mtrain.spec.disclosure import needed_to_evaluate, shared_options, shortened
 from mtrain.spec.references import is_reference
@@ -33,13 +33,14 @@ def finish(
     graph = onnx.load(str(path))
     if is_reference(loaded.spec.model.name):
         _drop_unused_inputs(graph, name=shortened(loaded.spec.model.name))
-        _name_batch_axis(graph, [given["name"] for given in facts["inputs"] if given["batched"]])
+    _name_axes(graph, facts["inputs"])
     suppression: dict[str, Any] = {}
-    if request.form == "nms":
+    if request.form in SUPPRESSED:
         suppression = settings_of(facts, request.suppression)
-        add_suppression(graph, suppression)
+        add_suppression(graph, suppression, fixed=request.form == "nms-fixed")
     metadata = _metadata(graph, request=request, facts=facts, loaded=loaded, weights=weights, suppression=suppression)
     write_metadata(graph, metadata)
+    _write_entries(graph, yolo_entries(metadata, size_step=loaded.job.model.size_step))
     graph.producer_name, graph.producer_version = "mtrain", mtrain.__version__
     onnx.save(graph, str(path))
     return metadata
@@ -47,11 +48,38 @@ def finish(
 
 def write_metadata(graph: Any, metadata: Metadata) -> None:
     """Put the metadata into an ``onnx.ModelProto``, in place of what is there under its name."""
-    kept = {entry.key: entry.value for entry in graph.metadata_props if entry.key != KEY}
+    _write_entries(graph, {KEY: metadata.text()})
+
+
+def _write_entries(graph: Any, entries: Mapping[str, str]) -> None:
+    """Add entries to the metadata of an ``onnx.ModelProto``; one with the same name is replaced."""
+    kept = {entry.key: entry.value for entry in graph.metadata_props if entry.key not in entries}
     del graph.metadata_props[:]
-    for key, value in {**kept, KEY: metadata.text()}.items():
+    for key, value in {**kept, **entries}.items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value
+
+
+def yolo_entries(metadata: Metadata, *, size_step: int) -> dict[str, str]:
+    """Return the entries that programs for YOLO models look for: ``stride``, ``names`` and others, as Python literals.
+
+    They are written for detectors and classifiers that take what such programs give: (B, 3, H, W) from 0 to 1.
+    """
+    tasks = {"detection": "detect", "classification": "classify"}
+    images = metadata.inputs[0]
+    if metadata.kind not in tasks or not metadata.class_names or (images.layout, images.dtype) != ("NCHW", "float32"):
+        return {}
+    batch = images.shape[0]
+    return {
+        "stride": str(size_step or 1),
+        "names": str(dict(enumerate(metadata.class_names))),
+        "task": tasks[metadata.kind],
+        "imgsz": str([metadata.image_size] * 2),
+        "batch": str(batch if isinstance(batch, int) else 1),
+        "channels": str(images.shape[1]),
+        "end2end": str(metadata.form == "nms-fixed"),
+        "args": str({"dynamic": "size" in metadata.dynamic, "nms": metadata.form == "nms-fixed"}),
+    }
 
 
 def _metadata(
@@ -68,15 +96,12 @@ def _metadata(
     shapes = {given.name: _shape(given) for given in graph.graph.input}
     inputs = [
         Input(
-            name=given.name or given.key,
-            key=given.key,
-            dtype=cast("Any", given.dtype),
-            shape=_named(shapes[given.name or given.key], dynamic_size=request.dynamic_size and given.layout == "HWC"),
-            layout=f"N{given.layout}" if given.layout else "",
+            name=given["name"],
+            key=given["key"] if given["layout"] else given["name"],
+            dtype=given["dtype"],
+            shape=shapes[given["name"]],
+            layout=f"N{given['layout']}" if given["layout"] else "",
         )
-        for given in task.inputs(spec)
-    ] or [
-        Input(name=given["name"], key=given["name"], dtype=given["dtype"], shape=shapes[given["name"]], layout="")
         for given in facts["inputs"]
         if given["name"] in shapes
     ]
@@ -92,10 +117,7 @@ def _metadata(
         details=facts["details"],
         inputs=tuple(inputs),
         preprocessing=task.preprocessing(spec),
-        outputs={
-            given.name: _shape(given) if request.form == "nms" else _named(_shape(given), dynamic_size=False)
-            for given in graph.graph.output
-        },
+        outputs={given.name: _shape(given) for given in graph.graph.output},
         form=request.form,
         suppression=suppression,
         dynamic=tuple(dynamic),
@@ -123,14 +145,30 @@ def _drop_unused_inputs(model: Any, *, name: str) -> None:
     model.graph.input.extend(kept)
 
 
-def _name_batch_axis(model: Any, batched: Sequence[str]) -> None:
-    """Name the axis of samples ``batch`` where the exporter has given it a symbol of its own."""
-    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
-    symbols = {value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input if value.name in batched}
-    for value in values:
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param and axis.dim_param in symbols:
-                axis.dim_param = "batch"
+def _name_axes(model: Any, inputs: Sequence[Mapping[str, Any]]) -> None:
+    """Name the axes of any size ``batch``, ``height`` and ``width``, in place of the exporter's symbols.
+
+    A size that follows from these, such as the number of boxes, is called by its output and its axis: ``decoded_1``.
+    """
+    plain: dict[str, str] = {}
+    axes_of = {given["name"]: given["axes"] for given in inputs}
+    for value in model.graph.input:
+        for number, name in axes_of.get(value.name, {}).items():
+            symbol = value.type.tensor_type.shape.dim[int(number)].dim_param
+            if symbol:
+                plain[symbol] = name
+    for value in [*model.graph.input, *model.graph.output]:
+        for number, axis in enumerate(value.type.tensor_type.shape.dim):
+            if axis.dim_param:
+                axis.dim_param = plain.get(axis.dim_param, f"{value.name}_{number}")
+    # What is known of values inside the graph is in the exporter's symbols; whoever reads the file derives it again.
+    fixed = [value for value in model.graph.value_info if not _symbols(value)]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(fixed)
+
+
+def _symbols(value: Any) -> list[str]:
+    return [axis.dim_param for axis in value.type.tensor_type.shape.dim if axis.dim_param]
 
 
 def _names_read(graph: Any) -> Iterator[str]:
@@ -145,9 +183,3 @@ def _names_read(graph: Any) -> Iterator[str]:
 
 def _shape(value: Any) -> tuple[int | str, ...]:
     return tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
-
-
-def _named(shape: tuple[int | str, ...], *, dynamic_size: bool) -> tuple[int | str, ...]:
-    """Return the shape with plain names for its free axes; the exporter writes such as ``32*height``."""
-    names = ("batch", "height", "width") if dynamic_size else ("batch",)
-    return tuple(names[i] if isinstance(size, str) and i < len(names) else size for i, size in enumerate(shape))

@@ -26,12 +26,16 @@ class ExportRequest:
     weights: str | None = None
     """A file of weights in place of a checkpoint."""
     form: Form = "decoded"
+    layout: Literal["nhwc", "nchw"] = "nhwc"
+    """Axes of the images that the program takes: channels last or first."""
+    input: Literal["uint8", "float"] = "uint8"
+    """Pixels of these images: 0 to 255, or float32 from 0 to 1."""
     batch: int | None = None
     """Samples in a batch; None: any number."""
     dynamic_size: bool = False
     precision: Literal["fp32", "fp16"] = "fp32"
     opset: int | None = None
     suppression: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of form ``nms`` that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
+    """Settings of the forms with suppression that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
     force: bool = False
     """Replace files that exist."""

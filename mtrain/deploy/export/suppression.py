@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.deploy.exported.metadata import DETECTIONS
+from mtrain.deploy.exported.metadata import COUNTS, DETECTIONS
 from mtrain.errors import SpecError
 
 _PREFIX = "suppression_"
@@ -33,13 +33,14 @@ def settings_of(facts: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**own, **flags, **given}
 
 
-def add_suppression(model: Any, settings: Mapping[str, Any]) -> None:
+def add_suppression(model: Any, settings: Mapping[str, Any], *, fixed: bool = False) -> None:
     """Replace the outputs of a detector's graph by ``detections``, see ``exported.metadata.DETECTIONS``.
 
     Args:
         model: ``onnx.ModelProto`` with the output ``decoded`` (B, N, 5 + C), rows ``[xc, yc, w, h, objectness, scores of
             classes]``, or ``boxes`` (B, N, 4), ``[x1, y1, x2, y2]``, and ``scores`` (B, N, C).
         settings: see ``settings_of``.
+        fixed: Whether each image has a list of the same length, with a second output ``counts``.
 
     Raises:
         SpecError: The outputs are others.
@@ -56,10 +57,18 @@ def add_suppression(model: Any, settings: Mapping[str, Any]) -> None:
         raise SpecError(f"--form nms: the outputs are {', '.join(names)}; expected decoded, or boxes and scores")
     if not settings["multi_label"]:
         scores_BNC = _best_class_only(nodes, scores_BNC)
-    rows_K7 = _rows(nodes, boxes_BN4, scores_BNC, settings)
-    nodes.add("Identity", [rows_K7], output=DETECTIONS)
+    batch = model.graph.output[0].type.tensor_type.shape.dim[0]
+    rows_K7, ranks_K = _rows(nodes, boxes_BN4, scores_BNC, settings)
     del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(DETECTIONS, TensorProto.FLOAT, ["detections", 7]))
+    if not fixed:
+        nodes.add("Identity", [rows_K7], output=DETECTIONS)
+        model.graph.output.append(helper.make_tensor_value_info(DETECTIONS, TensorProto.FLOAT, ["detections", 7]))
+        return
+    _lists(nodes, rows_K7, ranks_K, boxes_BN4, length=settings["max_detections"])
+    size = batch.dim_param or batch.dim_value
+    shape = [size, settings["max_detections"], 6]
+    model.graph.output.append(helper.make_tensor_value_info(DETECTIONS, TensorProto.FLOAT, shape))
+    model.graph.output.append(helper.make_tensor_value_info(COUNTS, TensorProto.INT64, [size]))
 
 
 class _Nodes:
@@ -121,8 +130,8 @@ def _best_class_only(nodes: _Nodes, scores_BNC: str) -> str:
     return nodes.add("Mul", [scores_BNC, chosen_BNC])
 
 
-def _rows(nodes: _Nodes, boxes_BN4: str, scores_BNC: str, settings: Mapping[str, Any]) -> str:
-    """Add suppression and the rows that are left, best first."""
+def _rows(nodes: _Nodes, boxes_BN4: str, scores_BNC: str, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Add suppression, the rows (K, 7) that are left, best first, and the rank of each in its image, from 1."""
     class_count = nodes.span(nodes.add("Shape", [scores_BNC]), 2, 3, axis=0)
     if settings["class_agnostic"]:  # each pair of box and class becomes a box of one common class
         scores_B1M = nodes.shaped(scores_BNC, [0, 1, -1])
@@ -151,15 +160,40 @@ def _rows(nodes: _Nodes, boxes_BN4: str, scores_BNC: str, settings: Mapping[str,
         nodes.shaped(nodes.add("Gather", [scores_K, order_K], axis=0), [-1, 1]),
         nodes.shaped(nodes.add("Cast", [classes_K], to=1), [-1, 1]),
     ]
-    kept_K = _first_of_each(nodes, images_K, boxes_BM4, limit=settings["max_detections"])
-    return nodes.add("Compress", [nodes.add("Concat", columns, axis=1), kept_K], axis=0)
+    ranks_K = _ranks(nodes, images_K, boxes_BM4)
+    kept_K = nodes.add("LessOrEqual", [ranks_K, nodes.constant(settings["max_detections"], "int64")])
+    rows_K7 = nodes.add("Compress", [nodes.add("Concat", columns, axis=1), kept_K], axis=0)
+    return rows_K7, nodes.add("Compress", [ranks_K, kept_K], axis=0)
 
 
-def _first_of_each(nodes: _Nodes, images_K: str, boxes_BN4: str, *, limit: int) -> str:
-    """Add bool (K,): whether a row is among the first ``limit`` of its image."""
-    count = nodes.span(nodes.add("Shape", [boxes_BN4]), 0, 1, axis=0)
-    of_image_KB = nodes.add("OneHot", [images_K, count, nodes.constant([0, 1], "int64")], axis=-1)
+def _ranks(nodes: _Nodes, images_K: str, boxes_BN4: str) -> str:
+    """Add int64 (K,): the place of each row among those of its image, from 1."""
+    of_image_KB = nodes.add("OneHot", [images_K, _depth(nodes, boxes_BN4), nodes.constant([0, 1], "int64")], axis=-1)
     ranks_KB = nodes.add("CumSum", [of_image_KB, nodes.constant(0, "int64")])
     ranks_KB = nodes.add("Mul", [ranks_KB, of_image_KB])
-    ranks_K = nodes.add("ReduceSum", [ranks_KB, nodes.constant([1], "int64")], keepdims=0)
-    return nodes.add("LessOrEqual", [ranks_K, nodes.constant(limit, "int64")])
+    return nodes.add("ReduceSum", [ranks_KB, nodes.constant([1], "int64")], keepdims=0)
+
+
+def _depth(nodes: _Nodes, boxes_BN4: str) -> str:
+    """Add int64 (1,): the number of images, or 1 where there is none, for which ``OneHot`` is not defined."""
+    count_1 = nodes.span(nodes.add("Shape", [boxes_BN4]), 0, 1, axis=0)
+    return nodes.add("Max", [count_1, nodes.constant([1], "int64")])
+
+
+def _lists(nodes: _Nodes, rows_K7: str, ranks_K: str, boxes_BN4: str, *, length: int) -> None:
+    """Add the outputs of form ``nms-fixed``: the rows of each image in a list of ``length``, and their number."""
+    images_K = nodes.add("Cast", [nodes.column(rows_K7, 0)], to=7)
+    places_K = nodes.add("Sub", [ranks_K, nodes.constant(1, "int64")])
+    last_1 = nodes.constant([1], "int64")
+    places_K2 = nodes.add(
+        "Concat", [nodes.add("Unsqueeze", [column, last_1]) for column in (images_K, places_K)], axis=1
+    )
+    count_1 = nodes.span(nodes.add("Shape", [boxes_BN4]), 0, 1, axis=0)
+    lists_BN6 = nodes.constant(0.0, "float32")
+    shape_3 = nodes.add("Concat", [count_1, nodes.constant([length, 6], "int64")], axis=0)
+    lists_BN6 = nodes.add("Expand", [lists_BN6, shape_3])
+    nodes.add("ScatterND", [lists_BN6, places_K2, nodes.span(rows_K7, 1, 7, axis=1)], output=DETECTIONS)
+    zeros_B = nodes.add("Expand", [nodes.constant(0, "int64"), count_1])
+    ones_K = nodes.add("Expand", [last_1, nodes.add("Shape", [images_K])])
+    images_K1 = nodes.add("Unsqueeze", [images_K, last_1])
+    nodes.add("ScatterND", [zeros_B, images_K1, ones_K], output=COUNTS, reduction="add")

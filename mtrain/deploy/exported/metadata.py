@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
@@ -15,12 +16,17 @@ KEY = "mtrain"
 """Name of the text among the ONNX file's ``metadata_props``."""
 FORMAT = 1
 """Version of the text. A reader refuses a higher one."""
-Form: TypeAlias = Literal["raw", "decoded", "nms"]
+Form: TypeAlias = Literal["raw", "decoded", "nms", "nms-fixed"]
 """What the outputs are: the values of the network's last layers; what evaluation reads (boxes and scores,
-probabilities); or the detections that are left after suppression of overlapping ones."""
+probabilities); or the detections that are left after suppression of overlapping ones, as one list or as a list of fixed
+length for each image."""
+SUPPRESSED = ("nms", "nms-fixed")
+"""Forms whose outputs are detections."""
 DETECTIONS = "detections"
-"""Output of form ``nms``: float32 (K, 7), rows ``[image in batch, x1, y1, x2, y2, score, class]``, best first."""
-
+"""Output of form ``nms``: float32 (K, 7), rows ``[image in batch, x1, y1, x2, y2, score, class]``, best first. Output of form
+``nms-fixed``: float32 (B, N, 6), rows ``[x1, y1, x2, y2, score, class]`` of each image, best first, then zeros."""
+COUNTS = "counts"
+"""Second output of form ``nms-fixed``: int64 (B,), the number of detections of each image."""
 
 MAX_TEXT = 64 << 20
 """Longest metadata that are read, in characters."""
@@ -48,8 +54,24 @@ class Input(_Part):
     shape: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_AXIS)] | str, ...], Field(min_length=1)]
     """Size of each axis, that of the batch first."""
     layout: str
-    """``NHWC``: image, row, column, channel."""
+    """``NHWC``: image, row, column, channel; ``NCHW``: image, channel, row, column; empty: the array is no image. Pixels of
+    float32 are those of uint8, divided by 255."""
     colours: str = "RGB"
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Numbers of the axes of height and width; empty where the array is no image."""
+        return {"NHWC": (1, 2), "NCHW": (2, 3)}.get(self.layout, ())
+
+    def taken(self, array: Array) -> Array:
+        """Bring an array of a batch to the layout and type of this input; its sides are not looked at."""
+        if self.sides:
+            channels = self.shape[1 if self.layout == "NCHW" else -1]
+            array = array[..., :channels] if isinstance(channels, int) else array
+            array = np.moveaxis(array, -1, 1) if self.layout == "NCHW" else array
+            if self.dtype == "float32" and array.dtype == np.uint8:
+                array = array / np.float32(255)
+        return np.ascontiguousarray(array, dtype=np.dtype(self.dtype))
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -86,7 +108,7 @@ class Metadata(_Part):
     """Name and shape of each output, as in ``inputs``."""
     form: Form
     suppression: Mapping[str, Any] = Field(default_factory=dict)
-    """Settings inside the graph of form ``nms``: ``confidence``, ``iou_threshold``, ``max_detections``."""
+    """Settings inside a graph with suppression: ``confidence``, ``iou_threshold``, ``max_detections``."""
     dynamic: tuple[str, ...] = ()
     """Axes of any size: ``batch``, ``size``."""
     size_step: Annotated[int, Field(ge=1, le=MAX_SIDE)] = 1

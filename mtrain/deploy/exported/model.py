@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, HostBatch, Model
 from mtrain.deploy.exported.graph_check import check_graph
-from mtrain.deploy.exported.metadata import DETECTIONS, Input, Metadata, parsed
+from mtrain.deploy.exported.metadata import COUNTS, DETECTIONS, Input, Metadata, parsed
 from mtrain.deploy.exported.values import check_outputs, check_predictions
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import config, references, remedies
@@ -98,7 +98,10 @@ class ExportedModel:
         Raises:
             UsageError: An array is missing or has a shape that the file does not take.
         """
-        feed = {given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs}
+        return self.computed({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
+
+    def computed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs for arrays as the graph takes them, by the names of its inputs; see ``outputs``."""
         fixed = self.metadata.inputs[0].shape[0]
         count = len(next(iter(feed.values())))
         if isinstance(fixed, str) or fixed == count:
@@ -121,10 +124,13 @@ class ExportedModel:
         Raises:
             CheckpointError: The outputs are not those of this model with these classes.
         """
+        predictions: list[Any]
         if self.metadata.form == "nms":
             rows_K7 = output[DETECTIONS]
             count = len(batch[self.metadata.inputs[0].key])
-            predictions: list[Any] = [rows_K7[rows_K7[:, 0] == number, 1:] for number in range(count)]
+            predictions = [rows_K7[rows_K7[:, 0] == number, 1:] for number in range(count)]
+        elif self.metadata.form == "nms-fixed":
+            predictions = [rows_N6[:count] for rows_N6, count in zip(output[DETECTIONS], output[COUNTS], strict=True)]
         else:
             try:
                 predictions = (plugin or self.plugin).predictions(output, batch)
@@ -299,13 +305,10 @@ def _fitting(batch: HostBatch, given: Input, metadata: Metadata) -> Array:
     problem = f"{given.key}: an array of shape {array.shape}; the exported model takes ({expected})"
     if array.ndim != len(given.shape):
         raise UsageError(problem)
-    last = given.shape[-1]
-    if isinstance(last, int) and given.layout == "NHWC":
-        array = array[..., :last]
-    steps = [1, metadata.size_step, metadata.size_step] if given.layout == "NHWC" else []
+    array = given.taken(array)
     for axis, size in enumerate(given.shape[1:], start=1):
         if isinstance(size, int) and array.shape[axis] != size:
             raise UsageError(problem)
-        if isinstance(size, str) and axis < len(steps) and array.shape[axis] % steps[axis]:
+        if isinstance(size, str) and axis in given.sides and array.shape[axis] % metadata.size_step:
             raise UsageError(f"{problem}, with sides that are multiples of {metadata.size_step}")
-    return np.ascontiguousarray(array, dtype=np.dtype(given.dtype))
+    return array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.deploy.exported.metadata import DETECTIONS, Metadata
+from mtrain.deploy.exported.metadata import COUNTS, DETECTIONS, Metadata
 from mtrain.errors import CheckpointError
 
 
@@ -32,6 +32,17 @@ def check_outputs(outputs: Mapping[str, Array], metadata: Metadata, *, count: in
     rows_K7 = outputs.get(DETECTIONS)
     if metadata.form == "nms" and (rows_K7 is None or rows_K7.shape[1:] != (7,)):
         raise CheckpointError(f"{name}: has no output {DETECTIONS} of 7 columns; export the model again")
+    if metadata.form == "nms-fixed" and not _are_lists(rows_K7, outputs.get(COUNTS), count=count):
+        raise CheckpointError(
+            f"{name}: has no output {DETECTIONS} of 6 columns with its {COUNTS}; export the model again"
+        )
+
+
+def _are_lists(rows_BN6: Any, counts_B: Any, *, count: int) -> bool:
+    shapes = np.shape(rows_BN6), np.shape(counts_B)
+    return (
+        len(shapes[0]) == 3 and shapes[0][0::2] == (count, 6) and shapes[1] == (count,) and bool((counts_B >= 0).all())
+    )
 
 
 def _fits(size: int, declared: int | str) -> bool:

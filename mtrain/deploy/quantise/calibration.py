@@ -55,9 +55,7 @@ def feeds(batches: Iterator[HostBatch], metadata: Metadata) -> Iterator[dict[str
         feed = {}
         for given in metadata.inputs:
             array = np.asarray(batch[given.key])
-            last = given.shape[-1]
-            if isinstance(last, int) and given.layout == "NHWC":
-                array = array[..., :last]
+            array = given.taken(array) if array.ndim == len(given.shape) else array
             size = given.shape[0]
             array = np.repeat(array, size, axis=0) if isinstance(size, int) and size > 1 else array
             sides = zip(array.shape, given.shape, strict=len(array.shape) == len(given.shape))
@@ -67,5 +65,5 @@ def feeds(batches: Iterator[HostBatch], metadata: Metadata) -> Iterator[dict[str
                     f"data: a sample has the shape {array.shape}, the exported model takes ({shape}); set data.image_size "
                     f"to {metadata.image_size}"
                 )
-            feed[given.name] = np.ascontiguousarray(array, dtype=np.dtype(given.dtype))
+            feed[given.name] = np.ascontiguousarray(array)
         yield feed

@@ -65,5 +65,9 @@ def _application(weights: str | os.PathLike[str], settings: Settings) -> "FastAP
     remedies.need(_NEEDED, what="serve", extra="serve")
     from mtrain.deploy.serve.application import built
     from mtrain.deploy.serve.predictor import ExportedPredictor
+    from mtrain.deploy.serve.reloading import Watched
 
-    return built(ExportedPredictor.open(Path(weights), threads=settings.threads), settings)
+    def opened() -> ExportedPredictor:
+        return ExportedPredictor.open(Path(weights), threads=settings.threads)
+
+    return built(opened(), settings, Watched(Path(weights), opened) if settings.reload else None)

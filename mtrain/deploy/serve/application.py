@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mtrain import __version__
 from mtrain.deploy.serve import metrics, page
+from mtrain.deploy.serve.kserve import add_open_inference
 from mtrain.deploy.serve.predictor import Predictor
 from mtrain.deploy.serve.refusal import Refusal
+from mtrain.deploy.serve.reloading import Watched, reload_when_new
 from mtrain.deploy.serve.service import Service
 from mtrain.deploy.serve.settings import Settings
 
@@ -41,17 +43,26 @@ _BODY = {
 }
 
 
-def built(predictor: Predictor, settings: Settings) -> FastAPI:
-    """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``."""
+def built(predictor: Predictor, settings: Settings, watched: Watched | None = None) -> FastAPI:
+    """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``.
+
+    Args:
+        predictor: The model.
+        settings: The limits.
+        watched: The file whose replacement is served from then on; None: nothing is.
+    """
     service = Service(predictor, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(service.run())
+        tasks = [asyncio.create_task(service.run())]
+        if watched is not None:
+            tasks.append(asyncio.create_task(reload_when_new(watched, service.replace, service.metrics)))
         yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     # The pages of FastAPI's documentation load scripts from another site. Its route of the schema has no dependencies.
     app = FastAPI(
@@ -67,6 +78,7 @@ def built(predictor: Predictor, settings: Settings) -> FastAPI:
     _add_errors(app)
     _add_predict(app, service)
     _add_information(app, service)
+    add_open_inference(app, service)
     app.add_middleware(_Counted, service=service)
     return app
 
@@ -160,7 +172,7 @@ def _add_errors(app: FastAPI) -> None:
     async def wrong(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:100]
         sentences = {
-            404: f"there is nothing at {path}; images are sent to /v1/predict",
+            404: f"there is nothing at {path}; images are sent to /v1/predict, tensors to /v2/models/NAME/infer",
             405: f"{request.method} is not possible at {path}; images are sent with POST to /v1/predict",
         }
         return _sentence(error.status_code, sentences.get(error.status_code, str(error.detail)), error.headers)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mtrain.deploy.serve.metrics import Metrics
 from mtrain.deploy.serve.predictor import Sample
@@ -15,6 +15,7 @@ from mtrain.deploy.serve.refusal import Refusal
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the mean time per image."""
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +63,11 @@ class Batcher:
         Raises:
             Exception: The model cannot be computed.
         """
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, [sample])
+        await self.alone(lambda: self._compute([sample]))
+
+    async def alone(self, work: Callable[[], T]) -> T:
+        """Compute something between two batches, in their thread; it is left out if this is cancelled in time."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """End the thread that computes."""

@@ -11,7 +11,9 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, Model
 from mtrain.core.interfaces.live import Found, LiveImages
+from mtrain.deploy.exported.metadata import SUPPRESSED
 from mtrain.deploy.exported.model import ExportedModel
+from mtrain.deploy.serve.tensors import TensorType
 from mtrain.errors import UsageError
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
@@ -19,6 +21,16 @@ from mtrain.spec.resolved import Resolved
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+}
 _STEPS = 100
 """Lowest scores for which a model plugin is kept ready: 0.00, 0.01, ..."""
 
@@ -42,6 +54,23 @@ class Predictor(Protocol):
     @property
     def batch_size(self) -> int | None:
         """Number of images that the model computes at once; None: any number."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of the model, as a part of a path of HTTP."""
+        ...
+
+    def inputs(self) -> Sequence[TensorType]:
+        """Return the inputs of the graph; the first axis of each is that of samples."""
+        ...
+
+    def results(self) -> Sequence[TensorType]:
+        """Return the outputs of the graph."""
+        ...
+
+    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Compute the outputs of the graph for its inputs, by their names."""
         ...
 
     def description(self) -> dict[str, Any]:
@@ -109,6 +138,29 @@ class ExportedPredictor:
         first = self._metadata.inputs[0].shape[0]
         return first if isinstance(first, int) else None
 
+    @property
+    def name(self) -> str:
+        """See ``Predictor.name``: that of the file without its ending."""
+        return self._model.path.stem
+
+    def inputs(self) -> list[TensorType]:
+        """See ``Predictor.inputs``."""
+        step = self._metadata.size_step
+        return [
+            TensorType(given.name, given.dtype, _sizes(given.shape), given.sides, step)
+            for given in self._metadata.inputs
+        ]
+
+    def results(self) -> list[TensorType]:
+        """See ``Predictor.results``."""
+        shapes = self._metadata.outputs
+        kinds = {given.name: _DTYPES[given.type] for given in self._model.session.get_outputs()}
+        return [TensorType(name, kinds[name], _sizes(shape)) for name, shape in shapes.items()]
+
+    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """See ``Predictor.computed``."""
+        return self._model.computed(arrays)
+
     def description(self) -> dict[str, Any]:
         """See ``Predictor.description``. Neither paths nor the spec are part of it."""
         metadata = self._metadata
@@ -132,7 +184,7 @@ class ExportedPredictor:
     def outputs(self, samples: Sequence[Sample]) -> list[Any]:
         """See ``Predictor.outputs``."""
         batch = {key: np.stack([sample.arrays[key] for sample in samples]) for key in self._keys}
-        if self._metadata.form == "nms":
+        if self._metadata.form in SUPPRESSED:
             return self._model.predictions(batch)
         output = self._model.outputs(batch)
         return [{name: array[number : number + 1] for name, array in output.items()} for number in range(len(samples))]
@@ -140,7 +192,7 @@ class ExportedPredictor:
     def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
         """See ``Predictor.found``."""
         prediction = output
-        if self._metadata.form != "nms":
+        if self._metadata.form not in SUPPRESSED:
             batch = {name: array[None] for name, array in sample.arrays.items()}
             prediction = self._model.read(output, batch, self._plugin_at(math.floor(confidence * _STEPS)))[0]
         return self._live.found(prediction, sample.arrays, size_wh=sample.size_wh, confidence=confidence)
@@ -160,6 +212,11 @@ class ExportedPredictor:
             options["confidence"] = max(step / _STEPS, options["confidence"])
         plugin: Model = self._registry.make("models", name, options, path="model.options")
         return plugin
+
+
+def _sizes(shape: Sequence[int | str]) -> tuple[int, ...]:
+    """Return a shape in which -1 stands for any size; the exporter writes 0 for one that it does not know."""
+    return tuple(size if isinstance(size, int) and size else -1 for size in shape)
 
 
 def _spec_of(model: ExportedModel) -> "Spec":

@@ -5,26 +5,27 @@ import base64
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from mtrain.core.interfaces import Array
-from mtrain.deploy.serve.batching import Batcher, Places
+from mtrain.deploy.serve import tensors
+from mtrain.deploy.serve.batching import Places
 from mtrain.deploy.serve.decoding import PixelBudget, check_request, decoded, pixels_of
+from mtrain.deploy.serve.engine import Engine
 from mtrain.deploy.serve.metrics import Metrics
 from mtrain.deploy.serve.predictor import Predictor, Sample
 from mtrain.deploy.serve.refusal import Refusal
 from mtrain.deploy.serve.settings import Settings
 from mtrain.deploy.serve.uploads import MAX_FILES, Body, Budget, Upload, images_of
+from mtrain.errors import UsageError
 from mtrain.system.placement import usable_cores
 
-DEFAULT_BATCH = 8
 T = TypeVar("T")
 CLIENT_GONE = 499
 """Status in the metrics of a request whose client went away before the answer; nobody receives it."""
@@ -44,18 +45,12 @@ class Service:
     """A model that answers requests for predictions."""
 
     def __init__(self, predictor: Predictor, settings: Settings) -> None:
-        self.predictor, self.settings = predictor, settings
+        self.settings = settings
         self.metrics = Metrics()
         self.state = "starting"
         """``starting``, ``ready``, ``ending``, or ``broken`` if the model cannot be computed."""
-        self.max_batch = settings.max_batch or predictor.batch_size or DEFAULT_BATCH
+        self._engine = Engine(predictor, settings, self.metrics)
         self.max_files = min(MAX_FILES, settings.queue)
-        self._batcher = Batcher(
-            predictor.outputs,
-            max_batch=self.max_batch,
-            max_wait_s=settings.max_wait_ms / 1000,
-            metrics=self.metrics,
-        )
         self._places = Places(settings.queue, self.metrics)
         self._budget = Budget(settings.max_body_bytes, self.metrics)
         self._pixel_budget = PixelBudget(settings.request_pixels, self.metrics)
@@ -64,18 +59,46 @@ class Service:
         """Threads of the pool that one request may use at once: one stays free for others, where there are several."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
+    @property
+    def predictor(self) -> Predictor:
+        """The model that answers new requests."""
+        return self._engine.predictor
+
+    @property
+    def max_batch(self) -> int:
+        """Most images that are computed at once."""
+        return self._engine.max_batch
+
     async def run(self) -> None:
         """Compute batches until this coroutine is cancelled."""
         try:
-            await self._batcher.warm(self.predictor.sample(np.full((64, 64, 3), 114, np.uint8)))
+            await self._engine.warm()
             self.state = "ready" if self.state == "starting" else self.state
-            await self._batcher.run()
+            while True:
+                engine = self._engine
+                await engine.run()  # returns once another has taken its place
         except Exception:
             self.state = "broken"
             logger.exception("the model cannot be computed")
         finally:
-            self._batcher.close()
+            self._engine.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def replace(self, predictor: Predictor) -> None:
+        """Answer new requests with another model; those in work keep theirs.
+
+        Raises:
+            Exception: The model cannot be computed; the former one stays.
+        """
+        engine = Engine(predictor, self.settings, self.metrics)
+        try:
+            await engine.warm()
+        except BaseException:
+            engine.close()
+            raise
+        former, self._engine = self._engine, engine
+        await former.left()
+        former.stop()
 
     @property
     def in_work(self) -> int:
@@ -88,14 +111,37 @@ class Service:
         Raises:
             Refusal: The request cannot be answered.
         """
+
+        async def received(body: Body) -> Any:
+            uploads = await images_of(request, body, max_files=self.max_files)
+            if draw and len(uploads) > 1:
+                raise Refusal(400, f"draw: given {len(uploads)} images; send one in a request that is to be drawn")
+            return self._worked(uploads, confidence=confidence, drawn_as=_format(request) if draw else None)
+
+        return await self._answered(request, received)
+
+    async def infer(self, request: Request, *, name: str) -> Response:
+        """Answer a request of the open inference protocol for the model ``name``.
+
+        Raises:
+            Refusal: The request cannot be answered.
+        """
+
+        async def received(body: Body) -> Any:
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise Refusal(415, "the request is compressed; send it as it is", closes=True)
+            content = b"".join([chunk async for chunk in body.chunks()])
+            return self._inferred(content, request.headers.get(tensors.HEADER_LENGTH), name=name)
+
+        return await self._answered(request, received)
+
+    async def _answered(self, request: Request, received: Callable[[Body], Any]) -> Response:
+        """Receive a request, which gives the work to be done, and do that in time."""
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         body = Body(request, limit=self.settings.max_body_bytes, budget=self._budget)
         try:
-            uploads = await self._received(request, body, deadline)
-            if draw and len(uploads) > 1:
-                raise Refusal(400, f"draw: given {len(uploads)} images; send one in a request that is to be drawn")
-            work = self._worked(uploads, confidence=confidence, drawn_as=_format(request) if draw else None)
+            work = await self._received(received(body), deadline)
             response = await self._in_time(request, work, deadline)
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
@@ -104,12 +150,13 @@ class Service:
         self.metrics.seconds.observe(time.perf_counter() - started)
         return response
 
-    async def _received(self, request: Request, body: Body, deadline: float) -> list[Upload]:
+    async def _received(self, arriving: Coroutine[Any, Any, T], deadline: float) -> T:
         if self.state in ("ending", "broken"):
+            arriving.close()
             raise Refusal(503, f"the server is {self.state}", retry_after_s=5, closes=True)
         try:
             async with asyncio.timeout_at(deadline):
-                return await images_of(request, body, max_files=self.max_files)
+                return await arriving
         except TimeoutError:
             raise Refusal(
                 408, f"the request did not arrive within {self.settings.timeout_s:g} s; send it faster", closes=True
@@ -137,19 +184,62 @@ class Service:
 
     async def _worked(self, uploads: Sequence[Upload], *, confidence: float, drawn_as: str | None) -> Response:
         count = len(uploads)
-        self._places.take(count, seconds_per_image=self._batcher.seconds_per_image)
-        try:
+        with self._at_work(count) as engine:
             with self._counted_if_left(count):
                 pixels = await self._each(self._pixels, uploads)
             check_request(pixels, request_pixels=self.settings.request_pixels)
             with self._pixel_budget.held(pixels):
                 with self._counted_if_left(count):
-                    samples = await self._each(self._sample, uploads)
-                return await self._predicted(uploads, samples, confidence=confidence, drawn_as=drawn_as)
+                    samples = await self._each(lambda upload: engine.predictor.sample(self._image(upload)), uploads)
+                return await self._predicted(engine, uploads, samples, confidence=confidence, drawn_as=drawn_as)
+
+    @contextlib.contextmanager
+    def _at_work(self, count: int) -> Iterator[Engine]:
+        """Take the places of some images, and the engine that computes them.
+
+        Raises:
+            Refusal: There are not enough places, or memory is short.
+        """
+        self._places.take(count, seconds_per_image=self._engine.batcher.seconds_per_image)
+        try:
+            with self._engine.used() as engine:
+                yield engine
         except MemoryError:
             raise Refusal(503, "not enough memory for this request; send smaller images", retry_after_s=5) from None
         finally:
             self._places.give_back(count)
+
+    async def _inferred(self, content: bytes, header_length: str | None, *, name: str) -> Response:
+        """Answer a request of the open inference protocol."""
+        loop = asyncio.get_running_loop()
+        predictor = self.predictor
+        asked = await loop.run_in_executor(
+            self._pool,
+            lambda: tensors.inference(content, header_length, inputs=predictor.inputs(), outputs=predictor.results()),
+        )
+        count, pixels = tensors.size_of(asked, predictor.inputs())
+        if count > self.max_files:
+            raise Refusal(413, f"the request has {count} samples, more than {self.max_files}; send several requests")
+        if pixels > self.settings.max_pixels:
+            raise Refusal(
+                413,
+                f"the request has images of {pixels} pixels, more than {self.settings.max_pixels}; make them smaller",
+            )
+        check_request([pixels] * count, request_pixels=self.settings.request_pixels)
+        with self._at_work(count) as engine, self._pixel_budget.held([pixels] * count):
+            if engine.predictor is not predictor:
+                raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
+            try:
+                outputs = await engine.alone(lambda: predictor.computed(asked.arrays))
+            except UsageError as error:
+                if "memory" in str(error):
+                    raise MemoryError from error
+                raise Refusal(400, "the model cannot be computed on tensors of these sizes; send others") from None
+        self.metrics.images.inc(count)
+        body, headers = await loop.run_in_executor(
+            self._pool, lambda: tensors.answer(outputs, asked, name=name, version=tensors.VERSION)
+        )
+        return Response(body, headers=headers)
 
     @contextlib.contextmanager
     def _counted_if_left(self, count: int) -> Iterator[None]:
@@ -161,15 +251,24 @@ class Service:
             raise
 
     async def _predicted(
-        self, uploads: Sequence[Upload], samples: Sequence[Sample], *, confidence: float, drawn_as: str | None
+        self,
+        engine: Engine,
+        uploads: Sequence[Upload],
+        samples: Sequence[Sample],
+        *,
+        confidence: float,
+        drawn_as: str | None,
     ) -> Response:
-        outputs = await _all([self._batcher.submit(sample) for sample in samples])
+        predictor = engine.predictor
+        outputs = await _all([engine.batcher.submit(sample) for sample in samples])
         answers = [_Answer(*parts) for parts in zip(uploads, samples, outputs, strict=True)]
         if drawn_as is not None:
-            (content,) = await self._each(lambda answer: self._drawing(answer, confidence, drawn_as), answers)
+            (content,) = await self._each(
+                lambda answer: self._drawing(predictor, answer, confidence, drawn_as), answers
+            )
             self.metrics.images.inc()
             return Response(content, media_type=drawn_as)
-        rows = await self._each(lambda answer: self._row(answer, confidence), answers)
+        rows = await self._each(lambda answer: self._row(predictor, answer, confidence), answers)
         self.metrics.images.inc(len(uploads))
         return JSONResponse({"images": rows})
 
@@ -191,28 +290,25 @@ class Service:
     def _pixels(self, upload: Upload) -> int:
         return pixels_of(upload, max_pixels=self.settings.max_pixels)
 
-    def _sample(self, upload: Upload) -> Sample:
-        return self.predictor.sample(self._image(upload))
-
     def _image(self, upload: Upload) -> Array:
         return decoded(upload, max_pixels=self.settings.max_pixels)
 
-    def _row(self, answer: _Answer, confidence: float) -> dict[str, Any]:
+    def _row(self, predictor: Predictor, answer: _Answer, confidence: float) -> dict[str, Any]:
         from mtrain.data.images.indexed import png_of_indices
 
-        found = self.predictor.found(answer.output, answer.sample, confidence=confidence)
+        found = predictor.found(answer.output, answer.sample, confidence=confidence)
         width, height = answer.sample.size_wh
         row = {"name": answer.upload.name, "width": width, "height": height, "predictions": list(found.rows)}
         if found.mask is not None:
             row["mask"] = base64.b64encode(png_of_indices(found.mask)).decode("ascii")
         return row
 
-    def _drawing(self, answer: _Answer, confidence: float, media_type: str) -> bytes:
+    def _drawing(self, predictor: Predictor, answer: _Answer, confidence: float, media_type: str) -> bytes:
         from mtrain.data.images.drawing import encoded
 
-        found = self.predictor.found(answer.output, answer.sample, confidence=confidence)
+        found = predictor.found(answer.output, answer.sample, confidence=confidence)
         # Decoded again: a decoded image is large, and while it waits it would take memory.
-        drawn = self.predictor.drawn(self._image(answer.upload), found, confidence=confidence)
+        drawn = predictor.drawn(self._image(answer.upload), found, confidence=confidence)
         return encoded(drawn, ".png" if media_type == "image/png" else ".jpg")
 
 
