@@ -349,6 +349,17 @@ def named(moments, names):
     }
 
 
+def test_parts_take_their_part_of_a_state_that_the_optimizer_begins_with():
+    made = Made(lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1), network())
+    for parameter, state in made.optimizer.state.items():
+        state["sum"] = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
+    names, parts, held = cut(made, rank=1)
+    rule = rule_for_parts(made, names, parts, held, rank=1)
+    for name, total in zip(names, rule.moments["native.sum"], strict=True):
+        first, end = parts[name].spans[1]
+        assert total.tolist() == list(range(first, end))
+
+
 def test_an_optimizer_that_was_made_by_name_keeps_the_names_of_the_parts_it_has():
     made = Made(lambda model: torch.optim.SGD(model.named_parameters(), lr=0.1), network())
     names, parts, held = cut(made, rank=1)
