@@ -121,6 +121,13 @@ class Noisy(Rule):
         parameter.sub_(gradient + torch.randn_like(gradient), alpha=group["lr"])
 
 
+class NeedsClosure(Rule):
+    """Computes the loss itself."""
+
+    def step(self, closure):
+        closure()
+
+
 class Remembers(Rule):
     """Steps the parameters that it was made for."""
 
@@ -196,13 +203,14 @@ def test_elementwise_rules_step_parts_to_the_same_bits(kind, settings):
 NOT_ELEMENTWISE = [
     (torch.optim.Adafactor, {"lr": 0.05}, "Adafactor fails on parts of arrays"),
     (lambda parameters: torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=0.05), {}, "Muon fails on parts of arrays"),
-    (torch.optim.LBFGS, {}, "could not be tried"),
+    (torch.optim.LBFGS, {}, "LBFGS joins all arrays into one vector"),
     (Lars, {}, "computes other values on parts"),
     (ByGlobalNorm, {}, "computes other values on parts"),
     (Late, {}, "computes other values on parts"),
     (OfLargeArrays, {}, "computes other values on parts"),
     (ByShape, {}, "computes other values on parts"),
     (Noisy, {}, "computes other values on parts"),
+    (NeedsClosure, {}, "NeedsClosure could not be tried: TypeError"),
     (PerRow, {}, r"keeps 'rows' of shape \(72,\) for a parameter of shape \(72, 72\)"),
 ]  # fmt: skip
 
