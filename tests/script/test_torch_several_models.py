@@ -299,6 +299,12 @@ def test_a_gan_of_paddle_trains_what_the_plain_script_trains(size, plain_paddle,
     assert difference <= 1e-12
 
 
+def test_a_teacher_of_paddle_follows_its_student(tmp_path):
+    """The script compares with numpy in each update."""
+    done(tmp_path, "--name", "one", "--backend", "fleet", str(SCRIPTS / "train_following_paddle.py"))
+    assert summary(tmp_path, "one")["updates"] == 3
+
+
 def test_the_weights_of_one_of_several_models_leave_under_the_names_of_its_module(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "gan", "--updates", "2")
     export = [sys.executable, "-m", "mtrain", "weights", "export", "runs/one", "--to"]
