@@ -26,7 +26,9 @@ def pictures(*colours: tuple[int, int, int]) -> np.ndarray:
     return np.stack([plain(colour, width=SIDE, height=SIDE) for colour in colours])
 
 
-def infer(server: Server, request: dict, rest: bytes = b"", *, model: str = "colours", binary: bool = False) -> httpx.Response:
+def infer(
+    server: Server, request: dict, rest: bytes = b"", *, model: str = "colours", binary: bool = False
+) -> httpx.Response:
     text = json.dumps(request).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))} if binary else {}
     return server.client.post(f"{server.url}/v2/models/{model}/infer", content=text + rest, headers=headers)
