@@ -3,7 +3,7 @@
 import argparse
 
 from points import Plain
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -46,8 +46,12 @@ def main() -> None:
             made = generator(x)
             of_critic.backward(softplus(-score(critic, x)).mean() + softplus(score(critic, made.detach())).mean())
             fooled = softplus(-score(critic, made)).mean()
-            if fault == "left" and update == 2:
+            if fault == "given" and update == 2:
                 of_critic.backward(fooled, retain_graph=True)
+            if fault == "left" and update == 2:
+                further = autograd.grad(fooled, critic.parameters(), retain_graph=True)
+                for gradient, other in zip(of_critic.gradients().values(), further, strict=True):
+                    gradient.add_(other)
             of_generator.backward(fooled)
             of_generator.step()
             if fault == "skip" and update == 3 and session.rank == session.size - 1:
