@@ -62,6 +62,29 @@ def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_a
 
 
 @pytest.mark.slow
+def test_faults_of_loops_with_several_models_are_named(tmp_path):
+    said = {
+        "left": "the gradient of another model's loss is left in it",
+        "given": "the loss of model D is larger by that of model G",
+        "target": "in update 1 it trains model slow, which the reference never trains",
+        "average": "model slow, which no update trains, is not: it follows another model",
+        "plateau": "its learning rate of model D is 0.1 in update 5, and that of the reference 0.0125",
+        "skip": "optimizer.skip: ranks 1 of 2 have left out update 3, which the others have made",
+    }
+    labels = {fault: f"ddp:checkpoint.keep_last={number}" for number, fault in enumerate(said, 3)}
+    faults = [f"{fault}={label.replace(':', '-')}" for fault, label in labels.items()]
+    actual, _, _ = compare(
+        tmp_path / "out", SCRIPTS / "planted_loops.py", ",".join(["ddp", *labels.values()]), "--rounds", "0", "--", "--faults",
+        *faults, status=1,
+    )  # fmt: skip
+    rows = rows_of(actual)
+    for fault, label in labels.items():
+        told = rows[label]["reason"] or rows[label]["against_reference"]["causes"][0]
+        assert said[fault] in told, fault
+        assert rows[label]["verdict"] == ("refused" if fault == "skip" else "differs"), fault
+
+
+@pytest.mark.slow
 def test_scripts_that_end_early_or_train_nothing_have_a_row_that_says_so(tmp_path):
     actual, printed, _ = compare(
         tmp_path / "out", PLANTED, "solo,solo:device=cpu,solo:tf32=true", "--ranks", "1", "--rounds", "0",

@@ -56,7 +56,7 @@ def test_float32_tells_rounding_from_the_thousandth_part_of_a_gradient(
 
 def test_float32_bounds_every_quantity_of_the_first_update() -> None:
     assert set(PROFILES["float32"].at_start) == {LOSS, NORM, MOMENTS, WEIGHTS, BUFFERS}
-    assert set(PROFILES["float32"].throughout) == {LOSS, WEIGHTS, EMA}
+    assert set(PROFILES["float32"].throughout) == {LOSS, WEIGHTS, BUFFERS, EMA}
 
 
 @pytest.mark.parametrize("name", [LOSS, NORM, MOMENTS, WEIGHTS, BUFFERS])

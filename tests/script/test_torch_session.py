@@ -17,7 +17,7 @@ from mtrain.jobs import script_job
 from mtrain.rank.script import evaluation, kept
 from mtrain.rank.script.epochs import Cutting
 from mtrain.rank.script.samples import Samples
-from mtrain.rank.script.schedulers import SteppedScheduler
+from mtrain.rank.script.schedulers import made
 from mtrain.rank.script.settings import PLAIN, changed
 from mtrain.spec import config
 from tests.script.runs import SCRIPTS
@@ -685,7 +685,7 @@ def test_the_first_word_that_is_no_flag_is_the_script(line, own, rest):
 )
 def test_what_is_no_scheduler_of_the_given_optimizer_is_refused(scheduler, sentence):
     with pytest.raises(ScriptError, match=sentence):
-        SteppedScheduler(scheduler, framework="torch", learning_rate=0.1, factors=[1.0])
+        made(scheduler, [{"lr": 0.1}], framework="torch", ratios_stay=False)
 
 
 def other_scheduler():

@@ -22,7 +22,7 @@ def main() -> None:
             wanted = rewards + common.DISCOUNT * goes_on * target(next_states).max(1).values
         optimizer.zero_grad()
         smooth_l1_loss(values, wanted).backward()
-        torch.nn.utils.clip_grad_value_(network.parameters(), 0.5)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
         optimizer.step()
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), network.parameters(), strict=True):

@@ -13,7 +13,10 @@ def main() -> None:
         player = common.Player()
         session.keep("player", player)
         network, optimizer = session.prepare(
-            common.network, optimizer=mtrain.AdamW(learning_rate=3e-3, weight_decay=0.01), name="online"
+            common.network,
+            optimizer=mtrain.AdamW(learning_rate=3e-3, weight_decay=0.01),
+            clip_norm=0.5,
+            name="online",
         )
         target, _ = session.prepare(common.network, name="target")
         session.follow(target, network)
@@ -24,10 +27,7 @@ def main() -> None:
             values = network(states).gather(1, actions).squeeze(1)
             with torch.no_grad():
                 wanted = rewards + common.DISCOUNT * goes_on * target(next_states).max(1).values
-            optimizer.backward(smooth_l1_loss(values, wanted))
-            optimizer.gradients()
-            torch.nn.utils.clip_grad_value_(network.parameters(), 0.5)
-            optimizer.step()
+            optimizer.update(smooth_l1_loss(values, wanted))
             session.follow(target, network, common.FOLLOWS)
 
 

@@ -59,7 +59,7 @@ class Temperature(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.logarithm = nn.Parameter(torch.tensor(-1.0, dtype=DTYPE))
+        self.logarithm = nn.Parameter(torch.tensor([-1.0], dtype=DTYPE))
 
     def forward(self) -> Tensor:
         """Return it."""

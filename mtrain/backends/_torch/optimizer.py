@@ -168,6 +168,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             for name, gradient in former.items():
                 parameter = self._trained[name]
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._averaged_gradients = self._gradients()
         return {name: own[name] if name in own else torch.zeros_like(p) for name, p in self._trained.items()}
 
     @override

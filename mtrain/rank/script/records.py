@@ -141,16 +141,23 @@ class Records:
             ScriptError: there is no metric of the name ``score``.
         """
         name = score or ("score" if "score" in metrics else None)
+        sign = -1 if name is not None and name.startswith("-") else 1
+        name = None if name is None else name.removeprefix("-")
         if name is not None and name not in metrics:
-            raise ScriptError(f"session.evaluate: score={name!r} given, the metric has {', '.join(metrics)}")
+            raise ScriptError(f"session.evaluate: score={score!r} given, the metric has {', '.join(metrics)}")
         self._last = {"update": update, "epoch": epoch, **metrics}
-        best = name is not None and metrics[name] > self._best.get(name, -math.inf)
+        best = name is not None and sign * metrics[name] > sign * self._best.get(name, -sign * math.inf)
         if best:
             self._best = self._last
         self.report.evaluation(
             metrics, update=update, epoch=epoch, headline=list(metrics)[:3], best=best, seconds=seconds
         )
-        return metrics[name] if best and name is not None else None
+        return sign * metrics[name] if best and name is not None else None
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The evaluation with the best score: its metrics, ``update`` and ``epoch``; empty before the first."""
+        return self._best
 
     def saved_stream(self) -> Any:
         """Return the state of the stream in the checkpoint that is resumed; None: it has none."""

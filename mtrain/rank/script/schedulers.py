@@ -30,6 +30,7 @@ class SteppedScheduler:
         self._groups = [dict(group) for group in groups]
         self._stand_in = stand_in
         self._ratios_stay = ratios_stay
+        self._moves_momentum = False
         if stand_in is not None:
             stand_in.step()  # else torch warns that the scheduler was stepped before the optimizer
 
@@ -54,7 +55,9 @@ class SteppedScheduler:
                 )
             rates = rates[:1]
         momentum = _momentum(now[0])
-        return Rates(learning_rates=rates, momentum=None if momentum == _momentum(self._groups[0]) else momentum)
+        # Also where it comes back to its first value: an optimizer of the framework keeps what was set last.
+        self._moves_momentum = self._moves_momentum or momentum != _momentum(self._groups[0])
+        return Rates(learning_rates=rates, momentum=momentum if self._moves_momentum else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``session.keep``."""
@@ -111,6 +114,8 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
             "optimizer, such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"
         )
     stand_in = _stand_in([_read(group) for group in optimizer.param_groups])
+    # Any scheduler marks the method `step` of its optimizer, and warns where it finds no mark.
+    import_module("torch.optim.lr_scheduler").LambdaLR(stand_in, lambda _: 1.0)
     for group, own in zip(stand_in.param_groups, optimizer.param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
         own["lr"] = own.get("initial_lr", own["lr"])

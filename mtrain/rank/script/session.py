@@ -176,6 +176,14 @@ class Session:
         """The run folder, in which checkpoints, curves and logs are."""
         return self._job.run_folder.path
 
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The evaluation with the best score so far: its metrics, ``update`` and ``epoch``. It is empty before the first, and saved.
+
+        A script stops early with ``if epoch - session.best["epoch"] >= 3: break``.
+        """
+        return self._records.best
+
     # ------------------------------------------------------------------------------------------------ model and data
     def prepare(
         self,
@@ -654,7 +662,8 @@ class Session:
                 ``model(inputs)`` with a batch (inputs, targets).
             batch_size: Samples per rank and forward pass; None: those of a micro batch.
             collate: Joins a list of samples to a batch.
-            score: Name of the metric whose largest value marks the best checkpoint; None: ``score`` if there is one.
+            score: Name of the metric whose largest value marks the best checkpoint, or, as ``-error``, whose smallest one; None:
+                ``score`` if there is one.
 
         Raises:
             ScriptError: the data set, the model's output or the metric's result cannot be used.

@@ -36,7 +36,7 @@ PROFILES: Mapping[str, Profile] = {
             meaning="rounding of float32 in the first update, and its growth during training afterwards",
             measured=True,
             at_start={LOSS: 1e-5, NORM: 1e-4, MOMENTS: 5e-4, WEIGHTS: 5e-4, BUFFERS: 5e-4},
-            throughout={LOSS: 5e-2, WEIGHTS: 0.3, EMA: 0.1},
+            throughout={LOSS: 5e-2, WEIGHTS: 0.3, BUFFERS: 0.5, EMA: 0.1},
         ),
         Profile(
             name="loose",

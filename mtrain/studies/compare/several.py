@@ -77,6 +77,11 @@ def models_apart(a: Trace, b: Trace, update: int, first: str) -> list[str]:
 def unlike_models(a: Trace, b: Trace, update: int, first: str, models: Sequence[str]) -> str:
     """Explain a difference that only some of several models have; empty where that explains nothing."""
     others = [name for name in a.norms_of if name not in models]
+    if first == LOSS and len(models) == 1 and (source := _loss_besides(a, b, update, models[0])):
+        return (
+            f"the loss of {named(models)} is larger by that of model {source}, whose gradient is left in it: give each loss to the "
+            "optimizer of its own model alone"
+        )
     if first == NORM and models and others:
         pairs = [(b.norms_of[name][update], a.norms_of[name][update]) for name in models]
         sizes = ", ".join(f"{theirs:.4g} instead of {ours:.4g}" for theirs, ours in pairs)
@@ -87,6 +92,16 @@ def unlike_models(a: Trace, b: Trace, update: int, first: str, models: Sequence[
     never = {name for name in models if not any(name in trained for trained in a.trained)}
     if first == BUFFERS and models and never == set(models):
         return _untrained(a, b, update, models)
+    return ""
+
+
+def _loss_besides(a: Trace, b: Trace, update: int, model: str) -> str:
+    """Return another model whose loss is added to that of ``model``; empty if there is none."""
+    added = b.losses[f"loss_{model}"][update] - a.losses[f"loss_{model}"][update]
+    for name in a.norms_of:
+        loss = a.losses[f"loss_{name}"][update]
+        if name != model and loss and abs(added - loss) <= 1e-4 * abs(loss):
+            return name
     return ""
 
 

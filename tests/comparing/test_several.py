@@ -1,0 +1,125 @@
+"""Of a job with several models, the one that differs first is named, and why where that is known."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from mtrain.core.trace import SIZE
+from mtrain.studies.compare.causes import Facts, causes
+from mtrain.studies.compare.differences import difference
+from mtrain.studies.compare.traces import Trace
+from tests.comparing.jobs import RECIPE
+
+FACTS = Facts(recipe=RECIPE, ranks=2)
+UPDATES = 4
+PARTS = ("weights/0", "weights/1", "momentum/0", "momentum/1", "buffers/slow")
+"""Groups 0 and 1 are those of the models G and D; no update trains the model slow."""
+
+
+def series(seed: int) -> np.ndarray:
+    """A part's sketch before and after each update; each moves on from the one before."""
+    return np.random.default_rng(seed).normal(size=(UPDATES + 1, SIZE)).cumsum(axis=0)
+
+
+def digests_of(sketches: dict) -> dict:
+    return {part: [values.tobytes().hex()[:24] for values in rows] for part, rows in sketches.items()}
+
+
+def trace(**changes) -> Trace:
+    """The trace of a GAN with a slow copy of its generator; ``changes``: other values of fields."""
+    sketches = {part: series(seed) for seed, part in enumerate(PARTS)} | changes.pop("sketches", {})
+    losses = {name: np.linspace(first, first / 2, UPDATES) for name, first in (("loss_G", 0.7), ("loss_D", 1.4))}
+    losses |= changes.pop("losses", {})
+    norms_of = {"G": np.full(UPDATES, 0.3), "D": np.full(UPDATES, 0.4)} | changes.pop("norms_of", {})
+    whole = Trace(
+        losses={"total": losses["loss_G"] + losses["loss_D"], **losses},
+        norms=np.hypot(norms_of["G"], norms_of["D"]),
+        rates=np.full((UPDATES, 2), 0.1),
+        momenta=[None] * UPDATES,
+        samples=["same"] * UPDATES,
+        digests=digests_of(sketches),
+        sketches=sketches,
+        models=("G", "D"),
+        norms_of=norms_of,
+        trained=[frozenset("GD")] * UPDATES,
+    )
+    return replace(whole, **changes)
+
+
+def told(other: Trace) -> str:
+    """What is said of a job beside that of ``trace()``."""
+    reference = trace()
+    return " / ".join(causes(reference, other, difference(reference, other), FACTS))
+
+
+def changed(values: np.ndarray, update: int, by: float) -> np.ndarray:
+    """The values with another one at ``update``."""
+    other = values.copy()
+    other[update] += by
+    return other
+
+
+def moved(part: str, update: int, how) -> dict:
+    """Sketches in which the step of a part in ``update`` is ``how(step)``."""
+    rows = series(PARTS.index(part))
+    rows[update + 1] = rows[update] + how(rows[update + 1] - rows[update])
+    return {part: rows}
+
+
+def test_two_equal_jobs_have_no_cause_of_difference():
+    assert told(trace()) == ""
+
+
+def test_a_gradient_that_is_left_in_another_model_is_named():
+    other = trace(norms_of={"D": changed(np.full(UPDATES, 0.4), 2, 0.25)})
+    assert "the gradient of model D is not (0.65 instead of 0.4), that of model G is" in told(other)
+    assert "the gradient of another model's loss is left in it" in told(other)
+
+
+def test_a_loss_that_is_given_to_another_model_too_is_named():
+    added = trace().losses["loss_G"][1]
+    other = trace(losses={"loss_D": changed(trace().losses["loss_D"], 1, added)})
+    assert "the loss of model D is larger by that of model G" in told(other)
+    other = trace(losses={"loss_D": changed(trace().losses["loss_D"], 1, added * 1.01)})
+    assert "is larger by that of model G" not in told(other)
+    assert told(other).startswith("model D: ")
+
+
+def test_a_target_network_that_is_trained_is_named():
+    other = trace(
+        trained=[frozenset("GD"), *[frozenset({"G", "D", "slow"})] * 3], sketches=moved("buffers/slow", 1, lambda s: -s)
+    )
+    assert told(other).startswith("in update 2 it trains model slow, which the reference never trains")
+
+
+def test_a_model_that_is_left_out_of_an_update_is_named():
+    other = trace(
+        trained=[*[frozenset("GD")] * 2, frozenset("G"), frozenset("GD")],
+        sketches=moved("weights/1", 2, lambda s: 0 * s),
+    )
+    assert "in update 3 it does not train model D, and the reference does" in told(other)
+
+
+def test_an_average_of_the_wrong_model_or_at_another_rate_is_named():
+    of_another = np.random.default_rng(9).normal(size=SIZE)
+    message = told(trace(sketches=moved("buffers/slow", 2, lambda step: of_another)))
+    assert (
+        "the trained models are the same, and model slow, which no update trains, is not: it follows another model"
+        in message
+    )
+    assert "model slow, which no update trains, moves 2 times as far" in told(
+        trace(sketches=moved("buffers/slow", 2, lambda s: 2 * s))
+    )
+    assert "nothing moves it" in told(trace(sketches=moved("buffers/slow", 2, lambda s: 0 * s)))
+
+
+def test_a_scheduler_whose_state_is_lost_is_named():
+    rates = np.full((UPDATES, 2), 0.1)
+    rates[3, 1] = 0.4
+    other = trace(rates=rates, sketches=moved("weights/1", 3, lambda s: 4 * s))
+    message = told(other)
+    assert (
+        "its learning rate of model D is 0.4 in update 4, and that of the reference 0.1; before, they were the same"
+        in message
+    )
+    assert "the state of a scheduler was not restored" in message
