@@ -9,7 +9,16 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("trainer", "frameworks", "loader", "startup", "cpu_settings", "batchnorm_cost", "small_jobs", "script_overhead")
+NAMES = (
+    "trainer",
+    "frameworks",
+    "loader",
+    "startup",
+    "cpu_settings",
+    "batchnorm_cost",
+    "small_jobs",
+    "script_overhead",
+)
 """Each script takes ``--json FILE`` and writes a list of rows: name, ours, peer, unit, ratio, target, better ("lower"
 or "higher"); a target of None judges nothing."""
 
