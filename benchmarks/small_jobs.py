@@ -56,7 +56,7 @@ for inputs, classes in loader:
     loss = nn.functional.cross_entropy(model(inputs), classes)
     {backward}
     optimizer.step()
-print(float(loss))
+print(loss.item())
 """
 SCRIPTS = {
     "bare": """
@@ -86,7 +86,8 @@ model = network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model, optimizer, loader = accelerator.prepare(model, optimizer, batches(int(sys.argv[1])))
 """
-    + LOOP.format(backward="accelerator.backward(loss)"),
+    + LOOP.format(backward="accelerator.backward(loss)")
+    + "accelerator.end_training()\n",
     "mtrain": """
 import mtrain
 
@@ -95,7 +96,7 @@ with mtrain.session() as session:
     for inputs, classes in session.batches(Samples(), global_batch=8, epochs=1):
         loss = nn.functional.cross_entropy(model(inputs), classes)
         optimizer.update(loss)
-    session.print(float(loss))
+    session.print(loss.item())
 """,
 }
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613")

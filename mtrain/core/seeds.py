@@ -24,7 +24,8 @@ def words_of(prefix: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
     last = np.array(numbers, dtype=np.uint32)
     entropy = [np.full_like(last, word) for word in prefix] + [last]
     entropy += [np.zeros_like(last)] * (POOL - len(entropy))
-    return np.stack(list(_state(_pool(entropy))), axis=1).tolist()
+    words: list[list[int]] = np.stack(list(_state(_pool(entropy))), axis=1).tolist()
+    return words
 
 
 def _constants(first: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]:
