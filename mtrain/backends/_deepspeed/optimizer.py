@@ -51,6 +51,7 @@ class ZeroOptimizer(PartsOptimizer):
         ]
         if self._average is not None:
             names, live = self._average.names, self._average.live
+            self._average = None  # dropped before another one takes as much memory
             self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
 
     @override
