@@ -21,7 +21,10 @@ def check_fit(shapes: Mapping[str, Shape], values: Mapping[str, Array], *, what:
     """
     missing = [name for name in shapes if name not in values]
     unknown = [name for name in values if name not in shapes]
-    saved_shapes = {name: tuple(values[name].shape) for name in shapes if name in values}
+    known: Mapping[str, Shape] | None = getattr(values, "shapes", None)  # of arrays that have to be read or drawn
+    saved_shapes = {
+        name: tuple(values[name].shape) if known is None else known[name] for name in shapes if name in values
+    }
     unfit = [
         f"{name} {shape}, expected {shapes[name]}" for name, shape in saved_shapes.items() if shape != shapes[name]
     ]
@@ -36,21 +39,29 @@ def check_fit(shapes: Mapping[str, Shape], values: Mapping[str, Array], *, what:
         )
 
 
+class Fingerprint:
+    """A digest of names and values, which differs if any bit does."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, name: str, array: Array) -> None:
+        """Take an array in."""
+        self._digest.update(name.encode())
+        self._digest.update(np.asarray(array, order="C").data)
+
+    @property
+    def digest(self) -> str:
+        """The digest of all arrays so far, in their order."""
+        return self._digest.hexdigest()
+
+
 def fingerprint(arrays: Iterable[tuple[str, Array]]) -> str:
-    """Return a digest of names and values, which differs if any bit does. One array is held at a time."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Return the digest of arrays, of which one is held at a time."""
+    taken = Fingerprint()
     for name, array in arrays:
-        digest.update(name.encode())
-        digest.update(np.asarray(array, order="C").data)
-    return digest.hexdigest()
-
-
-def saved_fingerprint(arrays: Mapping[str, Array]) -> str:
-    """Return the ``fingerprint`` of saved arrays in the order of their names.
-
-    Where all ranks read the same file its digest takes its place, so that no rank reads more than its parts.
-    """
-    return getattr(arrays, "sha256", None) or fingerprint((name, arrays[name]) for name in sorted(arrays))
+        taken.add(name, array)
+    return taken.digest
 
 
 def check_equal_start(collective: Collective, own: str) -> None:

@@ -41,11 +41,13 @@ from mtrain.core.recipe import check_frozen, make_recipe, shares_of
 from mtrain.core.recomputing import patterns
 from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
+from mtrain.core.streams import streamed
 from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import LaunchError, SpecError
 from mtrain.rank import precision
+from mtrain.rank.drawn_weights import DrawnWeights
 from mtrain.rank.draws import DrawingLoader, Draws
 from mtrain.rank.teaching import attach
 from mtrain.spec.model import Spec
@@ -336,8 +338,8 @@ def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> li
         SpecError: No array of it fits.
     """
     session, spec = assembly.session, assembly.spec
-    built = session.state(assembly.model, assembly.optimizer).weights
-    shapes = {name: tuple(array.shape) for name, array in built.items()}
+    outlines = streamed(session, assembly.model, assembly.optimizer, copied=False).outlines["weights"]
+    shapes = {name: outline.shape for name, outline in outlines.items()}
     check_frozen(shapes, assembly.recipe.frozen)
     if assembly.plugin.native and weights_file is None:
         return []  # the module's own start values, which the session has compared over the ranks
@@ -346,7 +348,7 @@ def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> li
         plugin=assembly.plugin,
         task=assembly.task,
         shapes=shapes,
-        built=built if assembly.plugin.native else None,
+        built=session.state(assembly.model, assembly.optimizer).weights if assembly.plugin.native else None,
     )
     weights, messages = start_weights.make(weights_file=weights_file, training=training)
     for kind, sentence in messages:
@@ -367,7 +369,7 @@ class StartWeights:
     built: Mapping[str, Array] | None = None
     """The start values of a user's native module; None: the plugin draws them."""
 
-    def make(self, *, weights_file: str | None, training: bool) -> tuple[dict[str, Array], list[tuple[str, str]]]:
+    def make(self, *, weights_file: str | None, training: bool) -> tuple[Mapping[str, Array], list[tuple[str, str]]]:
         """Make random values keyed by (seed, name), overwritten by the arrays of ``weights_file``.
 
         Returns:
@@ -377,13 +379,13 @@ class StartWeights:
             CheckpointError: The file cannot be read.
             SpecError: No array of it fits.
         """
-        drawn = {name: shape for name, shape in self.shapes.items() if not is_range(name)}
-        weights = (
-            self.plugin.initial(drawn, self.task, seed=self.spec.train.seed) if self.built is None else dict(self.built)
-        )
-        weights |= {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if is_range(name)}
+        weights: Mapping[str, Array] = DrawnWeights(self.plugin, self.task, self.shapes, seed=self.spec.train.seed)
+        if self.built is not None:
+            ranges = {name: np.zeros(shape, np.float32) for name, shape in self.shapes.items() if is_range(name)}
+            weights = {**self.built, **ranges}
         if weights_file is None:
             return weights, []
+        weights = dict(weights)
         own = weights if training else None
         result = refuse_nothing(given_weights(Path(weights_file), weights, self.plugin, own=own))
         messages = [("note", f"model.weights: {result.summary()}")]

@@ -45,6 +45,7 @@ class ZeroOptimizer(PartsOptimizer):
         self._rules = self._rules_for_parts(recipe, zero, collective.rank)
         if isinstance(self._average, Average):
             names, live = self._average.names, self._average.live
+            self._average = None  # dropped before another one takes as much memory
             self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
         self._take_modes(zero.publish)
 

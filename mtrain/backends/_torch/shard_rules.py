@@ -61,7 +61,10 @@ class ShardRule:
                 tensors.append(self._held[i].new_zeros(length))
                 views.append(None)
         self._tensors = tensors
-        self._rule = rules.make(rule, tensors, options)
+        # The rule gets the moments below in place of its own, which would take their memory a second time.
+        parameters = [x if view is None else x[:0] for x, view in zip(tensors, views, strict=True)]
+        self._rule = rules.make(rule, parameters, options)
+        parameters[:] = tensors
         self.moments = {name: [torch.zeros_like(x) for x in self._held] for name in self._rule.moments}
         for name, lists in self._rule.moments.items():
             for place, view in enumerate(views):

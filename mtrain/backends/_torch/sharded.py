@@ -7,9 +7,10 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mtrain.backends._torch import rules
 from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.native import Made
+from mtrain.backends._torch.native import Made, NativeRule
 from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
@@ -37,6 +38,12 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+
+    @override
+    def _make_rules(self, model: nn.Module, recipe: Recipe) -> list[rules.Rule | NativeRule]:
+        """Make no rules where arrays are split: they would have moments beside those of the parts' rules."""
+        split = isinstance(cast(object, model), Held) and recipe.native_optimizer is None
+        return [] if split else super()._make_rules(model, recipe)
 
     @override
     def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:
@@ -116,7 +123,9 @@ class ShardedOptimizer(PartsOptimizer):
                 for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
             ]
         if isinstance(self._average, Average):
-            self._average = PartsAverage(self._average.names, self._average.live, partial(ema_shares, recipe))
+            names, live = self._average.names, self._average.live
+            self._average = None  # dropped before another one takes as much memory
+            self._average = PartsAverage(names, live, partial(ema_shares, recipe))
         self._take_modes()
 
     @override

@@ -37,14 +37,14 @@ class SplitEngine(TorchEngine):
 
     @override
     def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
-        if not isinstance(optimizer, PartsOptimizer):  # of a model that no update changes, and every rank holds whole
+        if not isinstance(optimizer, PartsOptimizer):
             return super().entries(model, optimizer)
         parts = optimizer.parts
         if len(parts):
             self.gather.connect(self.timeout)
 
         def entry(name: str, tensor: Tensor) -> Entry:
-            if not is_split(name, tensor, parts):
+            if not _is_split(name, tensor, parts):
                 return Entry(tensor, tuple(tensor.shape))
             return Entry(tensor, parts[name].shape, parts[name].spans)
 
@@ -73,7 +73,7 @@ class SplitEngine(TorchEngine):
 
     def _arrays(self, tensors: Mapping[str, Tensor], parts: Parts) -> dict[str, Array]:
         """Return whole arrays in the order of ``tensors``, gathering those that are split; every rank must call."""
-        split = {name: tensor for name, tensor in tensors.items() if is_split(name, tensor, parts)}
+        split = {name: tensor for name, tensor in tensors.items() if _is_split(name, tensor, parts)}
         split_arrays = {name: state.to_numpy(whole) for name, whole in parts.whole(split, self.target)}
         return {
             name: split_arrays[name] if name in split_arrays else state.to_numpy(tensor)
@@ -89,11 +89,13 @@ class SplitEngine(TorchEngine):
         parts = optimizer.parts
         saved = fitted(saved, model.state_dict())
         if saved.weights:
-            if self.collective.size > 1:
-                # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
-                state_checks.check_equal_start(self.collective, state_checks.saved_fingerprint(saved.weights))
             self.release(optimizer)
-            self._fill(self.held(model, parts), parts, saved.weights, what="weights")
+            # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
+            seen, known = state_checks.Fingerprint(), getattr(saved.weights, "sha256", None)
+            watched = seen if self.collective.size > 1 and known is None else None
+            self._fill(self.held(model, parts), parts, saved.weights, what="weights", seen=watched)
+            if self.collective.size > 1:
+                state_checks.check_equal_start(self.collective, known or seen.digest)
             self.publish(optimizer)
             optimizer.ranges_restored()
         if saved.ema and optimizer.ema():
@@ -107,31 +109,42 @@ class SplitEngine(TorchEngine):
             optimizer.set_counters(saved.counters)
 
     @torch.no_grad()
-    def _fill(self, targets: Mapping[str, Tensor], parts: Parts, values: Mapping[str, Array], *, what: str) -> None:
-        """Copy whole arrays ``values`` into ``targets``, reading no more of them than this rank holds.
+    def _fill(
+        self,
+        targets: Mapping[str, Tensor],
+        parts: Parts,
+        values: Mapping[str, Array],
+        *,
+        what: str,
+        seen: state_checks.Fingerprint | None = None,
+    ) -> None:
+        """Copy whole arrays ``values`` into ``targets``, one at a time.
 
         Args:
             targets: Tensors to fill, by the same keys as ``values``: names, or ``<moment>/<name>``.
             parts: The arrays that are split, by name of the weight.
             values: Whole arrays.
             what: What the arrays are, for the error message.
+            seen: Takes all values in; None: no more is read of them than this rank holds.
 
         Raises:
             CheckpointError: Names or shapes differ.
         """
-        split = {key: parts[parameter(key)] for key, x in targets.items() if is_split(parameter(key), x, parts)}
+        split = {key: parts[parameter(key)] for key, x in targets.items() if _is_split(parameter(key), x, parts)}
         shapes = {key: split[key].shape if key in split else tuple(x.shape) for key, x in targets.items()}
         state_checks.check_fit(shapes, values, what=what)
         for key, target in targets.items():
             array = values[key]
+            if seen is not None:
+                seen.add(key, array)
             if key in split:
                 first, end = split[key].spans[self.collective.rank]
                 array = array.reshape(-1)[first:end]
             target.copy_(torch.from_numpy(np.array(array)).view(target.shape))
 
 
-def is_split(name: str, tensor: Tensor, parts: Parts) -> bool:
-    """Return whether ``tensor``, of the weight ``name``, is a part. Numbers, such as a count of updates, are not split."""
+def _is_split(name: str, tensor: Tensor, parts: Parts) -> bool:
+    """Return whether ``tensor`` is a part of what belongs to weight ``name``; numbers, such as counts, are never split."""
     return name in parts and tensor.dim() > 0
 
 

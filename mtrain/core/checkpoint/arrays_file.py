@@ -127,6 +127,11 @@ class MappedArrays(Mapping[str, Array]):
         """Shapes and types of the arrays."""
         return {name: place.outline for name, place in self._places.items()}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays."""
+        return {name: place.outline.shape for name, place in self._places.items()}
+
     @override
     def __getitem__(self, name: str) -> Array:
         place = self._places[name]

@@ -139,7 +139,7 @@ def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
     task = plugin.prepare_task(data.task(), data.statistics())
     shapes = {name: tuple(array.shape) for name, array in state.weights.items()}
     start = assembly.StartWeights(spec=spec, plugin=plugin, task=task, shapes=shapes)
-    return start.make(weights_file=spec.model.weights, training=True)[0]
+    return dict(start.make(weights_file=spec.model.weights, training=True)[0])
 
 
 def _trained(state: State) -> set[str]:
