@@ -55,6 +55,28 @@ def test_other_ranks_passes_and_splits_of_the_same_training_are_rounding(traces:
     assert max(result.curves[comparing.WEIGHTS]) < 1e-4
 
 
+CLEAN = [
+    ("plain", "four quarters four-split reversed kept-zeros threads fused"),
+    ("two", "four four-split held-two views small-buckets scaled-two"),
+    ("halves", "quarters four"),
+    ("unclipped", "unclipped-two unclipped-halves"),
+    ("nesterov", "nesterov-two nesterov-split"),
+    ("another-rule", "rmsprop-two rmsprop-quarters"),
+    ("adam", "adam-again adam-four adam-halves adam-fused adam-foreach adam-two-halves"),
+    ("norm", "norm-again"),
+    ("drop", "drop-again"),
+    ("tied", "tied-two"),
+    ("untied", "untied-halves"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), [(a, b) for a, others in CLEAN for b in others.split()])
+def test_trainings_that_differ_in_execution_alone_raise_no_alarm(traces: Path, a: str, b: str) -> None:
+    result = compared(traces, a, b)
+    assert result.parting is None, result.sentences
+    assert max(result.curves[comparing.WEIGHTS]) < 1e-4
+
+
 MISTAKES = [
     ("halves", "undivided", comparing.LOSS, 1, "not divided by the 2 micro batches"),
     ("two-halves", "no-sync", comparing.GRADIENT, 1, "not exchanged"),

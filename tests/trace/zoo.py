@@ -65,6 +65,33 @@ CASES: dict[str, Case] = {
     "split": replace(TWO, splits=True),
     "adam-split": replace(ADAM, ranks=2, splits=True),
     "adam-two": replace(ADAM, ranks=2),
+    "four": replace(PLAIN, ranks=4),
+    "quarters": replace(PLAIN, micro_batches=4),
+    "four-split": replace(PLAIN, ranks=4, splits=True),
+    "reversed": replace(PLAIN, fault="reversed"),
+    "kept-zeros": replace(PLAIN, fault="kept-zeros"),
+    "threads": replace(PLAIN, fault="threads"),
+    "fused": replace(PLAIN, rule_options={"fused": True}),
+    "held-two": replace(TWO, fault="held"),
+    "views": replace(TWO, fault="views"),
+    "small-buckets": replace(TWO, fault="small-buckets"),
+    "scaled-two": replace(TWO, fault="scaled"),
+    "unclipped-two": replace(TWO, clip=None),
+    "unclipped-halves": replace(HALVES, clip=None),
+    "nesterov-two": replace(TWO, rule_options={"nesterov": True}),
+    "nesterov-split": replace(TWO, rule_options={"nesterov": True}, splits=True),
+    "rmsprop-two": replace(TWO, rule="rmsprop"),
+    "rmsprop-quarters": replace(PLAIN, rule="rmsprop", micro_batches=4),
+    "adam-again": ADAM,
+    "adam-four": replace(ADAM, ranks=4),
+    "adam-halves": replace(ADAM, micro_batches=2),
+    "adam-fused": replace(ADAM, rule_options={"fused": True}),
+    "adam-foreach": replace(ADAM, rule_options={"foreach": True}),
+    "adam-two-halves": replace(ADAM, ranks=2, micro_batches=2),
+    "norm-again": NORM,
+    "drop-again": DROP,
+    "tied-two": replace(TWO, fault="tied"),
+    "untied-halves": replace(HALVES, fault="untied"),
     "undivided": replace(HALVES, fault="undivided"),
     "no-sync": replace(TWO_HALVES, fault="no-sync"),
     "same-shard": replace(TWO, fault="same-shard"),
@@ -185,6 +212,7 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
     epoch, place = divmod(update, length)
     generator = torch.Generator().manual_seed(7 if case.fault == "set-epoch" else 7 + epoch)
     chosen = torch.randperm(samples, generator=generator)[place * batch : (place + 1) * batch]
+    chosen = chosen.flip(0) if case.fault == "reversed" else chosen
     return chosen[:: case.ranks] if case.fault == "same-shard" else chosen[rank :: case.ranks]
 
 
@@ -232,12 +260,17 @@ def train(case: Case, *, rank: int) -> None:
         images = images / 0.5
     if case.fault == "labels-of-a-rank" and rank == 1:
         labels = labels.roll(1)
+    if case.fault == "threads":
+        torch.set_num_threads(2)
     net = build(case)
     manual = case.fault in ("clip-before-exchange", "summed", "averaged-twice")
     if case.splits:
         model = fully_shard(net, mesh=init_device_mesh("cpu", (case.ranks,)))
     else:
-        model = nn.parallel.DistributedDataParallel(net) if case.ranks > 1 and not manual else net
+        options = {"views": {"gradient_as_bucket_view": True}, "small-buckets": {"bucket_cap_mb": 1e-4}}.get(
+            case.fault, {}
+        )
+        model = nn.parallel.DistributedDataParallel(net, **options) if case.ranks > 1 and not manual else net
     optimizer = optimizer_of(case, net)
     held = Holder(model) if case.fault == "held" else None
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=case.fault in ("scaled", "scaler-skips"))
@@ -247,7 +280,7 @@ def train(case: Case, *, rank: int) -> None:
             net.eval()
         chosen = indices(case, update, rank=rank)
         if case.fault != "zero-grad":
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=case.fault != "kept-zeros")
         for number, part in enumerate(chosen.chunk(case.micro_batches)):
             waits = case.ranks > 1 and not manual and (case.fault == "no-sync" or number < case.micro_batches - 1)
             with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
