@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
+from mtrain.backends._torch import batches, compiling, device, layout, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends.base import Check
@@ -101,8 +101,7 @@ class TorchEngine(RankSession):
             torch.manual_seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
-        if recipe.compile:
-            model.compile()
+        compiling.attach(model, recipe)
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
