@@ -392,8 +392,9 @@ class Train(TypedDict, total=False):
     kernels: Literal["auto", "framework"]
     """auto: mtrain's own kernels for the CPU where a C compiler is there; framework: the framework's alone"""
 
-    compile: bool
-    """compile the model where the framework can"""
+    compile: bool | Literal["blocks"]
+    """compile the model where the framework can; blocks: each of the blocks that the model names, which share
+    what is compiled, so that deep models start soon"""
 
     freeze: Sequence[str]
     """regexes of parameter names that are not trained"""

@@ -72,9 +72,7 @@ class DeepSpeed(TorchBackend):
                 "masks need whole ones; use stage 0, or another backend"
             )
         if recipe.compile and self.options.stage == 3:
-            raise SpecError(
-                "train.compile: true given with backend.options.stage 3; use stage 0, 1 or 2, or compile false"
-            )
+            raise SpecError("train.compile: given with backend.options.stage 3; use stage 0, 1 or 2, or compile false")
 
     @override
     def __enter__(self) -> ZeroEngine:

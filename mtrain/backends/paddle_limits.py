@@ -16,6 +16,6 @@ def check(recipe: Recipe, *, on_cpu: bool) -> None:
         )
     if recipe.compile:
         raise SpecError(
-            "train.compile: true was given, but Paddle's compiler does not take models that are written for every "
+            "train.compile: given, but Paddle's compiler does not take models that are written for every "
             "framework, or makes them slower; set train.compile: false"
         )

@@ -249,6 +249,6 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         # CUDA's tensor cores need.
         channels_last=train.channels_last is not False,
         kernels=train.kernels,
-        compile=train.compile,
+        compile=train.compile is not False,
         seed=train.seed,
     )

@@ -34,12 +34,21 @@ def chosen_blocks(names: Iterable[str], recipe: Recipe) -> list[str]:
     Raises:
         SpecError: A pattern is found in no name.
     """
+    return outermost(names, recipe.recompute, key="train.recompute")
+
+
+def outermost(names: Iterable[str], chosen_by: Sequence[str], *, key: str) -> list[str]:
+    """Return the outermost of the submodules ``names`` in which one of the regexes ``chosen_by`` is found.
+
+    Raises:
+        SpecError: A regex is found in no name; ``key`` of the spec has it.
+    """
     names = [name for name in names if name]
-    for pattern in recipe.recompute:
+    for pattern in chosen_by:
         if not any(re.search(pattern, name) for name in names):
             like = f"they are like {', '.join(names[:3])}" if names else "there are none"
-            raise SpecError(f"train.recompute: {pattern!r} is found in no submodule's name; {like}")
-    found = [name for name in names if any(re.search(pattern, name) for pattern in recipe.recompute)]
+            raise SpecError(f"{key}: {pattern!r} is found in no submodule's name; {like}")
+    found = [name for name in names if any(re.search(pattern, name) for pattern in chosen_by)]
     chosen = set(found)
     return [name for name in found if not any(above in chosen for above in _above(name))]
 
@@ -62,6 +71,19 @@ def patterns(train: TrainSpec, blocks: Sequence[str], *, model: str) -> tuple[st
             "such as ['^layers\\.\\d+$']"
         )
     return tuple(blocks if given is True else given or ())
+
+
+def compiled(train: TrainSpec, blocks: Sequence[str], *, model: str) -> tuple[str, ...]:
+    """Return ``Recipe.compile_blocks`` for ``train.compile`` of a spec; see ``patterns`` for the arguments.
+
+    Raises:
+        SpecError: The key is ``blocks``, but the model names none.
+    """
+    if train.compile != "blocks":
+        return ()
+    if not blocks:
+        raise SpecError(f"train.compile: blocks given, but the model {model} names no blocks; set it to true or false")
+    return tuple(blocks)
 
 
 def _above(name: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ from mtrain.core.interfaces import (
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe, shares_of
-from mtrain.core.recomputing import patterns
+from mtrain.core.recomputing import compiled, patterns
 from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.core.streams import streamed
@@ -238,7 +238,10 @@ def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training:
     """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
     spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(
-        make_recipe(spec, size=session.collective.size), own_model=plugin.native, recompute=recomputed(spec, plugin)
+        make_recipe(spec, size=session.collective.size),
+        own_model=plugin.native,
+        recompute=recomputed(spec, plugin),
+        compile_blocks=compiled(spec.train, plugin.recomputable, model=spec.model.name),
     )
     task = data.task()
     task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
@@ -420,11 +423,12 @@ def check_settled(spec: Spec) -> None:
 
 
 def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:
-    """Return ``Recipe.recompute`` of the job.
+    """Return ``Recipe.recompute`` of the job, having checked ``train.compile`` too.
 
     Raises:
         SpecError: The model names no blocks, and the spec none of its submodules.
     """
+    compiled(spec.train, plugin.recomputable, model=spec.model.name)
     return patterns(spec.train, plugin.recomputable, model=spec.model.name)
 
 

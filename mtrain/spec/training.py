@@ -159,7 +159,11 @@ class TrainSpec(Section):
         default="auto",
         description="auto: mtrain's own kernels for the CPU where a C compiler is there; framework: the framework's alone",
     )
-    compile: bool = Field(default=False, description="compile the model where the framework can")
+    compile: bool | Literal["blocks"] = Field(
+        default=False,
+        description="compile the model where the framework can; blocks: each of the blocks that the model names, which share "
+        "what is compiled, so that deep models start soon",
+    )
     freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")
     prune: PruneSpec | None = Field(
         default=None, description="zeros and an L1 penalty while training, see docs/pruning.md; null: none"

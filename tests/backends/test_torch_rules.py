@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mtrain.core.interfaces import Rates
+from mtrain.errors import SpecError
 from tests.backends.recipes import BATCH, LOUD, recipe, update
 from tests.contract.convnet import build
 
@@ -99,4 +100,10 @@ def test_compiling_keeps_names_and_what_is_called(session: Any, monkeypatch: pyt
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
     model, optimizer = session.prepare(build, recipe(compile=True))
     assert compiled == [model]
+    compiled.clear()
+    names = [name for name, _ in model.named_children()]
+    model, _ = session.prepare(build, recipe(compile=True, compile_blocks=(f"^{names[0]}$",)))
+    assert compiled == [getattr(model, names[0])]
+    with pytest.raises(SpecError, match=r"train\.compile: 'no such'"):
+        session.prepare(build, recipe(compile=True, compile_blocks=("no such",)))
     assert set(session.state(model, optimizer).weights) == set(build().state_dict())

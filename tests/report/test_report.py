@@ -355,6 +355,19 @@ def test_an_update_in_words_says_all_that_matters():
     assert line.endswith("1.00 GiB  14 s left")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "112 images/s"),
+        ({"unit": "samples"}, "112 samples/s"),
+        ({"unit": "tokens", "tokens_per_second": 28774.4}, "28774 tokens/s"),
+        ({"unit": 7}, "112 images/s"),
+    ],
+)
+def test_speed_is_told_in_the_unit_of_the_task(fields: dict[str, object], words: str) -> None:
+    assert words in update_line({**update_record(12), **fields})
+
+
 def test_an_update_that_was_not_finite_can_be_shown():
     record = update_record(0) | {"losses": {"total": None}, "gradient_norm": None, "skipped_updates": True}
     assert "total -" in update_line(record)

@@ -51,6 +51,9 @@ def check_is_the_plain_loop(folder: Path, name: str, plain) -> None:
 
 def test_two_ranks_train_the_adapters_of_a_plain_loop_of_peft(folder, plain):
     check_is_the_plain_loop(folder, "two", plain)
+    lines = (folder / "runs/two/metrics.jsonl").read_text().splitlines()
+    updates = [record for line in lines if (record := json.loads(line)).get("kind") == "update"]
+    assert updates[-1]["tokens_per_second"] == 24 * updates[-1]["samples_per_second"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import native, quantising, state
+from mtrain.backends._torch import compiling, native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
@@ -76,8 +76,7 @@ class ZeroEngine(SplitEngine):
         if self.late and self._sharding.stage == 3:
             internals.leave_norm_out(engine)
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
-        if recipe.compile:
-            model.compile()
+        compiling.attach(model, recipe)
         self._recipe = recipe
         return model, optimizer
 

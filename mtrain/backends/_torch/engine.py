@@ -11,7 +11,18 @@ import torch
 from torch import nn
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch import batches, device, layout, native, precision, quantising, recompute, state, syncbn
+from mtrain.backends._torch import (
+    batches,
+    compiling,
+    device,
+    layout,
+    native,
+    precision,
+    quantising,
+    recompute,
+    state,
+    syncbn,
+)
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.streams import Entry, Gather, TorchStream
@@ -123,8 +134,7 @@ class TorchEngine(RankSession):
         self._seed_start(recipe)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
-        if recipe.compile:
-            model.compile()
+        compiling.attach(model, recipe)
         model.train()
         if not recipe.trained:
             return self._prepare_untrained(model, recipe)

@@ -7,10 +7,9 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._torch import rules
 from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.native import Made, NativeRule
+from mtrain.backends._torch.native import Made
 from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
@@ -38,12 +37,6 @@ class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
-
-    @override
-    def _make_rules(self, model: nn.Module, recipe: Recipe) -> list[rules.Rule | NativeRule]:
-        """Make no rules where arrays are split: they would have moments beside those of the parts' rules."""
-        split = isinstance(cast(object, model), Held) and recipe.native_optimizer is None
-        return [] if split else super()._make_rules(model, recipe)
 
     @override
     def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:

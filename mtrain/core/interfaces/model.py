@@ -101,7 +101,8 @@ class Model(Protocol):
     The network then derives from ``models.common.imitation.Imitator``.
     """
     recomputable: ClassVar[Sequence[str]] = ()
-    """Regexes of names of the submodules that ``train.recompute: true`` recomputes; none: the spec has to name them."""
+    """Regexes of names of the submodules that ``train.recompute: true`` recomputes, and ``train.compile: blocks`` compiles;
+    none: the spec has to name them, and cannot compile by block."""
     published: ClassVar[Published] = Published()
     """How weight files that others publish for the model differ from its state; by default they do not."""
 

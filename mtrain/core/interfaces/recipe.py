@@ -75,6 +75,8 @@ class Recipe:
     kernels: Literal["auto", "framework"] = "auto"
     """``auto``: mtrain's own kernels where they can be used; ``framework``: the framework's alone."""
     compile: bool = False
+    compile_blocks: Sequence[str] = ()
+    """Regexes of names of submodules that are compiled each by itself; none: the model is compiled whole."""
     own_model: bool = False
     """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
     they are, and may return anything and leave out parameters in some updates."""

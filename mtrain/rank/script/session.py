@@ -17,7 +17,7 @@ from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
 from mtrain.core.loop import Hooks, Job, Loop
 from mtrain.core.recipe import make_recipe, shares_of
-from mtrain.core.recomputing import patterns
+from mtrain.core.recomputing import compiled, patterns
 from mtrain.core.sampler import Shares
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
@@ -262,6 +262,7 @@ class Session:
             trained=trained,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
+            compile_blocks=compiled(sized.train, (), model="of the script"),
         )
         self._shares = shares_of(recipe, self._rank.collective)
         self._records.shards = self._shares.shards * self._shares.rounds

@@ -112,7 +112,7 @@ class TextFiles(Dataset):
                     f"{where}: {given} field {name!r}; {has[:300]}; name the field of the text with data.options.text"
                 )
         text, *prompt = map(str, values)
-        return Document(text, *prompt)
+        return Document(text, "".join(prompt))
 
 
 def _conversation(found: Any, *, where: str) -> tuple[Mapping[str, str], ...]:
