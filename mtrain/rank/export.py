@@ -35,7 +35,8 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
     """Write the program that ``export.json`` in ``folder`` asks for, and describe it in ``exported.json``.
 
     The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset``,
-    ``channels_first``, ``floats`` and ``class_names`` (of a file of weights, which does not say them).
+    ``channels_first``, ``floats``, ``suppression`` (of a Paddle program) and ``class_names`` (of a file of weights, which does
+    not say them).
 
     Args:
         resolved: The spec and its plugins.
@@ -167,6 +168,7 @@ def _program(request: Mapping[str, Any], inputs: Sequence[ProgramInput], *, size
         size_step=size_step,
         raw=request["raw"],
         half=request["half"],
+        suppression=request["suppression"],
         opset=request["opset"],
     )
 

@@ -50,6 +50,8 @@ def test_the_model_says_its_inputs_and_outputs(server):
     assert found["outputs"] == [{"name": "decoded", "datatype": "FP32", "shape": [-1, 1, 8]}]
     assert server.client.get(f"{server.url}/v2/models/colours/versions/1/ready").json() == {"ready": True}
     assert server.client.get(f"{server.url}/v2/health/live").json() == {"live": True}
+    (row,) = server.client.post(f"{server.url}/v2/repository/index", json={}).json()
+    assert (row["name"], row["version"], row["state"]) == ("colours", "1", "READY")
 
 
 def test_tensors_as_json_and_as_bytes_give_what_images_give(server):

@@ -69,6 +69,13 @@ def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce
     return put
 
 
+def suppressed(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Suppress boxes by class: rows (K, 6) ``[class, score, x1, y1, x2, y2]`` of all images, and int32 (B,), their numbers."""
+    limits = settings["confidence"], -1, settings["max_detections"], settings["iou_threshold"]
+    rows_K6, _, counts_B = _KERNELS.multiclass_nms3(boxes_BN4, scores_BCN, None, *limits, True, 1.0, -1)  # noqa: FBT003
+    return rows_K6, counts_B
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def empty_like(x: Tensor) -> Tensor:
     """Return a tensor of the shape, type and place of ``x``, whose numbers are arbitrary."""

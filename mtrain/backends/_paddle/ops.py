@@ -116,10 +116,11 @@ def dtype(x: Tensor) -> str:
 def shape(x: Tensor) -> tuple[int, ...]:
     if paddle.in_dynamic_mode() or -1 not in x.shape:
         return tuple(x.shape)
-    # A program that is written for any size computes an unknown side when it runs. The axis of samples stays -1, which
-    # one axis of a new shape may be.
-    sizes = paddle.shape(x)
-    return tuple(sizes[axis] if side == -1 and axis else side for axis, side in enumerate(x.shape))
+    # A program that is written for any size computes an unknown one when it runs. Reshapes to a constant shape (with -1) are
+    # merged by the CPU predictor with what is before them, which fails for some.
+    known: Sequence[int] = x.shape
+    sizes: Any = paddle.shape(x)
+    return tuple(sizes[axis] if size == -1 else size for axis, size in enumerate(known))
 
 
 def to_numpy(x: Tensor) -> Array:

@@ -1,7 +1,7 @@
 """The description of a program for inference that a session is asked to write: see ``Capabilities.export``."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -62,5 +62,7 @@ class Program:
     """Outputs are those of the network's method ``raw``, before anything is decoded."""
     half: bool = False
     """Compute in float16 where the network computes in the type of its weights."""
+    suppression: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the suppression of boxes in a Paddle program, whose outputs are those of PaddleDetection; empty: none."""
     opset: int | None = None
     """Version of ONNX's set of operators; None: the exporter's default."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.record_files import write_json
+from mtrain.deploy.export.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain.deploy.export.request import ExportRequest
 from mtrain.deploy.export.suppression import settings_of
 from mtrain.deploy.exported.metadata import SUPPRESSED
@@ -83,7 +84,11 @@ def export(request: ExportRequest) -> Exported:
 
             metadata = finish(made, request=request, facts=facts, loaded=loaded, weights=weights)
             facts = {**facts, "outputs": list(metadata.outputs)}
-        return Exported(code=0, files=_moved(made, out), facts=facts)
+        files = _moved(made, out)
+    if (request.format, request.form) == ("paddle", "nms"):
+        config = infer_config(loaded, facts, dynamic_size=request.dynamic_size)
+        files = (*files, write_yaml(out.with_name(INFER_CONFIG), config))
+    return Exported(code=0, files=files, facts=facts)
 
 
 def _check(request: ExportRequest) -> None:
@@ -94,7 +99,7 @@ def _check(request: ExportRequest) -> None:
     """
     if request.form != "decoded" and request.format == "safetensors":
         raise UsageError(f"--form {request.form}: safetensors holds weights only; leave --form out")
-    if request.form in SUPPRESSED and request.format != "onnx":
+    if request.form in SUPPRESSED and request.format != "onnx" and (request.format, request.form) != ("paddle", "nms"):
         raise UsageError(
             f"--form {request.form}: is for --format onnx; {request.format} programs have --form decoded or raw"
         )
@@ -200,12 +205,17 @@ def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> Non
     plugin: Any = loaded.job.model
     program_of(loaded.job, plugin, _rank_request(request, loaded, Path("program"), weights))
     if request.form in SUPPRESSED:
-        settings_of({"options": plugin.options.model_dump()}, request.suppression)
+        settings = settings_of({"options": plugin.options.model_dump()}, request.suppression)
+        if request.format == "paddle" and settings["class_agnostic"]:
+            raise UsageError(
+                "--form nms: Paddle suppresses boxes by class; give -o model.options.class_agnostic=false, or --format onnx"
+            )
     if not weights.is_dir():
         whole_weights(loaded.job, weights, classes=len(loaded.spec.data.names or []))
 
 
 def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights: Path) -> dict[str, Any]:
+    for_paddle_detection = (request.format, request.form) == ("paddle", "nms")
     return {
         "format": request.format,
         "path": str(made.absolute()),
@@ -214,8 +224,11 @@ def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights:
         "batch": request.batch,
         "dynamic_size": request.dynamic_size,
         "opset": request.opset,
-        "channels_first": request.layout == "nchw",
-        "floats": request.input == "float",
+        "channels_first": request.layout == "nchw" or for_paddle_detection,
+        "floats": request.input == "float" or for_paddle_detection,
+        "suppression": settings_of({"options": loaded.job.model.options.model_dump()}, request.suppression)
+        if for_paddle_detection
+        else {},
         "class_names": loaded.spec.data.names or [],
         "own": own_kind_of(weights),
     }
@@ -240,6 +253,8 @@ def _check_target(out: Path, request: ExportRequest) -> None:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
     paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
+    if (request.format, request.form) == ("paddle", "nms"):
+        paths.append(out.with_name(INFER_CONFIG))
     existing = next((path for path in paths if path.exists()), None)
     if out.is_dir():
         raise UsageError(f"-o {out}: is a folder; give the name of a file")

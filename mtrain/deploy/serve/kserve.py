@@ -32,6 +32,12 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
         """Say whether predictions are answered: status 200 or 503."""
         return _readiness(service)
 
+    @app.post("/v2/repository/index")
+    async def index() -> list[dict[str, str]]:
+        """List the one model, for clients of Triton that look for a name."""
+        state = "READY" if service.state == "ready" else "UNAVAILABLE"
+        return [{"name": service.predictor.name, "version": VERSION, "state": state, "reason": ""}]
+
     for path in _MODELS:
         _add_model(app, service, path)
 
