@@ -84,7 +84,8 @@ def without_average(saved: files.Saved) -> None:
 
 
 def without_statistics(saved: files.Saved) -> None:
-    saved.state.weights |= {name: 0 * x for name, x in saved.state.weights.items() if name.endswith("running_mean")}
+    weights = saved.state.weights
+    saved.state.weights = {**weights, **{name: 0 * x for name, x in weights.items() if name.endswith("running_mean")}}
 
 
 def one_update_back(saved: files.Saved) -> None:

@@ -25,7 +25,7 @@ def newest(here, name):
 def trained(here, name):
     """Return the weights of a run and those to evaluate with."""
     state = newest(here, name)
-    return state.weights | {f"ema {key}": array for key, array in state.ema.items()}
+    return {**state.weights, **{f"ema {key}": array for key, array in state.ema.items()}}
 
 
 @pytest.fixture(scope="module")

@@ -216,6 +216,7 @@ def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> Non
 
 def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights: Path) -> dict[str, Any]:
     for_paddle_detection = (request.format, request.form) == ("paddle", "nms")
+    plugin: Any = loaded.job.model
     return {
         "format": request.format,
         "path": str(made.absolute()),
@@ -226,7 +227,7 @@ def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights:
         "opset": request.opset,
         "channels_first": request.layout == "nchw" or for_paddle_detection,
         "floats": request.input == "float" or for_paddle_detection,
-        "suppression": settings_of({"options": loaded.job.model.options.model_dump()}, request.suppression)
+        "suppression": settings_of({"options": plugin.options.model_dump()}, request.suppression)
         if for_paddle_detection
         else {},
         "class_names": loaded.spec.data.names or [],
