@@ -1,8 +1,8 @@
 """Network and data of the gradient surgery; shared by its scripts.
 
-Data: the handwritten digits of scikit-learn (8 x 8 pixels), of which two things are learned: the class, and how much ink there is. A few
-inks are wrong, and the gradient of their batch is too large to be used. With `--fp64`, all scripts but port.py compute in float64; for port.py,
-`-o train.precision=fp64` does.
+Data: the handwritten digits of scikit-learn (8 x 8 pixels), of which two things are learned: the class, and how much ink there is. A
+few inks are wrong, and the gradient of their batch is too large to be used. With `--fp64`, all scripts but port.py compute in float64;
+for port.py, `-o train.precision=fp64` does.
 """
 
 import sys
