@@ -27,9 +27,9 @@ class Digits(Dataset):
     def __init__(self, *, train: bool) -> None:
         digits = load_digits()
         part = slice(TRAINING_SAMPLES) if train else slice(TRAINING_SAMPLES, TRAINING_SAMPLES + 120)
-        self.images = torch.tensor(digits.data[part] / 16, dtype=torch.float32).to(DTYPE)
+        images = torch.tensor(digits.data[part] / 16, dtype=torch.float32)
         self.classes = torch.tensor(digits.target[part])
-        self.ink = self.images.sum(1) / 20
+        self.images, self.ink = images.to(DTYPE), (images.sum(1) / 20).to(DTYPE)
         if train:
             self.ink[100:103] *= 40
 
