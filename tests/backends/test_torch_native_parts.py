@@ -121,6 +121,13 @@ class Noisy(Rule):
         parameter.sub_(gradient + torch.randn_like(gradient), alpha=group["lr"])
 
 
+class NeedsClosure(Rule):
+    """Computes the loss itself."""
+
+    def step(self, closure):
+        closure()
+
+
 class Remembers(Rule):
     """Steps the parameters that it was made for."""
 
@@ -196,13 +203,14 @@ def test_elementwise_rules_step_parts_to_the_same_bits(kind, settings):
 NOT_ELEMENTWISE = [
     (torch.optim.Adafactor, {"lr": 0.05}, "Adafactor fails on parts of arrays"),
     (lambda parameters: torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=0.05), {}, "Muon fails on parts of arrays"),
-    (torch.optim.LBFGS, {}, "could not be tried"),
+    (torch.optim.LBFGS, {}, "LBFGS joins all arrays into one vector"),
     (Lars, {}, "computes other values on parts"),
     (ByGlobalNorm, {}, "computes other values on parts"),
     (Late, {}, "computes other values on parts"),
     (OfLargeArrays, {}, "computes other values on parts"),
     (ByShape, {}, "computes other values on parts"),
     (Noisy, {}, "computes other values on parts"),
+    (NeedsClosure, {}, "NeedsClosure could not be tried: TypeError"),
     (PerRow, {}, r"keeps 'rows' of shape \(72,\) for a parameter of shape \(72, 72\)"),
 ]  # fmt: skip
 
@@ -347,6 +355,17 @@ def named(moments, names):
         for name, tensor in zip(names, tensors, strict=True)
         if tensor is not None
     }
+
+
+def test_parts_take_their_part_of_a_state_that_the_optimizer_begins_with():
+    made = Made(lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1), network())
+    for parameter, state in made.optimizer.state.items():
+        state["sum"] = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
+    names, parts, held = cut(made, rank=1)
+    rule = rule_for_parts(made, names, parts, held, rank=1)
+    for name, total in zip(names, rule.moments["native.sum"], strict=True):
+        first, end = parts[name].spans[1]
+        assert total.tolist() == list(range(first, end))
 
 
 def test_an_optimizer_that_was_made_by_name_keeps_the_names_of_the_parts_it_has():

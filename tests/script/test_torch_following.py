@@ -152,10 +152,11 @@ def test_with_accumulation_it_follows_once_per_update(here):
         seen.append((next(teacher.parameters()).detach().clone(), next(student.parameters()).detach().clone()))
 
     trained(step, before=before, accumulate=2)
-    (start, begun), (after, updated), *_ = seen
+    (start, begun), (after, updated), (later, _), _ = seen
     assert torch.equal(start, begun)
     assert torch.equal(after, torch.lerp(start, updated, 0.5))
     assert not torch.equal(after, start)
+    assert torch.equal(later, after), "the next update has another micro batch"
 
 
 class Wide(Net):

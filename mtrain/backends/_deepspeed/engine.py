@@ -16,7 +16,7 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.engine import TorchEngine, channels_last, no_own_order
+from mtrain.backends._torch.engine import TorchEngine, channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.shards import Parts, tied
@@ -44,7 +44,10 @@ class ZeroEngine(TorchEngine):
             return super().prepare(build, recipe)
         self.refuse(recipe)
         if recipe.own_order and not self._takes_own_order:
-            raise SpecError(no_own_order())
+            raise SpecError(
+                "backend.options.reduction: micro_batch given for several models, or for overlap=False: DeepSpeed then exchanges gradients "
+                "in the backward pass of one model; use update"
+            )
         self._seed_start(recipe)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
 from mtrain.backends._torch.shards import Part, spans_of
+from mtrain.errors import SpecError
 
 
 class Zero(Protocol):
@@ -196,7 +197,16 @@ class ZeroExchange:
 
         DeepSpeed's backward pass has no choice of parameters: another model through which the loss goes would get gradients.
         Until they are exchanged, gradients are whole and lie on the parameters, so it need not know of this pass.
+
+        Raises:
+            SpecError: The graph is kept for a second pass, in which stage 3 would not gather the weights again.
         """
+        if retain_graph and isinstance(self._zero, SplitWeights):
+            raise SpecError(
+                "optimizer.backward: retain_graph=True, or session.backward with several models, goes through one graph twice, which "
+                "backend.options.stage 3 cannot: it drops whole weights after the first pass; call the model again for the second loss, or "
+                "use stage 0, 1 or 2"
+            )
         trained = list(self._trained.values())
         gradients = torch.autograd.grad(loss, trained, retain_graph=retain_graph, allow_unused=True)
         for parameter, gradient in zip(trained, gradients, strict=True):

@@ -124,13 +124,17 @@ class PaddleEngine(RankSession):
 
     def follow(self, target: Prepared, source: Prepared, share: float, copies_buffers: bool) -> None:  # noqa: FBT001
         """See ``Capabilities.follow``: ``target += share * (source - target)``, or a copy for a share of 1."""
-        (own_model, _), (other_model, _) = target, source
-        pairs = zip(inner(own_model).parameters(), inner(other_model).parameters(), strict=True)
+        own_model, other_model = inner(target[0]), inner(source[0])
+        # Paddle counts the running statistics of BatchNorm among the parameters.
+        statistics = {id(x) for layer in own_model.sublayers(include_self=True) for x in _statistics(layer)}
         with paddle.no_grad():
-            for own, other in pairs:
-                paddle.assign(other if share == 1 else paddle.lerp(own, other, share), own)
+            for own, other in zip(own_model.parameters(), other_model.parameters(), strict=True):
+                if id(own) not in statistics:
+                    paddle.assign(other if share == 1 else paddle.lerp(own, other, share), own)
+                elif copies_buffers:
+                    paddle.assign(other, own)
             if copies_buffers:
-                for own, other in zip(inner(own_model).buffers(), inner(other_model).buffers(), strict=True):
+                for own, other in zip(own_model.buffers(), other_model.buffers(), strict=True):
                     paddle.assign(other, own)
 
     def wrap(self, model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
@@ -246,6 +250,13 @@ class PaddleEngine(RankSession):
         from mtrain.backends._paddle import exporting
 
         return exporting.write(build(), weights, program)
+
+
+def _statistics(layer: Layer) -> list[paddle.Tensor]:
+    """Return the running statistics of a BatchNorm; none of another layer."""
+    return [
+        getattr(layer, name) for name in ("_mean", "_variance") if isinstance(getattr(layer, name, None), paddle.Tensor)
+    ]
 
 
 def check_layer(model: Any) -> None:

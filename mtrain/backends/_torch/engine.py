@@ -318,7 +318,7 @@ def no_own_order() -> str:
     """Return the refusal of a backend whose exchange hangs on the model, see ``Recipe.own_order``."""
     return (
         "session.prepare: a second model with an optimizer, or overlap=False, given with a backend that trains one model in one order; "
-        "use ddp, horovod, fleet or solo, or prepare models that no update trains with a name and without an optimizer"
+        "use ddp, horovod, fleet, deepspeed or solo. Models with a name and without an optimizer are no matter"
     )
 
 

@@ -76,6 +76,8 @@ class Trials:
     def split(self) -> Verdict:
         """Find out whether the optimizer steps pieces of flattened arrays to the values of whole arrays."""
         name = type(self._made.optimizer).__name__
+        if isinstance(self._made.optimizer, torch.optim.LBFGS):
+            return Verdict(f"{name} joins all arrays into one vector")
         with _random_numbers_kept(self._chosen):
             try:
                 whole = self._copy(self._shapes, [0] * len(self._shapes))

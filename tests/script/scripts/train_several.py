@@ -354,7 +354,6 @@ def main() -> None:
     parser.add_argument("loop", choices=LOOPS)
     parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--plain", metavar="FILE")
-    parser.add_argument("--rule", action="store_true", help="an optimizer of mtrain's, for backends that split arrays")
     chosen = parser.parse_args()
     length = {"global_batch": BATCH, "updates": chosen.updates, "order": lambda epoch: range(SAMPLES)}
     if chosen.plain:
@@ -362,8 +361,6 @@ def main() -> None:
         LOOPS[chosen.loop](session, length)
         np.savez(chosen.plain, **session.weights())
         return
-    if chosen.rule:
-        globals()["adam"] = mtrain.Adam(learning_rate=5e-3, betas=(0.5, 0.999))
     with mtrain.session() as session:
         LOOPS[chosen.loop](session, length)
 
