@@ -52,10 +52,8 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        from mtrain.tasks.language.chat_jinja import Generation
-
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _refuse
@@ -101,6 +99,25 @@ class ChatTemplate:
             found += [(whole[done : len(before)], False), (whole[len(before) : len(after)], True)]
             done = len(after)
         return found
+
+
+def _generation_tag() -> Any:
+    """Return the extension for a tag that Jinja does not know: ``{% generation %}`` around what an assistant says.
+
+    What is learned is found by comparing texts, in templates without the tag too.
+    """
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 - the library declares it so
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(inside, lineno=line)
+
+    return Generation
 
 
 def template_of(tokenizer: str, chat_template: str | None) -> ChatTemplate | None:
