@@ -1,6 +1,7 @@
 """Build the model of a script once on each rank."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from mtrain.data.objects import is_module
@@ -38,6 +39,7 @@ class Building:
                 f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
             )
         self.module = module
-        entries = [*module.named_parameters(), *module.named_buffers()]
-        self.shapes = {name: tuple(x.shape) for name, x in entries}
+        with suppress(RuntimeError):  # lazy layers have no shapes yet; the backend refuses them by name
+            entries = [*module.named_parameters(), *module.named_buffers()]
+            self.shapes = {name: tuple(x.shape) for name, x in entries}
         return module
