@@ -45,6 +45,13 @@ def test_several_ranks_train_what_the_plain_script_trains(name, backend, size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["ZeRO 1", "ZeRO 3"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "surgery"])
+def test_backends_that_split_arrays_train_what_the_plain_script_trains(name, stage):
+    assert 0 < loops.between(plain(name), loops.ours(loops.by_name(name), stage, 2)) <= 1e-12
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_was_killed_goes_on_to_the_same_bits(name):
     script = loops.by_name(name)

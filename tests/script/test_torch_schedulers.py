@@ -211,12 +211,16 @@ def test_an_optimizer_that_comes_with_its_scheduler_trains_what_the_plain_loop_t
     def make(model):
         return torch.optim.AdamW(model.parameters(), **ADAMW)
 
+    made_of = []
+
     def both(model):
         optimizer = make(model)
+        made_of.append(optimizer)
         return optimizer, schedulers.OneCycleLR(optimizer, **CURVE)
 
     with mtrain.session() as session:
         model, optimizer = session.prepare(network, optimizer=both, seed=5)
+        assert "step" not in vars(made_of[0]), "a copy of the optimizer would step the first one"
         for batch in session.batches(LOADER, epochs=3):
             optimizer.update(loss_of(model, batch))
             optimizer.scheduler.step()

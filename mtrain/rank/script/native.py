@@ -37,6 +37,8 @@ class Recorded:
         if isinstance(optimizer, tuple) and len(optimizer) == 2:
             optimizer, scheduler = optimizer
             self.scheduler = adopted(scheduler, optimizer)
+        # A scheduler of torch puts a function in the place of the method, which steps this optimizer and none of its copies.
+        getattr(optimizer, "__dict__", {}).pop("step", None)
         learning_rate = _learning_rate_of(optimizer)
         if learning_rate is None or learning_rate <= 0:
             given = "without a learning rate" if learning_rate is None else f"with the learning rate {learning_rate:g}"
