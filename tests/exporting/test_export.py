@@ -1,5 +1,6 @@
 """``mtrain export``, and ``evaluate`` and ``predict`` with the ONNX file, through the real command line."""
 
+import ast
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import mtrain as package
 from mtrain.cli import main
@@ -306,6 +308,29 @@ def test_every_format_and_form_of_a_run(exported):
         "out = (out[0] if isinstance(out, (list, tuple)) else out).numpy()",
     )
     np.testing.assert_allclose(program, expected, rtol=1e-5, atol=1e-4)
+    predicted = (
+        "import paddle.inference as pdi; c = pdi.Config('{0}.json', '{0}.pdiparams'); p = pdi.create_predictor(c); "
+        "[p.get_input_handle(n).copy_from_cpu(v) for n, v in zip(p.get_input_names(), {1})]; p.run(); "
+        "out = p.get_output_handle(p.get_output_names()[0]).copy_to_cpu()"
+    )
+    np.testing.assert_allclose(
+        _alone(exported, "paddle", predicted.format("small", "[x]")), expected, rtol=1e-5, atol=1e-4
+    )
+    (exported / "deployed").mkdir()
+    arguments = ("--format", "paddle", "--form", "nms", "--dynamic-size", "--confidence", "0.001")
+    done("export", "--run", "runs/small", *arguments, "--out", "deployed/model", cwd=exported)
+    steps = yaml.safe_load((exported / "deployed/infer_cfg.yml").read_text())["Preprocess"]
+    assert [step["type"] for step in steps] == ["Resize", "Pad", "NormalizeImage", "Permute"]
+    given = "[x.transpose(0, 3, 1, 2).astype('float32') / 255, numpy.full((3, 2), 0.5, 'float32')]"
+    rows = _alone(exported, "paddle", predicted.format("deployed/model", given))
+    from mtrain.deploy.exported.model import ExportedModel
+
+    model = ExportedModel.open(exported / "small.onnx", threads=1).with_options({"confidence": 0.001})
+    found = np.concatenate(model.predictions({"images": _images()}))
+    assert len(rows) == len(found) > 0
+    np.testing.assert_allclose(np.sort(rows[:, 1]), np.sort(found[:, 4]), rtol=1e-4, atol=1e-6)
+    # The images were made from ones of twice the size, in whose pixels the boxes are.
+    np.testing.assert_allclose(rows[:, 2:].sum(), 2 * found[:, :4].sum(), rtol=1e-4)
     done("export", "--run", "runs/small", "--format", "safetensors", cwd=exported)
     names = f"data.names={','.join('0123456789')}"
     arguments = ("-c", "runs/small/spec.yml", "--weights", "small.safetensors", "-o", names)
@@ -318,6 +343,25 @@ def test_every_format_and_form_of_a_run(exported):
     assert metrics(exported / "runs/nms-evaluate")["AP"] == pytest.approx(
         metrics(exported / "runs/by-torch")["AP"], abs=1e-3
     )
+
+
+@pytest.mark.slow
+def test_other_layouts_of_images_give_the_same_outputs(exported):
+    """Programs for YOLO models feed (B, 3, H, W) from 0 to 1, and look for stride and classes in the file."""
+    done("export", "--run", "runs/small", "--layout", "nchw", "--input", "float", "-o", "yolo.onnx", cwd=exported)
+    session = onnxruntime.InferenceSession(exported / "yolo.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 3, 64, 64]
+    images = np.ascontiguousarray(_images().transpose(0, 3, 1, 2) / np.float32(255))
+    (found,) = session.run(None, {"images": images})
+    np.testing.assert_array_equal(found, _outputs(exported, "small.onnx"))
+    np.testing.assert_array_equal(found, _outputs(exported, "yolo.onnx"))
+    assert session.run(None, {"images": images[:0]})[0].shape == (0, 252, 15)
+    entries = session.get_modelmeta().custom_metadata_map
+    assert int(entries["stride"]) == 32
+    assert ast.literal_eval(entries["names"]) == dict(enumerate("0123456789"))
+    done("export", "--run", "runs/small", "--form", "raw", "--precision", "fp16", "-o", "raw16.onnx", cwd=exported)
+    raw = onnxruntime.InferenceSession(exported / "raw16.onnx", providers=["CPUExecutionProvider"])
+    assert {output.type for output in raw.get_outputs()} == {"tensor(float)"}
 
 
 def _images() -> np.ndarray:
