@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from tests.fsdp_example import install, use
 
 import mtrain
 from mtrain.errors import MtrainError
@@ -26,12 +25,6 @@ def plain(loop):
     return session.weights()
 
 
-@pytest.fixture(scope="module")
-def fsdp_site(tmp_path_factory):
-    """Return the folder in which the example of a plugin backend is installed."""
-    return install(tmp_path_factory.mktemp("fsdp"))
-
-
 BACKENDS = {
     "zero 1": ("-b", "deepspeed", "-o", "backend.options.stage=1"),
     "zero 3": ("-b", "deepspeed", "-o", "backend.options.stage=3"),
@@ -51,10 +44,7 @@ BACKENDS = {
         ),
     ],
 )
-def test_a_target_follows_a_model_whose_arrays_are_split_and_goes_on_after_a_kill(
-    backend, size, loop, tmp_path, fsdp_site, monkeypatch
-):
-    use(fsdp_site, monkeypatch)
+def test_a_target_follows_a_model_whose_arrays_are_split_and_goes_on_after_a_kill(backend, size, loop, tmp_path):
     words = (*BACKENDS[backend], "--nproc-per-node", str(size), *FP64)
     saving = ("-o", "checkpoint.every_updates=2")
     assert run(tmp_path, "--name", "one", *words, *saving, SCRIPT, loop, environ={"KILLED_IN": "6"}).returncode

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-from tests.fsdp_example import install, use
 
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary
@@ -62,12 +61,6 @@ def test_several_ranks_train_what_a_plain_loop_trains(backend, size, plain, tmp_
     assert difference <= 1e-12
 
 
-@pytest.fixture(scope="module")
-def fsdp_site(tmp_path_factory):
-    """Return the folder in which the example of a plugin backend is installed."""
-    return install(tmp_path_factory.mktemp("fsdp"))
-
-
 WAYS = {
     "whole to parts": [(3, "ddp", 2), (6, 3, 3), (10, 1, 2)],
     "parts to whole": [(3, 2, 2), (6, "solo", 1), (10, 3, 2)],
@@ -84,11 +77,8 @@ QUICK = [("ScheduleFree", "whole to parts")]
         for way in WAYS
     ],
 )
-def test_a_job_goes_from_backend_to_backend_and_from_rank_count_to_rank_count(
-    name, way, plain, tmp_path, fsdp_site, monkeypatch
-):
+def test_a_job_goes_from_backend_to_backend_and_from_rank_count_to_rank_count(name, way, plain, tmp_path):
     """Each job goes on from the checkpoint of the one before: groups, schedule, decay and state."""
-    use(fsdp_site, monkeypatch)
     for number, (updates, backend, size) in enumerate(WAYS[way]):
         words = ZERO.get(backend, ("-b", str(backend)))
         start = ("--resume", "runs/one") if number else ("--name", "one")

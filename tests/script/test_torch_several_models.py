@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.fsdp_example import install, use
 
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
@@ -207,12 +206,6 @@ SPLIT = {
 QUICK = [("zero 3", 2, "sac"), ("fsdp", 2, "gan")]
 
 
-@pytest.fixture(scope="module")
-def fsdp_site(tmp_path_factory):
-    """Return the folder in which the example of a plugin backend is installed."""
-    return install(tmp_path_factory.mktemp("fsdp"))
-
-
 @pytest.mark.parametrize(
     ("backend", "size", "loop"),
     [
@@ -223,10 +216,7 @@ def fsdp_site(tmp_path_factory):
         if (backend, loop) not in [("zero 3", "joint"), ("fsdp", "critic")]
     ],
 )
-def test_models_whose_arrays_are_split_train_what_the_plain_script_trains(
-    backend, size, loop, plain, tmp_path, fsdp_site, monkeypatch
-):
-    use(fsdp_site, monkeypatch)
+def test_models_whose_arrays_are_split_train_what_the_plain_script_trains(backend, size, loop, plain, tmp_path):
     words = (*SPLIT[backend], "--nproc-per-node", str(size), *FP64)
     saving = ("-o", "checkpoint.every_updates=2")
     start = "--name"
@@ -249,10 +239,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("case", "message"), [pytest.param(case, message, marks=pytest.mark.slow if slow else ()) for case, message, slow in REFUSED]
 )  # fmt: skip
-def test_what_a_backend_that_splits_arrays_cannot_do_is_told_in_one_sentence(
-    case, message, tmp_path, fsdp_site, monkeypatch
-):
-    use(fsdp_site, monkeypatch)
+def test_what_a_backend_that_splits_arrays_cannot_do_is_told_in_one_sentence(case, message, tmp_path):
     result = run(tmp_path, *SPLIT[case[0]], "--nproc-per-node", "2", *FP64, SCRIPT, case[1])
     assert result.returncode == 2
     assert message in result.stderr
