@@ -238,6 +238,12 @@ def _gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Up
             )
     if sentences:
         return sentences
+    if math.isinf(parting.size) and ("gradients" in ours.parts) != ("gradients" in theirs.parts):
+        side = "A" if "gradients" in theirs.parts else "B"
+        return [
+            f"no array that the optimizer of {side} holds has a gradient: they are frozen (requires_grad), detached, or belong to "
+            "another model than the one that is trained"
+        ]
     place = parting.place or 0
     missing = set(ours.arrays.get("gradients", {})) ^ set(theirs.arrays.get("gradients", {}))
     if missing:

@@ -151,7 +151,7 @@ def _curves(a: Trace, b: Trace) -> dict[str, list[float]]:
     begin = _total(a.start)
     for ours, theirs in zip(a.updates, b.updates):
         curves[LOSS].append(relative(ours.loss, theirs.loss))
-        curves[GRADIENT].append(_apart(ours, theirs, "gradients"))
+        curves[GRADIENT].append(math.inf if _one_has_none(ours, theirs) else _apart(ours, theirs, "gradients"))
         curves[CLIP].append(_clip_difference(ours, theirs))
         curves[WEIGHTS].append(_moved_apart(ours, theirs, begin))
         curves[MOMENTS].append(_apart(ours, theirs, "moments"))
@@ -188,6 +188,12 @@ def _apart(ours: Update, theirs: Update, part: str) -> float:
     if part not in ours.parts or part not in theirs.parts:
         return math.nan
     return apart(ours.parts[part], theirs.parts[part])
+
+
+def _one_has_none(ours: Update, theirs: Update) -> bool:
+    """Return whether one side alone has no gradient at all in an update that both made and recorded."""
+    recorded = "weights" in ours.parts and "weights" in theirs.parts
+    return recorded and ("gradients" in ours.parts) != ("gradients" in theirs.parts)
 
 
 def _moved_apart(ours: Update, theirs: Update, begin: Row | None) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 
-def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0) -> None:
+def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0, frozen: bool = False) -> None:
     """Write the trace of one rank and two updates by hand."""
     rank = folder / "rank-00000-host-1"
     rank.mkdir(parents=True)
@@ -28,7 +28,7 @@ def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0) -> None:
         micro = {"loss": loss, "samples": ["a"], "targets": [], "modes": [0, 1], "autocast": None}
         update: dict[str, Any] = {"update": number, "optimizer": 0, "rates": [{"lr": rate if number == 2 else 0.1}]}
         update |= {"steps": None, "rng": None, "weights_changed_outside": False, "micro_batches": [micro], "clip": None}
-        lines.append(json.dumps({**update, "gradients": row, "weights": row}))
+        lines.append(json.dumps({**update, "weights": row, **({} if frozen else {"gradients": row})}))
     (rank / "updates.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -56,6 +56,14 @@ def test_the_exit_code_is_0_for_the_same_and_for_rounding_unless_bits_are_asked_
     assert run(folder, "mtrain", "one", "one").returncode == 0
     assert run(folder, "mtrain_trace", "one", "rounded").returncode == 0
     assert run(folder, "mtrain_trace", "one", "rounded", "--bits").returncode == 1
+
+
+def test_an_optimizer_whose_arrays_have_no_gradient_at_all_is_named(folder: Path) -> None:
+    write(folder / "frozen", frozen=True)
+    done = run(folder, "mtrain_trace", "one", "frozen")
+    assert done.returncode == 1
+    assert "DIFFERENT: the gradient first in update 1" in done.stdout
+    assert "No array that the optimizer of B holds has a gradient" in done.stdout
 
 
 @pytest.mark.parametrize(
