@@ -73,7 +73,12 @@ def test_of_each_micro_batch_the_first_shard_moves_the_buffers(shares, moved, tm
     job = Job(
         session=SimpleNamespace(collective=OneRank(), capabilities=Capabilities()),
         steppers=[Stepper(optimizer, lambda update: Rates(learning_rates=(0.1,)))],
-        feed=SimpleNamespace(open=lambda progress: iter(range(4)), spans_epochs=True, close=lambda: None),
+        feed=SimpleNamespace(
+            open=lambda progress: iter(range(4)),
+            spans_epochs=True,
+            close=lambda: None,
+            fill=lambda progress, number: 1.0,
+        ),
         total_updates=1,
         shares=shares_of(make_recipe(spec, size=1), OneRank()),
         seed=0,
