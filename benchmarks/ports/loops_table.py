@@ -122,7 +122,8 @@ def _cell(value: Mapping[str, Any] | None, refusals: list[str]) -> str:
     if value is None:
         return "-"
     if "refused" in value:
-        words = re.sub(r"rank \d+[^:]*: ", "", value["refused"])
+        words = re.sub(r"rank \d+[^:]*: |common\.", "", value["refused"])
+        words = re.sub(r"the model is a [\w.]+", "the model is a module of torch", words)
         if words not in refusals:
             refusals.append(words)
         return f"({refusals.index(words) + 1})"
