@@ -64,12 +64,6 @@ class DeepSpeed(TorchBackend):
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        if recipe.native_optimizer is not None and self.options.stage > 0:
-            raise SpecError(
-                f"session.prepare: backend deepspeed with stage {self.options.stage} splits arrays over the ranks, but an "
-                "optimizer of torch.optim needs whole ones; use -o backend.options.stage=0, or a rule such as "
-                "mtrain.AdamW(learning_rate=1e-3)"
-            )
         if self.options.stage > 0:
             check_parts(recipe, splits=f"backend.options.stage {self.options.stage}")
         if recipe.prune is not None and self.options.stage > 0:

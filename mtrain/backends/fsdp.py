@@ -42,11 +42,6 @@ class Fsdp(TorchBackend):
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         check_parts(recipe, splits="backend fsdp")
-        if recipe.native_optimizer is not None:
-            raise SpecError(
-                "session.prepare: backend fsdp splits arrays over the ranks, but an optimizer of torch.optim needs whole ones; "
-                "use another backend, or a rule such as mtrain.AdamW(learning_rate=1e-3)"
-            )
         if recipe.prune is not None:
             raise SpecError(
                 "train.prune: given with backend fsdp, which splits weights over the ranks, but masks need whole ones; use "

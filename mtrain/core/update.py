@@ -299,9 +299,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def _seed_next(self) -> None:
         """Seed the model's randomness (dropout) by (seed, rank, update), so that a resumed job repeats it.
 
-        Models that share the generators are seeded by the loop alone, see ``Recipe.own_order``.
+        Models that share the generators are seeded by the loop alone, see ``Recipe.named``.
         """
-        if not self._recipe.own_order:
+        if not self._recipe.own_order and not self._recipe.named:
             update = self.updates + self.skipped + (self._late is not None)
             self._seed(shard_seed(self._recipe.seed, self._rank, update))
 

@@ -41,6 +41,24 @@ class Counting(torch.optim.Optimizer):
                     parameter.add_(parameter.grad, alpha=-group["lr"] * state["scale"] / state["step"])
 
 
+class Switching(torch.optim.SGD):
+    """An optimizer that evaluates with other weights than it trains, and whose way back is not exact."""
+
+    def eval(self):
+        self._scale(1 / 3)
+
+    def train(self):
+        if self.state.get("evaluates"):
+            self._scale(3)
+
+    @torch.no_grad()
+    def _scale(self, factor):
+        self.state["evaluates"] = factor < 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(factor)
+
+
 class Network(torch.nn.Module):
     """A network one of whose layers is never used, so that its weights have no state."""
 
@@ -127,3 +145,28 @@ def test_the_moments_of_another_optimizer_are_refused():
 def test_what_is_no_usable_optimizer_is_refused(make, sentence):
     with pytest.raises(SpecError, match=sentence):
         prepared(make)
+
+
+def test_an_optimizer_with_two_modes_evaluates_in_the_second_and_trains_on_with_the_same_bits():
+    session, model, optimizer = prepared(lambda model: Switching(model.parameters(), lr=0.05))
+    trained(model, optimizer, range(3))
+    before = {name: x.detach().clone() for name, x in model.named_parameters()}
+    with optimizer.averaged():
+        assert all(torch.equal(x, before[name] * (1 / 3)) for name, x in model.named_parameters())
+    saved = session.state(model, optimizer)
+    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
+    assert all(np.array_equal(saved.ema[name], x * (1 / 3)) for name, x in before.items())
+    assert any(not torch.equal(x * (1 / 3) * 3, x) for x in before.values()), "the way back is not exact"
+
+
+def test_an_average_beside_an_optimizer_with_two_modes_is_refused():
+    recipe = Recipe(
+        rule="sgd",
+        groups=[("", {})],
+        micro_batch=4,
+        native_optimizer=lambda model: Switching(model.parameters(), lr=0.05),
+        own_model=True,
+        ema_decay=0.9,
+    )
+    with pytest.raises(SpecError, match="leave ema out"):
+        of_one_rank(torch.device("cpu")).prepare(network, recipe)

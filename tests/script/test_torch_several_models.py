@@ -15,7 +15,7 @@ from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, w
 
 SCRIPT = str(SCRIPTS / "train_several.py")
 FP64 = ("-o", "train.precision=fp64")
-LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau", "target")
+LOOPS = ("gan", "critic", "joint", "surgery", "steps", "plateau", "target", "dqn", "sac")
 
 
 @pytest.fixture(scope="module")
@@ -191,16 +191,71 @@ def test_a_model_that_the_checkpoint_lacks_is_named(tmp_path):
     assert "a model without a name is prepared, but the checkpoint has the models D, G" in result.stderr
 
 
-@pytest.mark.parametrize("loop", ["gan", "surgery"])
-def test_a_backend_that_cannot_train_in_another_order_says_so_before_training(loop, tmp_path):
-    result = run(tmp_path, "--backend", "deepspeed", "--nproc-per-node", "2", *FP64, SCRIPT, loop, "--rule")
+RELEASED = (
+    "backend.options.config={zero_optimization: {stage3_param_persistence_threshold: 0, stage3_max_live_parameters: 0, "
+    "stage3_max_reuse_distance: 0}}"
+)
+"""Makes stage 3 drop whole weights of small models too."""
+SPLIT = {
+    "zero 0": ("-b", "deepspeed", "-o", "backend.options.stage=0"),
+    "zero 1": ("-b", "deepspeed", "-o", "backend.options.stage=1"),
+    "zero 2": ("-b", "deepspeed", "-o", "backend.options.stage=2"),
+    "zero 3": ("-b", "deepspeed", "-o", "backend.options.stage=3", "-o", RELEASED),
+    "fsdp": ("-b", "fsdp"),
+}
+QUICK = [("zero 3", 2, "sac"), ("fsdp", 2, "gan")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "loop"),
+    [
+        pytest.param(backend, size, loop, marks=() if (backend, size, loop) in QUICK else pytest.mark.slow)
+        for backend in SPLIT
+        for size in (2, 3)
+        for loop in ("gan", "sac", "critic", "joint", "plateau")
+        if (backend, loop) not in [("zero 3", "joint"), ("fsdp", "critic")]
+    ],
+)
+def test_models_whose_arrays_are_split_train_what_the_plain_script_trains(backend, size, loop, plain, tmp_path):
+    words = (*SPLIT[backend], "--nproc-per-node", str(size), *FP64)
+    saving = ("-o", "checkpoint.every_updates=2")
+    start = "--name"
+    if loop == "sac":  # killed and resumed, too
+        assert run(tmp_path, "--name", "some", *words, *saving, SCRIPT, loop, environ={"KILLED_IN": "6"}).returncode
+        start = "--resume"
+    done(tmp_path, start, "runs/some" if start == "--resume" else "some", *words, SCRIPT, loop)
+    difference = largest_difference(weights(tmp_path, "some"), plain(loop))
+    print(f"{loop} on {size} ranks of {backend}: largest difference to the plain script {difference:.1e}")
+    assert difference <= 1e-12
+
+
+REFUSED = [
+    (("zero 3", "joint"), "goes through one graph twice, which backend.options.stage 3 cannot", False),
+    (("fsdp", "critic"), "a gradient of a gradient (create_graph=True) is wanted of a model on backend fsdp", True),
+    (("zero 1", "surgery"), "optimizer.gradients: this backend has no whole gradients to show", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"), [pytest.param(case, message, marks=pytest.mark.slow if slow else ()) for case, message, slow in REFUSED]
+)  # fmt: skip
+def test_what_a_backend_that_splits_arrays_cannot_do_is_told_in_one_sentence(case, message, tmp_path):
+    result = run(tmp_path, *SPLIT[case[0]], "--nproc-per-node", "2", *FP64, SCRIPT, case[1])
     assert result.returncode == 2
-    assert "trains one model in one order; use ddp, horovod, fleet or solo" in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_backend_that_cannot_train_in_another_order_says_so_before_training(tmp_path):
+    words = ("--backend", "deepspeed", "-o", "backend.options.reduction=micro_batch", "--nproc-per-node", "2", *FP64)
+    result = run(tmp_path, *words, SCRIPT, "gan")
+    assert result.returncode == 2
+    assert "backend.options.reduction: micro_batch given for several models" in result.stderr
 
 
 def test_zero_shows_no_gradients_of_split_arrays(tmp_path):
     words = ("--backend", "deepspeed", "--nproc-per-node", "2", "-o", "backend.options.stage=2")
-    result = run(tmp_path, *words, *FP64, SCRIPT, "steps", "--rule")
+    result = run(tmp_path, *words, *FP64, SCRIPT, "steps")
     assert result.returncode == 2
     assert "optimizer.gradients: this backend has no whole gradients to show" in result.stderr
 
@@ -229,6 +284,12 @@ def test_a_gan_of_paddle_trains_what_the_plain_script_trains(size, plain_paddle,
     print(f"a GAN on {size} ranks of fleet: largest difference to the plain script {difference:.1e}")
     # Not 0: gradients of two losses are added in another order than in Paddle's own backward pass.
     assert difference <= 1e-12
+
+
+def test_a_teacher_of_paddle_follows_its_student(tmp_path):
+    """The script compares with numpy in each update."""
+    done(tmp_path, "--name", "one", "--backend", "fleet", str(SCRIPTS / "train_following_paddle.py"))
+    assert summary(tmp_path, "one")["updates"] == 3
 
 
 def test_the_weights_of_one_of_several_models_leave_under_the_names_of_its_module(tmp_path):

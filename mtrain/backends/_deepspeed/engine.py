@@ -1,21 +1,21 @@
 """The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import quantising, state
+from mtrain.backends._torch import native, quantising, state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.engine import channels_last, no_own_order
+from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
@@ -23,6 +23,7 @@ from mtrain.backends._torch.shards import Parts, tied
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.core.recipe import nothing_to_train
 from mtrain.errors import SpecError
@@ -38,14 +39,20 @@ class ZeroEngine(SplitEngine):
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        if not recipe.trained:  # whole on every rank, without DeepSpeed
+            return super().prepare(build, recipe)
         self.refuse(recipe)
-        if recipe.own_order:
-            raise SpecError(no_own_order())
-        torch.manual_seed(recipe.seed)
+        if recipe.own_order and not self._takes_own_order:
+            raise SpecError(
+                "backend.options.reduction: micro_batch given for several models, or for overlap=False: DeepSpeed then exchanges gradients "
+                "in the backward pass of one model; use update"
+            )
+        self._seed_start(recipe)
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
         model = self._placed(build, recipe, config)
+        recipe = native.made(recipe, model)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise SpecError(nothing_to_train(recipe))
@@ -106,6 +113,19 @@ class ZeroEngine(SplitEngine):
     def publish(self, optimizer: PartsOptimizer) -> None:
         assert isinstance(optimizer, ZeroOptimizer)
         optimizer.zero.publish()
+
+    @override
+    def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
+        model, optimizer = prepared
+        if self._sharding.stage < 3 or not isinstance(optimizer, ZeroOptimizer):
+            return super().held_weights(prepared)
+        held = {name: optimizer.parts[name].local for name, _ in model.named_parameters()}
+        return optimizer.parts.whole(held, self.target)
+
+    @property
+    @override
+    def _takes_own_order(self) -> bool:
+        return self._sharding.reduction == "update"
 
     @override
     def close(self) -> None:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed.zero import Zero, ZeroExchange
+from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends._torch.native import Made
+from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
 from mtrain.backends._torch.shards import Parts
@@ -39,24 +42,32 @@ class ZeroOptimizer(PartsOptimizer):
         self._zero_exchange = exchange
         if not zero.parts:
             return
-        self._rules = [
+        self._rules = self._rules_for_parts(recipe, zero, collective.rank)
+        if isinstance(self._average, Average):
+            names, live = self._average.names, self._average.live
+            self._average = None  # dropped before another one takes as much memory
+            self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
+        self._take_modes(zero.publish)
+
+    def _rules_for_parts(self, recipe: Recipe, zero: Zero, rank: int) -> list[Any]:
+        if recipe.native_optimizer is not None:
+            made, (names,), (held,) = cast(Made, recipe.native_optimizer), self.groups, self._parameters
+            return [rule_for_parts(made, names, zero.parts, held, rank=rank)]
+        return [
             ShardRule(
                 recipe.rule,
                 [zero.parts[name] for name in names],
-                collective.rank,
+                rank,
                 options,
                 channels_last=recipe.channels_last,
             )
             for names, (_, options) in zip(self.groups, recipe.groups, strict=True)
         ]
-        if self._average is not None:
-            names, live = self._average.names, self._average.live
-            self._average = None  # dropped before another one takes as much memory
-            self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
 
     @override
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        self._zero_exchange.backward(loss, retain_graph=retain_graph)
+        differentiate = self._zero_exchange.backward_alone if self._recipe.own_order else self._zero_exchange.backward
+        differentiate(loss, retain_graph=retain_graph)
 
     @override
     def step(self, rates: Rates) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
 from mtrain.backends._torch.shards import Part, spans_of
+from mtrain.errors import SpecError
 
 
 class Zero(Protocol):
@@ -191,6 +192,27 @@ class ZeroExchange:
             internals.before_backward(self._engine)
         self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
+    def backward_alone(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of this model alone, as long as none is exchanged; see ``Recipe.own_order``.
+
+        DeepSpeed's backward pass has no choice of parameters: another model through which the loss goes would get gradients.
+        Until they are exchanged, gradients are whole and lie on the parameters, so it need not know of this pass.
+
+        Raises:
+            SpecError: The graph is kept for a second pass, in which stage 3 would not gather the weights again.
+        """
+        if retain_graph and isinstance(self._zero, SplitWeights):
+            raise SpecError(
+                "optimizer.backward: retain_graph=True, or session.backward with several models, goes through one graph twice, which "
+                "backend.options.stage 3 cannot: it drops whole weights after the first pass; call the model again for the second loss, or "
+                "use stage 0, 1 or 2"
+            )
+        trained = list(self._trained.values())
+        gradients = torch.autograd.grad(loss, trained, retain_graph=retain_graph, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                _add_gradient(parameter, gradient)
+
     def finish(self) -> None:
         """Complete the exchange: when this returns, gradients are averaged and set as ``grad`` of the parts.
 
@@ -239,12 +261,18 @@ class ZeroExchange:
 
 def _give_zeros(parameter: Any) -> None:
     """Set a zero gradient in the shape of the whole parameter, of which a rank holds only a part in stage 3."""
-    shape = internals.whole_shape(parameter)
-    if tuple(parameter.shape) == shape:
-        parameter.grad = torch.zeros_like(parameter)
+    _add_gradient(parameter, parameter.data.new_zeros(internals.whole_shape(parameter)))
+
+
+def _add_gradient(parameter: Any, gradient: Tensor) -> None:
+    """Add ``gradient``, in the shape of the whole parameter, to that of a parameter of which a rank may hold only a part."""
+    former = parameter.grad
+    if tuple(parameter.shape) == tuple(gradient.shape):
+        own = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        parameter.grad = own if former is None else former + own
         return
     # torch accepts a gradient only in the shape of the parameter, so the parameter is whole for a moment.
     part = parameter.data
-    parameter.data = part.new_zeros(shape)
-    parameter.grad = torch.zeros_like(parameter.data)
+    parameter.data = part.new_empty(gradient.shape)
+    parameter.grad = gradient.clone() if former is None else former + gradient
     parameter.data = part

@@ -1,7 +1,7 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
@@ -21,6 +22,7 @@ from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
+from mtrain.errors import SpecError
 
 Unit = Literal["model", "children"]
 
@@ -33,6 +35,7 @@ class FsdpEngine(SplitEngine):
         self._unit = unit
         self._channels_last = False
         self._mesh: DeviceMesh | None = init_device_mesh(target.type, (collective.size,))
+        self._prepared: list[nn.Module] = []
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
@@ -43,6 +46,9 @@ class FsdpEngine(SplitEngine):
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        return self._split(model)
+
+    def _split(self, model: nn.Module) -> tuple[nn.Module, "_Exchange"]:
         """Split ``model`` over ranks, in place."""
         if self._channels_last:
             use_channels_last(model)
@@ -50,7 +56,30 @@ class FsdpEngine(SplitEngine):
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
-        return model, _Exchange(model)
+        parts = _Exchange(model, self._prepared)
+        model.register_forward_hook(_watch_derivatives)
+        self._prepared.append(model)
+        return model, parts
+
+    @override
+    def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
+        wrapped, exchange = self._split(model)
+        exchange.own_order = True
+        return wrapped, exchange
+
+    splits_untrained = True
+
+    @override
+    def hold(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        return self.wrap(model, recipe)
+
+    @override
+    def held_weights(
+        self, prepared: tuple[nn.Module, TorchOptimizer], *, whole: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts: those of two models with the same shapes lie alike."""
+        held = _held(prepared[0])
+        return ((name, held[name].detach()) for name, _ in prepared[0].named_parameters())
 
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
@@ -69,22 +98,39 @@ class FsdpEngine(SplitEngine):
         """Drop the process groups, that of the mesh included: a session may outlive the job."""
         super().close()
         self._mesh = None
+        self._prepared.clear()
 
 
 class _Exchange:
     """The exchange of FSDP, which averages gradients in the last backward pass and leaves each rank its part."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, prepared: Sequence[nn.Module]) -> None:
+        """Exchange the gradients of ``model``; ``prepared``: all models of the job, which may grow."""
         assert isinstance(model, FSDPModule)
         self._model = model
+        self._prepared = prepared
+        self.own_order = False
+        """Whether a script orders backward passes, perhaps of several models."""
         tensors, cut = _held(model), _cut(model)
         self.held = {name: tensors[name].detach() for name in cut}
         """This rank's part of each parameter."""
 
     def during(self, *, last: bool) -> nullcontext[None]:
-        """Suppress FSDP's exchange before the last micro batch."""
-        self._model.set_requires_gradient_sync(last)
+        """Suppress FSDP's exchange before the last micro batch, unless a pass through another model may come between."""
+        self._model.set_requires_gradient_sync(last or self.own_order)
         return nullcontext()
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Run the backward pass. Other models through which the loss goes get gradients from FSDP, which are dropped."""
+        others = [x for model in self._prepared if model is not self._model for x in model.parameters()]
+        former = [parameter.grad for parameter in others]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            loss.backward(retain_graph=retain_graph or None)
+        finally:
+            for parameter, gradient in zip(others, former, strict=True):
+                parameter.grad = gradient
 
     def finish(self) -> None:
         """Set the parts of averaged gradients as ``grad`` of the parts of weights."""
@@ -92,6 +138,21 @@ class _Exchange:
             grad = parameter.grad
             self.held[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
             parameter.grad = None
+
+
+def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:
+    """Refuse second derivatives through the outputs of a forward pass; a forward hook."""
+    for tensor in tree_leaves(outputs):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(_refuse_second_derivatives)
+
+
+def _refuse_second_derivatives(gradient: Tensor) -> None:
+    if torch.is_grad_enabled():  # in a backward pass: create_graph=True was given
+        raise SpecError(
+            "a gradient of a gradient (create_graph=True) is wanted of a model on backend fsdp, which drops whole weights after the first "
+            "backward pass; use ddp, horovod, solo or deepspeed with stage 0, 1 or 2"
+        )
 
 
 def _children(model: nn.Module) -> Iterator[nn.Module]:

@@ -17,6 +17,7 @@ from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
+from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
@@ -78,6 +79,8 @@ class PaddleEngine(RankSession):
             seed=device.seed,
             time_waits=self.time_waits,
             export=self.export,
+            own_order=True,
+            follow=self.follow,
         )
 
     @override
@@ -95,11 +98,13 @@ class PaddleEngine(RankSession):
             self._check(recipe, size=self.collective.size, on_cpu=on_cpu)
         paddle_limits.check(recipe, on_cpu=on_cpu)
         precision.check(recipe.precision)
-        if self._recipe is None or not recipe.own_order:
+        if self._recipe is None or not (recipe.own_order or recipe.named):
             paddle.seed(recipe.seed)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
         model.train()
+        if not recipe.trained:
+            return self._prepare_untrained(model, recipe)
         if all(parameter.stop_gradient for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
         called, exchange = self.wrap_for_own_order(model, recipe) if recipe.own_order else self.wrap(model, recipe)
@@ -109,6 +114,28 @@ class PaddleEngine(RankSession):
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         self._recipe = recipe
         return called, optimizer
+
+    def _prepare_untrained(self, model: Layer, recipe: Recipe) -> tuple[Layer, PaddleOptimizer]:
+        """Return what ``prepare`` returns for a model that was placed and that no update changes."""
+        for parameter in model.parameters():
+            parameter.stop_gradient = True
+        self._recipe = recipe
+        return model, PaddleOptimizer(model, recipe, exchange=NoExchange(), collective=self.collective)
+
+    def follow(self, target: Prepared, source: Prepared, share: float, copies_buffers: bool) -> None:  # noqa: FBT001
+        """See ``Capabilities.follow``: ``target += share * (source - target)``, or a copy for a share of 1."""
+        own_model, other_model = inner(target[0]), inner(source[0])
+        # Paddle counts the running statistics of BatchNorm among the parameters.
+        statistics = {id(x) for layer in own_model.sublayers(include_self=True) for x in _statistics(layer)}
+        with paddle.no_grad():
+            for own, other in zip(own_model.parameters(), other_model.parameters(), strict=True):
+                if id(own) not in statistics:
+                    paddle.assign(other if share == 1 else paddle.lerp(own, other, share), own)
+                elif copies_buffers:
+                    paddle.assign(other, own)
+            if copies_buffers:
+                for own, other in zip(own_model.buffers(), other_model.buffers(), strict=True):
+                    paddle.assign(other, own)
 
     def wrap(self, model: Layer, recipe: Recipe) -> tuple[Layer, Exchange]:
         """Return the layer that is called in training, and how its gradients are exchanged.
@@ -137,7 +164,8 @@ class PaddleEngine(RankSession):
             if is_frozen(name, recipe.frozen):
                 parameter.stop_gradient = True
         quantising.attach(model, recipe)
-        syncbn.freeze(model)
+        if recipe.trained:
+            syncbn.freeze(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
             syncbn.synchronize(model, self.collective)
         if recipe.kernels == "auto" and self.target == "cpu" and recipe.precision != "fp64":
@@ -222,6 +250,13 @@ class PaddleEngine(RankSession):
         from mtrain.backends._paddle import exporting
 
         return exporting.write(build(), weights, program)
+
+
+def _statistics(layer: Layer) -> list[paddle.Tensor]:
+    """Return the running statistics of a BatchNorm; none of another layer."""
+    return [
+        getattr(layer, name) for name in ("_mean", "_variance") if isinstance(getattr(layer, name, None), paddle.Tensor)
+    ]
 
 
 def check_layer(model: Any) -> None:

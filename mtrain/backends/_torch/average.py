@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch import internals
+from mtrain.backends._torch.native import Modes
 
 
 class Average:
@@ -58,3 +59,58 @@ class Average:
             live_data = tensor.data
             tensor.data = self.shadow[i]
             self.shadow[i] = live_data
+
+
+def nothing() -> None:
+    """Do nothing: the tensors are the model's own memory."""
+
+
+class OtherWeights:
+    """The weights with which a script's optimizer evaluates, in the place of an average; see ``native.Modes``.
+
+    Its methods compute one set of weights from the other, with rounding. So the trained set is copied before and restored
+    afterwards: training goes on with the same bits whether or not it was evaluated.
+    """
+
+    def __init__(
+        self, names: Sequence[str], live: Sequence[Tensor], modes: Modes, publish: Callable[[], None] = nothing
+    ) -> None:
+        """Switch the tensors ``live``; ``publish`` lets a library distribute new values where it must."""
+        self.names = names
+        self.live = live
+        self._modes = modes
+        self._publish = publish
+        self._trained: list[Tensor] | None = None
+        """The trained weights, while those of the evaluation are in their place."""
+
+    @property
+    def shadow(self) -> list[Tensor]:
+        """Return copies of the weights with which the optimizer evaluates."""
+        self._switch()
+        evaluated = [tensor.detach().clone() for tensor in self.live]
+        self._switch()
+        return evaluated
+
+    def follow(self, update: int) -> None:
+        """Do nothing: the optimizer follows by itself."""
+
+    def remember(self) -> None:
+        """Do nothing: an update of such an optimizer is never late."""
+
+    def restart(self) -> None:
+        """Do nothing: the optimizer's state has been restored, or begins anew."""
+
+    def swap(self) -> None:
+        """Put the weights of the evaluation in the place of those that are trained, or the other way round."""
+        self._switch()
+        self._publish()
+
+    @torch.no_grad()
+    def _switch(self) -> None:
+        trained, self._trained = self._trained, None
+        if trained is None:
+            self._trained = [tensor.detach().clone() for tensor in self.live]
+            self._modes.evaluate()
+        else:
+            self._modes.train()
+            internals.copy_([tensor.detach() for tensor in self.live], trained)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch import batches, device, layout, precision, quantising, recompute, state, syncbn
+from mtrain.backends._torch import batches, device, layout, native, precision, quantising, recompute, state, syncbn
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.streams import Entry, Gather, TorchStream
@@ -29,6 +29,7 @@ from mtrain.core.interfaces import (
     State,
     StateStream,
 )
+from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
@@ -95,7 +96,15 @@ class TorchEngine(RankSession):
             time_waits=self.time_waits,
             stream=self.stream,
             export=self.export,
+            own_order=self._takes_own_order,
+            follow=self.follow,
         )
+
+    @property
+    def _takes_own_order(self) -> bool:
+        """Whether ``wrap_for_own_order`` has an answer."""
+        kind = type(self)
+        return kind.wrap is TorchEngine.wrap or kind.wrap_for_own_order is not TorchEngine.wrap_for_own_order
 
     def refuse(self, recipe: Recipe) -> None:
         """Refuse a recipe that the backend cannot follow on this rank's device.
@@ -109,21 +118,61 @@ class TorchEngine(RankSession):
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
-        if self._recipe is None or not recipe.own_order:
-            torch.manual_seed(recipe.seed)
+        self._seed_start(recipe)
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
         if recipe.compile:
             model.compile()
         model.train()
+        if not recipe.trained:
+            return self._prepare_untrained(model, recipe)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
+        recipe = native.made(recipe, model)
         called, exchange = self.wrap_for_own_order(model) if recipe.own_order else self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)
         self.late = self._wants_late() and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         return called, optimizer
+
+    def _seed_start(self, recipe: Recipe) -> None:
+        """Seed before a model is built, unless it is built in the stream of the one before."""
+        if self._recipe is None or not (recipe.own_order or recipe.named):
+            torch.manual_seed(recipe.seed)
+
+    def _prepare_untrained(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
+        """Return what ``prepare`` returns for a model that was placed and that no update changes."""
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        self._recipe = recipe
+        called, exchange = self.hold(model, recipe)
+        return called, self.optimizer(called, recipe, exchange)
+
+    def hold(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
+        """Return what ``wrap`` returns for a model that no update changes; the default keeps it whole on every rank."""
+        return model, NoExchange()
+
+    def follow(self, target: Prepared, source: Prepared, share: float, copies_buffers: bool) -> None:  # noqa: FBT001
+        """See ``Capabilities.follow``: ``target += share * (source - target)`` as one operation, or a copy for a share of 1."""
+        with torch.no_grad():
+            own = dict(self.held_weights(target))
+            for name, weight in self.held_weights(source, whole=not self.splits_untrained):
+                if share == 1:
+                    own[name].copy_(weight)
+                else:
+                    own[name].lerp_(weight, share)
+            if copies_buffers:
+                for buffer, other in zip(inner(target[0]).buffers(), inner(source[0]).buffers(), strict=True):
+                    buffer.copy_(other)
+
+    splits_untrained = False
+    """Whether ``hold`` splits arrays, as ``wrap`` does."""
+
+    def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters of a model by name, which share memory with it; ``whole``: those that are split, gathered."""
+        for name, parameter in inner(prepared[0]).named_parameters():
+            yield name, parameter.detach()
 
     def _wants_late(self) -> bool:
         return self.target.type == "cuda" if self.late_figures == "auto" else self.late_figures
@@ -141,7 +190,7 @@ class TorchEngine(RankSession):
         Raises:
             SpecError: The backend cannot exchange gradients after the backward pass; the default, but for one rank.
         """
-        if self.collective.size > 1 or type(self).wrap is not TorchEngine.wrap:
+        if self.collective.size > 1 or not self._takes_own_order:
             raise SpecError(no_own_order())
         return model, NoExchange()
 
@@ -155,7 +204,8 @@ class TorchEngine(RankSession):
             if is_frozen(name, recipe.frozen):
                 parameter.requires_grad = False
         quantising.attach(model, recipe)
-        syncbn.freeze(model)
+        if recipe.trained:
+            syncbn.freeze(model)
         if not recipe.own_model:
             syncbn.make_exact(model)
         if recipe.sync_batchnorm and self.collective.size > 1:
@@ -300,8 +350,8 @@ def check_whole(model: Any) -> None:
 def no_own_order() -> str:
     """Return the refusal of a backend whose exchange hangs on the model, see ``Recipe.own_order``."""
     return (
-        "session.prepare: a name, or overlap=False, given with a backend that trains one model in one order; use ddp, horovod, "
-        "fleet or solo"
+        "session.prepare: a second model with an optimizer, or overlap=False, given with a backend that trains one model in one order; "
+        "use ddp, horovod, fleet, deepspeed or solo. Models with a name and without an optimizer are no matter"
     )
 
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from mtrain.backends._torch import device as devices
 from mtrain.backends._torch import internals, late, precision, rules
-from mtrain.backends._torch.average import Average
+from mtrain.backends._torch.average import Average, OtherWeights, nothing
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.masking import TorchMasking
-from mtrain.backends._torch.native import CLOSURE_WORDS, NativeRule
+from mtrain.backends._torch.native import CLOSURE_WORDS, Made, NativeRule
+from mtrain.backends._torch.native_trial import check_resumes
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.quantising import is_range
@@ -43,7 +44,7 @@ class Gradients:
 class TorchOptimizer(UpdateOrder[Gradients]):
     """``core.interfaces.Optimizer`` on torch tensors."""
 
-    _average: Average | None
+    _average: Average | OtherWeights | None
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, *, exchange: Exchange, collective: TorchCollective, device: torch.device
@@ -59,7 +60,9 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         entries = model.state_dict(keep_vars=True)
         live = {name: x for name, x in entries.items() if x.is_floating_point() and not is_range(name)}
         self._aliases = aliases(live)
-        self._average = self._make_average({name: x for name, x in live.items() if name not in self._aliases})
+        self._live = {name: x for name, x in live.items() if name not in self._aliases}
+        self._average = self._make_average(self._live)
+        self._take_modes()
         if recipe.prune is not None:
             groups = [dict(zip(*pair, strict=True)) for pair in zip(self.groups, self._parameters, strict=True)]
             self._masking = TorchMasking(recipe.prune, groups, model.state_dict().keys())
@@ -67,8 +70,13 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         self._seed_next()
 
     def _make_rules(self, model: nn.Module, recipe: Recipe) -> list[rules.Rule | NativeRule]:
+        given: object = model
+        if not isinstance(given, nn.Module):
+            return []  # parts of a model, see ``sharded.Held``: the subclass makes the rules
         if recipe.native_optimizer is not None:
-            rule = NativeRule(recipe.native_optimizer, model, self._parameters[0])
+            assert isinstance(recipe.native_optimizer, Made)
+            check_resumes(recipe.native_optimizer)
+            rule = NativeRule(recipe.native_optimizer.optimizer, self._parameters[0])
             if rule.needs_closure and not recipe.own_order:
                 raise SpecError(CLOSURE_WORDS)
             return [rule]
@@ -82,6 +90,18 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         if self._recipe.ema_decay <= 0:
             return None
         return Average(list(live), list(live.values()), partial(ema_shares, self._recipe))
+
+    def _take_modes(self, publish: Callable[[], None] = nothing) -> None:
+        """Evaluate with the weights that a script's optimizer has for it, if it has them."""
+        modes = next((rule.modes for rule in self._rules if isinstance(rule, NativeRule)), None)
+        if modes is None:
+            return
+        if self._average is not None:
+            raise SpecError(
+                "session.prepare: ema given with an optimizer that has weights of its own to evaluate with (its methods `train` and "
+                "`eval`); leave ema out"
+            )
+        self._average = OtherWeights(list(self._live), list(self._live.values()), modes, publish)
 
     # -------------------------------------------------------------------------- primitives, see ``UpdateOrder``
     @override

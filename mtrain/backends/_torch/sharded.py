@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mtrain.backends._torch import rules
-from mtrain.backends._torch.average import Average
+from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.native import NativeRule
+from mtrain.backends._torch.native import Made, NativeRule
+from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
 from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
@@ -22,6 +23,15 @@ from mtrain.errors import SpecError
 
 BUCKET = 4 * 1024 * 1024
 """Number of gradient elements that are gathered at a time to compute the norms of whole arrays."""
+
+
+@runtime_checkable
+class Differentiates(Protocol):
+    """An ``Exchange`` that runs the backward pass itself, because of several models each must get its own gradients alone."""
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of ``loss`` to those of the exchange's own model, and leave those of other models as they are."""
+        ...
 
 
 class PartsOptimizer(TorchOptimizer):
@@ -91,6 +101,7 @@ class ShardedOptimizer(PartsOptimizer):
             device: As for ``TorchOptimizer``.
         """
         check_parts(recipe, splits="this backend")
+        self._differentiates = exchange if isinstance(exchange, Differentiates) else None
         if recipe.prune is not None:
             raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))
@@ -102,14 +113,27 @@ class ShardedOptimizer(PartsOptimizer):
             collective,
             bucket=BUCKET,
         )
-        self._rules = [
-            _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
-            for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
-        ]
-        if self._average is not None:
+        if recipe.native_optimizer is not None:
+            (names,), (held,) = self.groups, self._parameters
+            made = cast(Made, recipe.native_optimizer)
+            self._rules = [rule_for_parts(made, names, cut, held, rank=collective.rank)]
+        else:
+            self._rules = [
+                _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
+                for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
+            ]
+        if isinstance(self._average, Average):
             names, live = self._average.names, self._average.live
             self._average = None  # dropped before another one takes as much memory
             self._average = PartsAverage(names, live, partial(ema_shares, recipe))
+        self._take_modes()
+
+    @override
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        if self._differentiates is None:
+            super()._differentiate(loss, retain_graph=retain_graph)
+        else:
+            self._differentiates.backward(loss, retain_graph=retain_graph)
 
 
 def _cut(
@@ -185,10 +209,6 @@ class Held:
         return {name: self._parts.get(names.get(name, name), tensor) for name, tensor in entries.items()}
 
 
-def _nothing() -> None:
-    """Do nothing: the parts are the library's own memory."""
-
-
 class PartsAverage(Average):
     """An average over parts of arrays that swaps by copying, because the library keeps pointers to its parts.
 
@@ -200,7 +220,7 @@ class PartsAverage(Average):
         names: Sequence[str],
         live: Sequence[Tensor],
         shares: Callable[[int], tuple[float, float]],
-        publish: Callable[[], None] = _nothing,
+        publish: Callable[[], None] = nothing,
     ) -> None:
         super().__init__(names, live, shares)
         self._publish = publish

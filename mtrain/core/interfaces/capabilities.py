@@ -8,6 +8,11 @@ from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.state import StateStream
 from mtrain.core.interfaces.tensors import Array, Module
 
+Prepared: TypeAlias = tuple[Module, Any]
+"""A model and its optimizer, as ``RankSession.prepare`` has returned them."""
+Follow: TypeAlias = Callable[[Prepared, Prepared, float, bool], None]
+"""Moves the weights of a model that is not trained towards those of another one: (target, source, share, whether buffers are
+copied)."""
 Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program], Sequence[str]]
 """Writes a model in evaluation mode as a program that needs nothing of mtrain.
 
@@ -52,5 +57,9 @@ class Capabilities:
     stream: StreamState | None = None
     """Returns what ``RankSession.state`` returns, array by array and on rank 0 alone. None: the session holds whole states
     only; ``core.streams.streamed`` then makes a stream of one. One stream is read at a time."""
+    own_order: bool = False
+    """Whether ``Recipe.own_order`` can be followed, and so more than one model trained."""
+    follow: Follow | None = None
+    """What ``session.follow`` of a script calls. Every rank must call. None: the session cannot."""
     export: Export | None = None
     """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

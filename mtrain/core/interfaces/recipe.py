@@ -80,9 +80,13 @@ class Recipe:
     they are, and may return anything and leave out parameters in some updates."""
     own_order: bool = False
     """A script orders forward and backward passes itself, perhaps of several models. A backward pass then adds to the
-    gradients of this model alone, which are exchanged after it. The models share the framework's random generators: each is
-    built in the stream of the one before, and seeds nothing after an update."""
+    gradients of this model alone, which are exchanged after it."""
+    named: bool = False
+    """The model is one of several. They share the framework's random generators: each is built in the stream of the one before,
+    and seeds nothing after an update; so it is with ``own_order``."""
+    trained: bool = True
+    """False: no update changes the model, which is a teacher or a target network; its optimizer only keeps its state."""
     native_optimizer: Callable[[Any], Any] | None = None
-    """Makes an optimizer of the framework for the model, in the place of ``rule``; a backend that splits arrays refuses
-    it."""
+    """Makes an optimizer of the framework for the model, in the place of ``rule``. A backend that splits arrays refuses one
+    whose rule is not elementwise."""
     seed: int = 0

@@ -23,6 +23,8 @@ class Building:
             )
         self._build = build
         self.module: Any = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Shapes of the parameters and buffers by name, before a backend splits them."""
 
     def __call__(self) -> Any:
         """Build the module.
@@ -36,4 +38,6 @@ class Building:
                 f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
             )
         self.module = module
+        entries = [*module.named_parameters(), *module.named_buffers()]
+        self.shapes = {name: tuple(x.shape) for name, x in entries}
         return module

@@ -50,6 +50,11 @@ class ScriptLoop(Iterator[Any]):
         """Tell whether a micro batch is in hands no loss of which has been used yet."""
         return self.loop.micro is not None and not any(stepper.used for stepper in self.loop.job.steppers)
 
+    @property
+    def in_middle(self) -> bool:
+        """Tell whether a micro batch is in hands that is not the last one of its update."""
+        return self.loop.micro is not None and not self.loop.micro.last
+
     def __next__(self) -> Any:
         """Finish the micro batch before, and return the next one.
 

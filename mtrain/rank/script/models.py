@@ -1,7 +1,7 @@
 """The models of a script's session, each with an optimizer of its own, and their state as one."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,10 @@ class ScriptModel:
     stepped: SteppedScheduler | None
     """The scheduler that the script steps."""
     own_order: bool
+    trained: bool = True
+    """Whether it has an optimizer that changes it."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of its whole parameters and buffers, by name."""
 
     def state(self, rank: RankSession) -> State:
         """Return the state of model and optimizer; every rank must call."""
@@ -54,6 +58,11 @@ class ScriptModels:
     def __iter__(self) -> Iterator[ScriptModel]:
         """Iterate over the models."""
         return iter(self._models)
+
+    @property
+    def trained(self) -> list[ScriptModel]:
+        """The models that have an optimizer."""
+        return [model for model in self._models if model.trained]
 
     def __len__(self) -> int:
         """Return the number of models."""
@@ -95,7 +104,9 @@ class ScriptModels:
         for entry in self._models:
             if model is entry.model:
                 return entry
-        raise ScriptError(f"{call}: expected {'a' if len(self) > 1 else 'the'} model that session.prepare returned")
+        raise ScriptError(
+            f"{call}: expected {'a' if len(self) > 1 else 'the'} model that session.prepare returned, given a {type(model).__name__}"
+        )
 
     @property
     def title(self) -> str:
@@ -108,7 +119,7 @@ class ScriptModels:
         """Return the names of the trained parameters by group, over all models."""
         return [
             [prefixed(model.name, parameter) for parameter in group]
-            for model in self._models
+            for model in self.trained
             for group in model.updater.native.groups
         ]
 

@@ -27,6 +27,7 @@ from mtrain.rank.script import evaluation, gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.epochs import BatchOf, Cutting, batch_at
 from mtrain.rank.script.feed import ScriptFeed
+from mtrain.rank.script.following import check_follow, check_untrained, submodules
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.rank.script.loaders import evaluated, read_loader
 from mtrain.rank.script.loop import ScriptLoop
@@ -193,7 +194,7 @@ class Session:
         Args:
             build: Makes the model, a native module of the framework; called once, with the job's seed set.
             optimizer: The update rule, such as ``mtrain.AdamW(learning_rate=1e-3)``, or a function from the model to an optimizer of
-                the framework, for backends that do not split arrays.
+                the framework. Of a model with a name, None means that no update changes it: a teacher or a target network.
             schedule: A curve such as ``mtrain.Cosine(warmup=100)``, or a function from update to learning rate.
             scheduler: In its place, a function that makes a scheduler of ``torch.optim.lr_scheduler`` from an optimizer, or one
                 of ``paddle.optimizer.lr`` from a learning rate. The script steps it: ``optimizer.scheduler.step()``.
@@ -217,7 +218,12 @@ class Session:
         if self._loop is not None:
             raise ScriptError("session.prepare: called after session.batches; prepare all models first")
         name = self._models.check_name(name)
-        own_order = bool(name) or not overlap
+        trained = not name or optimizer is not None
+        if not trained:
+            check_untrained(name, schedule=schedule, scheduler=scheduler, clip_norm=clip_norm, ema=ema, freeze=freeze)
+        # The first model is trained in the backend's own way where that is the only one.
+        is_further = bool(self._models.trained) or self._rank.capabilities.own_order
+        own_order = not overlap or (bool(name) and trained and is_further)
         building = Building(build)
         changes = changes_of(
             optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
@@ -235,18 +241,21 @@ class Session:
             make_recipe(sized, size=self.size),
             own_model=True,
             own_order=own_order,
+            named=bool(name),
+            trained=trained,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
         )
         self._shares = shares_of(recipe, self._rank.collective)
         self._records.shards = self._shares.shards * self._shares.rounds
         model, native = self._rank.prepare(building, recipe)
-        gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
+        if trained:
+            gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
         if native_optimizer is not None:
             spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
         stepped = self._stepped(scheduler, spec, name, schedule=schedule)
-        updater = Updater(native, None if stepped is None else stepped.scheduler)
-        self._spec = spec if len(self._models) == 0 else self._spec
+        updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
+        self._spec = spec if not self._models.trained else self._spec
         self._models.add(
             ScriptModel(
                 name=name,
@@ -257,6 +266,8 @@ class Session:
                 learning_rate_of=schedule if callable(schedule) and not hasattr(schedule, "section") else None,
                 stepped=stepped,
                 own_order=own_order,
+                trained=trained,
+                shapes=building.shapes,
             )
         )
         if self._saved is not None:
@@ -363,6 +374,10 @@ class Session:
         """
         if self._shares is None:
             raise ScriptError("session.batches: called before session.prepare; prepare the model first")
+        if not self._models.trained:
+            raise ScriptError(
+                "session.batches: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
+            )
         if self._loop is not None:
             raise ScriptError("session.batches: called twice; one session has one training loop")
         outside = self._job.outside_paths
@@ -431,7 +446,7 @@ class Session:
             total_updates=self._total,
             fields=tracing.start(),
         )
-        for entry in self._models:
+        for entry in self._models.trained:
             entry.module.train()
         self._loop = self._begin(samples, tracing)
         return self._loop
@@ -442,7 +457,7 @@ class Session:
         assert self._shares is not None
         spec, shares = self._spec, self._shares
         steppers = []
-        for entry in self._models:
+        for entry in self._models.trained:
             schedule = entry.stepped or learning_rates_of(
                 self._lasting(entry.spec),
                 entry.learning_rate_of,
@@ -477,7 +492,7 @@ class Session:
             stop=self._asked_to_end,
             save_requested=self._job.save_requested,
         )
-        return ScriptLoop(Loop(job, cadences, hooks, self._progress), [entry.updater for entry in self._models])
+        return ScriptLoop(Loop(job, cadences, hooks, self._progress), [entry.updater for entry in self._models.trained])
 
     def _lasting(self, spec: Spec) -> Spec:
         """Return the spec of a model with the batch and length that ``batches`` has set."""
@@ -579,11 +594,13 @@ class Session:
 
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         with entry.updater.native.averaged():
+            modes = [(module, module.training) for module in submodules(entry.module)]
             entry.module.eval()
             try:
                 return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
             finally:
-                entry.module.train()
+                for module, training in modes:
+                    module.training = training
 
     def _floats(self) -> Any:
         """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
@@ -601,11 +618,40 @@ class Session:
         Raises:
             ScriptError: as for ``optimizer.update``.
         """
-        updaters = [entry.updater for entry in self._models]
+        updaters = [entry.updater for entry in self._models.trained]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
         for updater in updaters:
             updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
+
+    def follow(self, target: Any, source: Any, tau: float = 1.0, *, buffers: bool = True) -> None:
+        """Move a target network or a teacher towards another model: ``target += tau * (source - target)``. Every rank must call.
+
+        With accumulation only the call after the last micro batch of an update does anything. Before the loop it says where the
+        target starts; a resumed job leaves it as the checkpoint has it.
+
+        Args:
+            target: A model that was prepared with a name and without an optimizer.
+            source: Another model, with parameters of the same names and shapes.
+            tau: From 0 to 1; 1 copies the source.
+            buffers: Whether buffers, such as the running statistics of BatchNorm, are copied.
+
+        Raises:
+            ScriptError: the target has an optimizer, or one of the arguments does not fit.
+        """
+        own, other = (self._models.of(model, call="session.follow") for model in (target, source))
+        check_follow(own, other, tau)
+        move = self._rank.capabilities.follow
+        if move is None:
+            raise ScriptError(
+                "session.follow: this backend cannot move a model towards another one; use ddp, horovod or solo"
+            )
+        if self._loop is None:
+            if self._saved is not None:
+                return
+        elif self._loop.in_middle:
+            return
+        move((own.model, own.updater.native), (other.model, other.updater.native), tau, buffers)
 
     def log(self, **values: Any) -> None:
         """Report values of the current update: numbers or tensors, as means over micro batches and ranks.

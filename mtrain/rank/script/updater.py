@@ -54,9 +54,10 @@ class Driver(Protocol):
 class Updater:
     """The optimizer of a model: one call of ``update`` for each micro batch, or ``backward`` and ``step``."""
 
-    def __init__(self, optimizer: Optimizer, scheduler: Any = None) -> None:
+    def __init__(self, optimizer: Optimizer, scheduler: Any = None, *, untrained: str = "") -> None:
         self.native = optimizer
         """The backend's own optimizer object."""
+        self._untrained = untrained
         self.scheduler = scheduler
         """What ``session.prepare(scheduler=...)`` has made, for the script to step; None: the schedule is mtrain's."""
         self.loop: Driver | None = None
@@ -154,6 +155,11 @@ class Updater:
         loop.step(stepper, skips=True)
 
     def _in_loop(self, call: str) -> tuple[Driver, Stepper]:
+        if self._untrained:
+            raise ScriptError(
+                f"optimizer.{call}: the model {self._untrained} was prepared without an optimizer, so nothing trains it; give "
+                f"session.prepare(..., name={self._untrained!r}) one, or move its weights by session.follow"
+            )
         if self.loop is None or self.stepper is None:
             raise ScriptError(f"optimizer.{call}: called outside of `for batch in session.batches(...)`")
         return self.loop, self.stepper

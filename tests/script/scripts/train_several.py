@@ -109,6 +109,15 @@ class Plain:
         self.optimizer.zero_grad()
 
 
+class Untrained:
+    """A model without an optimizer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        for parameter in module.parameters():
+            parameter.requires_grad = False
+
+
 class PlainSession:
     """The calls of ``mtrain.session`` that the loops below make, as a plain script of one rank would write them."""
 
@@ -122,12 +131,12 @@ class PlainSession:
         return self
 
     def prepare(
-        self, build: Callable[[], nn.Module], *, name: str = "", scheduler: Any = None, **_: Any
+        self, build: Callable[[], nn.Module], *, optimizer: Any = None, name: str = "", scheduler: Any = None, **_: Any
     ) -> tuple[nn.Module, Plain]:
         if not self.optimizers:
             torch.manual_seed(SEED)
         module = build().double()
-        self.optimizers[name] = Plain(module)
+        self.optimizers[name] = Plain(module) if optimizer is not None else Untrained(module)
         if scheduler is not None:
             self.optimizers[name].scheduler = scheduler(self.optimizers[name].optimizer)
         return module, self.optimizers[name]
@@ -136,6 +145,13 @@ class PlainSession:
         for optimizer in self.optimizers.values():
             optimizer.backward(loss, retain_graph=True)
 
+    def follow(self, target: nn.Module, source: nn.Module, tau: float = 1.0) -> None:
+        with torch.no_grad():
+            for own, other in zip(target.parameters(), source.parameters(), strict=True):
+                own.lerp_(other, tau) if tau < 1 else own.copy_(other)
+            for own, other in zip(target.buffers(), source.buffers(), strict=True):
+                own.copy_(other)
+
     def batches(self, *_: Any, updates: int, **__: Any) -> Iterator[list[Tensor]]:
         data = Noisy()
         for self.update in range(updates):
@@ -143,14 +159,13 @@ class PlainSession:
             batch = [data[index] for index in range(first, first + BATCH)]
             yield [torch.stack(part).double() for part in zip(*batch, strict=True)]
 
-    def save_as(self, path: str) -> None:
-        """Write the weights, under mtrain's names."""
-        weights = {
+    def weights(self) -> dict[str, Any]:
+        """Return the weights, under mtrain's names."""
+        return {
             f"{name}/{key}" if name else key: x.numpy()
             for name, optimizer in self.optimizers.items()
             for key, x in optimizer.module.state_dict().items()
         }
-        np.savez(path, **weights)
 
 
 # --------------------------------------------------------------------------------------------------------- the loops
@@ -261,12 +276,42 @@ def plateau(session: Any, length: dict[str, Any]) -> None:
 def target(session: Any, length: dict[str, Any]) -> None:
     """A network that learns from a slow copy of itself, which no update trains."""
     online, optimizer = session.prepare(Generator, optimizer=adam, name="online", seed=SEED)
-    slow, _ = session.prepare(Generator, optimizer=mtrain.SGD(learning_rate=1.0), name="slow")
+    slow, _ = session.prepare(Generator, name="slow")
     for x, z in session.batches(Noisy(), **length):
-        optimizer.update(functional.mse_loss(online(z), x + 0.9 * slow(z).detach()))
+        optimizer.update(functional.mse_loss(online(z), x + 0.9 * slow(z)))
+        session.follow(slow, online, 0.1)
+        killed_after(session)
+
+
+def dqn(session: Any, length: dict[str, Any]) -> None:
+    """A network whose targets are computed by a copy of itself, which is made at the start and now and then."""
+    copy, _ = session.prepare(Generator, name="copy", seed=SEED)
+    online, optimizer = session.prepare(Generator, optimizer=adam, name="online")
+    session.follow(copy, online)
+    for x, z in session.batches(Noisy(), **length):
+        optimizer.update(functional.mse_loss(online(z), x + 0.9 * copy(z)))
+        if session.progress.update % 4 == 3:
+            session.follow(copy, online)
+        killed_after(session)
+
+
+def sac(session: Any, length: dict[str, Any]) -> None:
+    """An actor and two critics with three optimizers, and slow copies of the critics."""
+    actor, of_actor = session.prepare(Generator, optimizer=adam, name="actor", seed=SEED)
+    critics, slow = [], []
+    for number in range(2):
+        critics.append(session.prepare(Discriminator, optimizer=adam, name=f"critic{number}"))
+        slow.append(session.prepare(Discriminator, name=f"slow{number}")[0])
+        session.follow(slow[-1], critics[-1][0])
+    for x, z in session.batches(Noisy(), **length):
         with torch.no_grad():
-            for own, other in zip(slow.parameters(), online.parameters(), strict=True):
-                own.lerp_(other, 0.1)
+            aim = x[:, 0] + 0.9 * torch.minimum(slow[0](actor(z)), slow[1](actor(z)))
+        for critic_of, of_critic in critics:
+            of_critic.update(functional.mse_loss(critic_of(x), aim))
+        made = actor(z)
+        of_actor.update(-torch.minimum(critics[0][0](made), critics[1][0](made)).mean())
+        for own, (critic_of, _) in zip(slow, critics, strict=True):
+            session.follow(own, critic_of, 0.05)
         killed_after(session)
 
 
@@ -291,6 +336,8 @@ LOOPS = {
     "loader": loader,
     "plateau": plateau,
     "target": target,
+    "dqn": dqn,
+    "sac": sac,
     "apart": apart,
 }
 
@@ -307,16 +354,13 @@ def main() -> None:
     parser.add_argument("loop", choices=LOOPS)
     parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--plain", metavar="FILE")
-    parser.add_argument("--rule", action="store_true", help="an optimizer of mtrain's, for backends that split arrays")
     chosen = parser.parse_args()
     length = {"global_batch": BATCH, "updates": chosen.updates, "order": lambda epoch: range(SAMPLES)}
     if chosen.plain:
         session = PlainSession()
         LOOPS[chosen.loop](session, length)
-        session.save_as(chosen.plain)
+        np.savez(chosen.plain, **session.weights())
         return
-    if chosen.rule:
-        globals()["adam"] = mtrain.Adam(learning_rate=5e-3, betas=(0.5, 0.999))
     with mtrain.session() as session:
         LOOPS[chosen.loop](session, length)
 
