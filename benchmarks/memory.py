@@ -277,7 +277,7 @@ def main() -> None:
         rank_main(options)
         return
     print(
-        "| backend | ranks | phase | MiB beyond before, by rank | allowed | peak MiB | s |\n|---|--:|---|--:|--:|--:|--:|"
+        "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s |\n|---|--:|---|--:|--:|--:|--:|--:|"
     )
     for ranks in map(int, options.ranks.split(",")):
         for backend in options.backends.split(","):

@@ -10,6 +10,7 @@ DOCUMENTED = ("_exit", "_fields")
 """Names of Python's own library that its documentation lists: ``os._exit``, and ``_fields`` of named tuples."""
 ALLOWED = {
     "etree._Element": "the documented class of lxml's elements, which annotations name",
+    "getattr(_class_of(config), '_tied_weights_keys', None)": "transformers says nowhere else which arrays a class shares",
     "safetensors.numpy._TYPES": "safetensors has no other table of the types of numbers",
 }
 """Private names that are allowed outside of internals.py, each with the reason."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
+from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
@@ -141,7 +141,7 @@ class _Exchange:
 
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:
     """Refuse second derivatives through the outputs of a forward pass; a forward hook."""
-    for tensor in tree_leaves(outputs):
+    for tensor in leaves(outputs):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             tensor.register_hook(_refuse_second_derivatives)
 

@@ -1,8 +1,10 @@
 """Everything that this backend uses of torch without a promise of torch: private names."""
 
 import gc
+from typing import Any
 
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._pytree import tree_leaves
 
 TESTED = ("2.13.0",)
 """Versions of torch with which these internals were tested."""
@@ -14,3 +16,8 @@ def forget_meshes() -> None:
     # each other. A group that is still referenced keeps its threads, which can abort the process when it ends.
     _clear_sharding_prop_cache()
     gc.collect()
+
+
+def leaves(value: object) -> list[Any]:
+    """Return what a nested structure of containers holds."""
+    return tree_leaves(value)

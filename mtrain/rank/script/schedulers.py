@@ -125,9 +125,10 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
 
 
 def _with_parts(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and those that it is made of, as in SequentialLR."""
+    """Yield a scheduler and those that it is made of, which it holds in a list, as SequentialLR does."""
     yield scheduler
-    for part in getattr(scheduler, "_schedulers", ()):
+    held = [value for value in vars(scheduler).values() if isinstance(value, list | tuple)]
+    for part in (part for value in held for part in value if hasattr(part, "step") and hasattr(part, "state_dict")):
         yield from _with_parts(part)
 
 
