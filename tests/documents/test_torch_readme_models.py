@@ -15,7 +15,7 @@ ROWS = dict(
 )
 NAMES = {
     "YOLOv5 n, s, m, l, x": [f"yolov5{size}" for size in "nsmlx"],
-    "PP-YOLOE s, m, l, x": [f"ppyoloe_{size}" for size in "smlx"],
+    "PP-YOLOE and PP-YOLOE+ s, m, l, x": [f"ppyoloe_{size}" for size in "smlx"],
     "ResNet 18, 34, 50; ViT tiny, small, base": [
         *("resnet18", "resnet34", "resnet50"),
         *("vit_tiny", "vit_small", "vit_base"),
