@@ -102,8 +102,8 @@ def show_traces(traces: tuple[Path, ...], *, backends: str | None) -> int:
     from mtrain.api import comparing
 
     if len(traces) != 2 or backends is not None:
-        given = f"{len(traces)} folders{'' if backends is None else ' and --backends'}"
-        raise click.UsageError(f"{given}; expected two folders of `mtrain-trace run`, or --backends alone")
+        given = " ".join([*map(str, traces), *([] if backends is None else [f"--backends {backends}"])])
+        raise click.UsageError(f"{given}: expected two folders of `mtrain-trace run`, or --backends and no folder")
     text, same = comparing.compare_traces(*traces)
     terminal.say("\n".join(text))
     return 0 if same else 1

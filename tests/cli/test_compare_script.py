@@ -138,7 +138,10 @@ def test_rounding_on_three_ranks_is_told_from_faults_by_float64_and_a_nudged_job
         (["--script", "."], "is a folder"),
         (["--script", "broken.py"], "broken.py:1: is not valid Python"),
         (["--", "--epochs", "3"], "arguments for a script, but no script; name it with --script FILE"),
-        (["--script", "good.py", "more"], "error: more: not expected here; the command is: mtrain compare [OPTIONS]"),
+        (
+            ["--script", "good.py", "more"],
+            "more --backends ddp: expected two folders of `mtrain-trace run`, or --backends and no folder",
+        ),
         (["--script", "good.py", "-b", "ddp,ddp:train.updates=3"], "a comparison sets train.updates itself"),
     ],
 )

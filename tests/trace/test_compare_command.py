@@ -70,8 +70,8 @@ def test_an_optimizer_whose_arrays_have_no_gradient_at_all_is_named(folder: Path
     ("words", "message"),
     [
         ((), "--backends is missing; or give two folders"),
-        (("one",), "1 folders; expected two folders"),
-        (("one", "two", "-b", "ddp"), "2 folders and --backends"),
+        (("one",), "one: expected two folders"),
+        (("one", "two", "-b", "ddp"), "one two --backends ddp: expected two folders"),
         (("one", "nowhere"), "nowhere: no such folder"),
     ],
 )
