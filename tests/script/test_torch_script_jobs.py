@@ -96,13 +96,6 @@ def test_an_optimizer_of_torch_trains_to_the_same_weights_on_many_ranks(backend,
     assert difference <= 1e-12
 
 
-def test_an_optimizer_of_torch_is_refused_where_arrays_are_split(tmp_path):
-    refused = run(tmp_path, *BACKENDS["zero3-2"], TORCH, "--native", "NAdam")
-    assert refused.returncode == 2
-    assert "deepspeed with stage 3 splits arrays over the ranks" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
 def test_an_optimizer_of_paddle_trains_to_the_same_weights_on_many_ranks(tmp_path):
     solo = ("--backend", "solo", "-o", "backend.options.framework=paddle")
     done(tmp_path, "--name", "one", *solo, PADDLE, *FP64, "--native", "Adagrad")

@@ -19,7 +19,7 @@ from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
-from mtrain.backends._torch.shards import Parts, tied
+from mtrain.backends._torch.shards import Parts, refuse_scalars, tied
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
@@ -92,6 +92,7 @@ class ZeroEngine(SplitEngine):
         if recipe.channels_last and self._sharding.stage > 0:
             use_channels_last(model)
         if not split_while_built:
+            refuse_scalars(model, splits="DeepSpeed")
             state.check_equal_start(model, self.collective)
         return model
 

@@ -17,7 +17,7 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
-from mtrain.backends._torch.shards import Parts
+from mtrain.backends._torch.shards import Parts, refuse_scalars
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
@@ -50,7 +50,17 @@ class FsdpEngine(SplitEngine):
         return self._split(model)
 
     def _split(self, model: nn.Module) -> tuple[nn.Module, "_Exchange"]:
-        """Split ``model`` over ranks, in place."""
+        """Split ``model`` over ranks, in place.
+
+        Raises:
+            SpecError: FSDP cannot split it.
+        """
+        refuse_scalars(model, splits="FSDP")
+        if isinstance(model, nn.ModuleList | nn.ModuleDict):
+            raise SpecError(
+                f"session.prepare: given a {type(model).__name__}, which has no forward method, in which FSDP gathers weights; prepare "
+                "each of its modules under a name of its own, or train with ddp, horovod or deepspeed"
+            )
         if self._channels_last:
             use_channels_last(model)
         for unit in [*(_units(model, _places(model)) if self._unit == "children" else ()), model]:

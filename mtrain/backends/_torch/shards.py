@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.state_checks import aliases
+from mtrain.errors import SpecError
 
 Spans = tuple[tuple[int, int], ...]
 """For each rank, [first, end) of its part of a flattened array; the two are equal where a rank holds nothing."""
@@ -36,6 +37,20 @@ class Part:
 def tied(model: nn.Module) -> dict[str, str]:
     """Return the further names of parameters that several layers share: alias -> first name."""
     return aliases(dict(model.named_parameters(remove_duplicate=False)))
+
+
+def refuse_scalars(model: nn.Module, *, splits: str) -> None:
+    """Refuse parameters without axes, such as a temperature, before a library fails on them; ``splits``: what splits.
+
+    Raises:
+        SpecError: There is one.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if names:
+        raise SpecError(
+            f"parameter {names[0]} has no axes (shape ()), which {splits} does not take; give it the shape (1,), as "
+            "nn.Parameter(torch.zeros(1)), or train with ddp, horovod or solo"
+        )
 
 
 def memory_order(shape: tuple[int, ...]) -> Tensor:
