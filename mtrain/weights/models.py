@@ -96,13 +96,19 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     """
     registry = registry_for(file)
     names = [entry.name for entry in registry.usable("models") if entry.name != besides]
-    best: tuple[float, str] = (max(share, _ENOUGH), "")
+    best: tuple[float, float, str] = (max(share, _ENOUGH), 1.0, "")
     for candidate in _expected_all(file, _published(names, registry), options={}):
         if candidate is not None:
             fits = match(file, candidate.state, candidate.published)
-            if fits.share > best[0]:
-                best = (fits.share, f"; {len(fits.matched)} fit {candidate.model}: use that model, or another file")
-    return best[1] or None
+            # Of models that take as much of the file, the one that the file fills most of: another may have further arrays.
+            filled = len(fits.matched) / len(candidate.state)
+            if (fits.share, filled) > best[:2]:
+                best = (
+                    fits.share,
+                    filled,
+                    f"; {len(fits.matched)} fit {candidate.model}: use that model, or another file",
+                )
+    return best[2] or None
 
 
 def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:

@@ -211,6 +211,7 @@ def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
 @pytest.mark.parametrize(
     ("command", "values", "message"),
     [
+        # That PP-YOLOE+ takes all of these arrays too, and has further ones, is no reason to name it.
         ("train", "model.weights={files}/ppyoloe_s.pdparams", "423 fit ppyoloe_s: use that model, or another file"),
         ("train", "model.weights={files}/none.pdparams", "model.weights: {files}/none.pdparams does not exist"),
         ("evaluate", "model.weights={files}/yolov5n.pt", "evaluation needs all: the number of classes differs"),
