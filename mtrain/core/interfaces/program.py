@@ -63,6 +63,6 @@ class Program:
     half: bool = False
     """Compute in float16 where the network computes in the type of its weights."""
     suppression: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the suppression of boxes in a Paddle program, whose outputs are those of PaddleDetection; empty: none."""
+    """Settings of non-maximum suppression in a Paddle program, whose outputs are those of PaddleDetection; empty: none."""
     opset: int | None = None
     """Version of ONNX's set of operators; None: the exporter's default."""
