@@ -92,7 +92,8 @@ SETS_VARIABLES = re.compile(r"\b(?:environ|putenv)\b")
 def allows_torch_ahead(script: Path) -> bool:
     """Return whether torch may be imported before ``script`` runs: the script imports it, and sets no variables that torch reads."""
     try:
-        text = script.read_text(encoding="utf-8")
+        with open_file(script) as file:
+            text = file.read().decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return False
     return bool(IMPORTS_TORCH.search(text)) and not SETS_VARIABLES.search(text)

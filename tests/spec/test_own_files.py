@@ -113,7 +113,6 @@ ALLOWED = {
         "tasks/detection/convert.py testing/check_context.py testing/kit.py testing/plugin_kit.py testing/rank_records.py "
         "testing/ranks.py testing/test_conformance.py"
     ),
-    "a checkpoint that was verified": "core/checkpoint/format.py",
     "a mounted secret; an object store": "records/reporters/kubeflow.py launchers/clusters/_kubernetes/client.py weights/backup/place.py",
 }
 """Modules that open files without `mtrain.spec.files`, with the reason why nobody else chooses the file."""

@@ -3,11 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mtrain.core.interfaces.tensors import Array
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class Outline:
     """What is known of an array before its values are: shape and type."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: "np.dtype[Any]"
 
 
 class StateStream(Protocol):
