@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from mtrain.spec import outputs
+
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
@@ -48,5 +50,5 @@ def infer_config(loaded: "Loaded", facts: Mapping[str, Any], *, dynamic_size: bo
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> Path:
     """Write values as YAML, in their order; return the path."""
-    path.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    outputs.write_text(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True))
     return path
