@@ -38,6 +38,7 @@ SYSTEM = {
         "curl",
         "docker",
         "export",
+        "fabric",
         "git",
         "gunicorn",
         "kubectl",
