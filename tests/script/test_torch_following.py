@@ -125,7 +125,8 @@ def test_it_follows_weights_by_a_share_and_copies_buffers(here):
     start, first, buffers, second, later_buffers = starts
     for own, a, b, c in zip(teacher.parameters(), start, first, second, strict=True):
         assert torch.equal(own, torch.lerp(torch.lerp(a, b, 0.25), c, 0.25))
-        assert not torch.equal(a, b)
+    # Not each of them: the bias before a BatchNorm has no gradient but rounding, which may be exactly zero.
+    assert not torch.equal(start[0], first[0])
     assert all(torch.equal(a, b) for a, b in zip(buffers, later_buffers, strict=True))
     assert int(teacher.layers[1].num_batches_tracked) == 1
     assert int(student.layers[1].num_batches_tracked) == 2
