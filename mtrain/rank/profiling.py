@@ -31,6 +31,7 @@ class Profile:
         self._folder = run_folder.profiles
         self._file = self._folder / f"rank-{session.collective.rank}.json"
         self._recording = ExitStack()
+        self._is_recording = False
 
     def __call__(self, progress: Progress) -> None:
         """Begin before the first update, or end after the last one."""
@@ -39,7 +40,8 @@ class Profile:
         first, last = self._updates
         if progress.update == last:
             self.close()
-        elif progress.update == first - 1:
+        elif first - 1 <= progress.update < last and not self._is_recording:  # a resumed job may begin between them
+            self._is_recording = True
             outputs.make_folder(self._folder)
             self._recording.enter_context(self._record(self._file))
 

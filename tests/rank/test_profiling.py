@@ -12,7 +12,7 @@ from mtrain.rank.profiling import Profile
 from mtrain.system.runfolder import RunFolder
 
 
-def recorded_updates(folder, updates, *, total, ends_after=None):
+def recorded_updates(folder, updates, *, total, done=0):
     """Return which updates were computed while a profile was recorded, and the file that was written."""
     now, files = [], []
 
@@ -25,8 +25,8 @@ def recorded_updates(folder, updates, *, total, ends_after=None):
     session = SimpleNamespace(capabilities=Capabilities(profile=record), collective=SimpleNamespace(rank=3))
     profile = Profile(session, updates, RunFolder(folder))
     seen = []
-    profile(Progress(update=0))
-    for update in range(1, total + 1):
+    profile(Progress(update=done))
+    for update in range(done + 1, total + 1):
         seen += [update] if now else []
         profile(Progress(update=update))
     profile.close()
@@ -41,6 +41,11 @@ def test_the_updates_that_a_spec_names_are_recorded_once(updates, expected, tmp_
     seen, files = recorded_updates(tmp_path, updates, total=6)
     assert seen == expected
     assert files == ([tmp_path / "profile/rank-3.json"] if expected else [])
+
+
+def test_a_job_that_was_resumed_between_them_records_the_rest(tmp_path):
+    assert recorded_updates(tmp_path, [2, 5], total=6, done=3)[0] == [4, 5]
+    assert recorded_updates(tmp_path, [2, 5], total=6, done=5)[0] == []
 
 
 def test_a_backend_that_records_no_profile_is_named_before_training(tmp_path):
