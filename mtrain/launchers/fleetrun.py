@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.placement import QUIET_PORTS, LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
 """Paddle's line about the first failed process in its order: the rank within this host, and the exit status."""
@@ -96,6 +96,9 @@ class Fleetrun(Launcher):
         if self.options.start_port is not None:
             # With --master, Paddle takes the ports of the ranks, and one more, from PORT_RANGE instead of --start_port.
             env["PORT_RANGE"] = f"{self.options.start_port}:{self.options.start_port + ranks}"
+        elif len(hosts) == 1:
+            # By default Paddle takes ports that the system also gives to outgoing connections, before the ranks listen.
+            env["PORT_RANGE"] = f"{QUIET_PORTS.start}:{QUIET_PORTS.stop - 1}"
         return env
 
     def _starter(self, host: Host, nodes: int, node: int, ranks: int, argv: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Holds the time that the control group of a container may use in each period, both in microseconds, or "max"."""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Lets malloc of glibc 2.35 and newer ask for huge pages, where the kernel gives them on request; others ignore it."""
+QUIET_PORTS = range(20000, 32768)
+"""Ports below those that Linux gives to outgoing connections (``ip_local_port_range``, 32768 to 60999 by default)."""
+_ROW, _ATTEMPTS = 16, 64
+"""Ports in a row that ``free_port`` asks for, and how many rows it tries."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which gloo and NCCL look for the network interface to use."""
 
@@ -55,9 +60,34 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """Return a TCP port of ``address``, an address of this machine, on which nothing listens at the moment."""
+    """Return a TCP port of ``address`` that nothing uses at the moment, nor the few ports behind it.
+
+    It lies below the ports that systems give to outgoing connections, one of which could take it before the ranks
+    listen there. If all those tried are in use, the system chooses.
+
+    Raises:
+        OSError: ``address`` is not one of this machine.
+    """
+    for _ in range(_ATTEMPTS):
+        port = QUIET_PORTS.start + secrets.randbelow(len(QUIET_PORTS) - _ROW)
+        if all(_is_free(address, port + following) for following in range(_ROW)):
+            return port
+    return _bound_port(address, 0)
+
+
+def _is_free(address: str, port: int) -> bool:
+    try:
+        _bound_port(address, port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _bound_port(address: str, port: int) -> int:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
-        listener.bind((address, 0))
+        listener.bind((address, port))
         return int(listener.getsockname()[1])
 
 
@@ -96,7 +126,7 @@ def own_addresses() -> list[tuple[str, str]]:
 def is_own(address: str) -> bool:
     """Return whether a server on this machine can listen at ``address``."""
     try:
-        free_port(address)
+        _bound_port(address, 0)
     except OSError:
         return False
     return True

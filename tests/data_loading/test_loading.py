@@ -271,6 +271,25 @@ def test_signals_to_the_process_group_do_not_end_workers() -> None:
         assert indices(loader.micro_batches(0)) == FOURS
 
 
+def test_signals_that_come_before_a_worker_has_begun_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, in_child = os.fork, []
+
+    def fork_that_holds_the_child_up() -> int:
+        pid = fork()
+        if pid == 0:
+            time.sleep(0.3)
+        else:
+            in_child.append(pid)
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_that_holds_the_child_up)
+    with closing(WorkerPool({"train": Numbers()}, workers=2)) as pool:
+        assert pool.pids == in_child
+        assert indices(numbers(pool).micro_batches(0)) == FOURS
+
+
 def test_closing_leaves_no_process_and_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     children = {child.pid for child in psutil.Process().children()}

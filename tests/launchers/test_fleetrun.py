@@ -56,8 +56,13 @@ def test_the_first_port_is_given_in_the_way_that_this_form_of_the_launcher_obeys
     (command,) = launcher(start_port=6170).plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
     assert "--start_port 6170" in " ".join(command.argv)
     assert command.env["PORT_RANGE"] == "6170:6173"
+    first, _ = launcher(master_addr="10.0.0.9").plan(WORKER, TWO, 2)
+    assert "PORT_RANGE" not in first.env
+
+
+def test_ranks_of_one_host_listen_where_no_outgoing_connection_comes_first():
     (command,) = launcher().plan(WORKER, [Host(address="127.0.0.1", slots=3)], 3)
-    assert "PORT_RANGE" not in command.env
+    assert command.env["PORT_RANGE"] == "20000:32767"
 
 
 def test_a_first_port_that_leaves_no_room_is_refused():

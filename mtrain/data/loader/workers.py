@@ -38,6 +38,8 @@ _WATCH_S = 0.5
 """Interval in seconds at which a waiting parent checks its workers, besides noticing closed pipes."""
 _GRACE_S = 2.0
 """Seconds that a worker gets at the end to finish its current sample."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
+"""Signals that go to whole process groups, which workers ignore."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -212,13 +214,20 @@ def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
     """Fork a child that only runs ``run``, and return its id. ``unneeded``: the parent's descriptors, closed in the
     child."""
     parent = os.getpid()
-    pid = os.fork()
+    # A signal that comes before the child ignores it would end the child, or run the parent's handler in it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return pid
     status = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.set_wakeup_fd(-1)
         _die_with(parent)
         for descriptor in unneeded:
