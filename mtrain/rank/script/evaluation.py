@@ -8,6 +8,8 @@ from mtrain.core.interfaces import Array, Collective, RankSession
 from mtrain.core.sampler import Padded
 from mtrain.data import outcomes, trees
 from mtrain.errors import DataError, ScriptError, UsageError
+from mtrain.rank.script.following import submodules
+from mtrain.rank.script.models import ScriptModel
 
 Metric = Callable[[Any, Any], Any]
 """Maps (predictions, targets) of the whole data set, in the order of its samples, to a number or a dict of numbers."""
@@ -90,6 +92,26 @@ def outcome(
         outputs = rank.infer(runner, tensors)
         parts.append((indices, numpy_tree(runner.structure, outputs)))
     return gathered(rank.collective, parts)
+
+
+def with_averages(
+    rank: RankSession,
+    entry: ScriptModel,
+    runner: Step,
+    order: Iterable[list[int]],
+    batch_of: Callable[[Sequence[int]], Any],
+    *,
+    floats: Any,
+) -> Outcome:
+    """Return what ``outcome`` returns, computed with the averaged weights of a model, in evaluation mode."""
+    with entry.updater.native.averaged():
+        modes = [(module, module.training) for module in submodules(entry.module)]
+        entry.module.eval()
+        try:
+            return outcome(rank, runner, order, batch_of, floats=floats)
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 def shares(length: int, collective: Collective, micro_batch: int) -> Iterator[list[int]]:

@@ -7,61 +7,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mtrain.core import cadence
-from mtrain.core.cadence import Cadences
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
-from mtrain.core.interfaces import Backend, Collective, Progress, RankSession, Why
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.recipe import make_recipe, shares_of
-from mtrain.core.recomputing import compiled, patterns
-from mtrain.core.sampler import Shares
+from mtrain.core.interfaces import Backend, Collective, Progress, RankSession
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
-from mtrain.rank.precision import settled
-from mtrain.rank.profiling import Profile
-from mtrain.rank.script import evaluation, gradients
-from mtrain.rank.script.building import Building
-from mtrain.rank.script.epochs import BatchOf, Cutting, batch_at
-from mtrain.rank.script.feed import ScriptFeed
-from mtrain.rank.script.following import check_follow, check_untrained, submodules
-from mtrain.rank.script.in_turn import InTurn, check_in_turn
+from mtrain.rank.script import evaluation
+from mtrain.rank.script.epochs import BatchOf
+from mtrain.rank.script.following import check_follow
+from mtrain.rank.script.given_data import GivenData
+from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.loaders import evaluated, read_loader
-from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
+from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.made import MadeBatches, Numbered
-from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
-from mtrain.rank.script.native import NativeOptimizer, Recorded, recorded
+from mtrain.rank.script.native import NativeOptimizer
 from mtrain.rank.script.nested import Nested
 from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
+from mtrain.rank.script.prepared import ModelRequest, Prepared
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.samples import check_dataset
-from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, made
-from mtrain.rank.script.schedules import learning_rates_of
-from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of, check_loop, loop_changes
-from mtrain.rank.script.stream import Shard, Stream, is_stream
-from mtrain.rank.script.together import first_batch, several
+from mtrain.rank.script.schedulers import MakeScheduler
+from mtrain.rank.script.settings import check_loop, loop_changes
+from mtrain.rank.script.stream import Shard
+from mtrain.rank.script.training import Training
 from mtrain.rank.script.training_data import (
-    Request,
     Source,
-    check_continues,
     check_schedule,
-    number_of_updates,
-    opened,
-    opened_together,
 )
-from mtrain.rank.script.trials import nudge, on_trial, shortened
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.script.workers import is_imported_by_worker
 from mtrain.rank.script_mode import RUNNING, RankJob, running, without_own_frames
-from mtrain.rank.tracing import Tracing
 from mtrain.spec.calls import explained
-from mtrain.spec.model import Spec
 
 
 @explained
@@ -119,18 +99,12 @@ class Session:
     def __init__(self, job: RankJob, backend: Backend, rank: RankSession, reporters: Sequence[Any] = ()) -> None:
         self._job = job
         self._rank = rank
-        self._spec = job.spec
         self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
         self._progress = Progress() if self._saved is None else self._saved.progress
-        self._models = ScriptModels(rank=rank)
-        self._base = job.spec
-        """The spec that all models share, once the first one is prepared; ``_spec`` has the first one's settings, too."""
-        self._shared_settings: Mapping[str, Any] = {}
-        """Settings of the script, by path of the spec, that all models share."""
-        self._read: Source | None = None
-        self._made: MadeBatches | None = None
-        """Batches that the script makes itself."""
-        self._loop: ScriptLoop | None = None
+        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
+        self._prepared = Prepared(job, rank, self._records, self._saved, saw_gradients=self._saw_gradients)
+        self._training: Training | None = None
+        """The training loop, once there is one."""
         self._nested: Nested | None = None
         """The epochs that the script iterates over, around its batches."""
         shards = job.spec.cluster.shards
@@ -139,11 +113,6 @@ class Session:
             if shards in (None, rank.collective.size)
             else InTurn(rank.collective, shards, self._in_loss, trial=job.trial)
         )
-        self._shares: Shares | None = None
-        """Which shards of an update this rank computes, as ``prepare`` has decided it."""
-        self._total: int | None = None
-        self._tracing: Tracing | None = None
-        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
 
     # ------------------------------------------------------------------------------------------- facts about the job
     @property
@@ -165,6 +134,10 @@ class Session:
     def device(self) -> str:
         """This rank's device as torch names it: ``cpu`` or ``cuda:1``. Batches and models are on it already."""
         return str(self._rank.device).partition(" ")[0]
+
+    @property
+    def _loop(self) -> ScriptLoop | None:
+        return None if self._training is None else self._training.loop
 
     @property
     def progress(self) -> Progress:
@@ -234,116 +207,12 @@ class Session:
         """
         if self._loop is not None:
             raise ScriptError("session.prepare: called after session.batches; prepare all models first")
-        name = self._models.check_name(name)
-        trained = not name or optimizer is not None
-        if not trained:
-            check_untrained(name, schedule=schedule, scheduler=scheduler, clip_norm=clip_norm, ema=ema, freeze=freeze)
-        # The first model is trained in the backend's own way where that is the only one.
-        is_further = bool(self._models.trained) or self._rank.capabilities.own_order
-        own_order = not overlap or (bool(name) and trained and is_further)
-        building = Building(build)
-        changes = changes_of(
-            optimizer=optimizer, schedule=schedule, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
-            precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze, seed=seed,
+        request = ModelRequest(
+            build=build, optimizer=optimizer, schedule=schedule, scheduler=scheduler, clip_norm=clip_norm, accumulate=accumulate,
+            ema=ema, precision=precision, sync_batchnorm=sync_batchnorm, freeze=freeze, seed=seed, name=name, overlap=overlap,
         )  # fmt: skip
-        shared = {path: value for path, value in changes.items() if path in SHARED_SETTINGS}
-        self._share(shared, accumulate=accumulate)
-        spec = self._changed(self._base, {path: x for path, x in changes.items() if path not in shared})
-        check_in_turn(spec, size=self.size, trial=self._job.trial)
-        # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
-        shards = spec.cluster.shards or self.size
-        sized = changed(spec, {"train.batch_size": shards * spec.train.accumulate})
-        native_optimizer = recorded(optimizer, self._job.outside_paths)
-        recipe = replace(
-            make_recipe(sized, size=self.size),
-            own_model=True,
-            own_order=own_order,
-            named=bool(name),
-            trained=trained,
-            native_optimizer=native_optimizer,
-            recompute=patterns(sized.train, (), model="of the script"),
-            compile_blocks=compiled(sized.train, (), model="of the script"),
-        )
-        self._shares = shares_of(recipe, self._rank.collective)
-        self._records.shards = self._shares.shards * self._shares.rounds
-        model, native = self._rank.prepare(building, recipe)
-        if trained:
-            gradients.watch(building.module, lambda: None if self._loop is None else self._loop.saw_gradients())
-        if native_optimizer is not None:
-            spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
-        stepped = self._stepped(scheduler, native_optimizer, spec, name, schedule=schedule)
-        updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
-        self._spec = spec if not self._models.trained else self._spec
-        self._models.add(
-            ScriptModel(
-                name=name,
-                spec=spec,
-                module=building.module,
-                model=model,
-                updater=updater,
-                learning_rate_of=schedule if callable(schedule) and not hasattr(schedule, "section") else None,
-                stepped=stepped,
-                own_order=own_order,
-                trained=trained,
-                shapes=building.shapes,
-            )
-        )
-        if self._saved is not None:
-            self._rank.restore(model, native, saved_state(self._saved.state, name))
-        elif self._job.trial is not None and self._job.trial.nudged:
-            nudge(self._rank, model, native)
-        return model, updater
-
-    def _stepped(
-        self,
-        make: MakeScheduler | None,
-        native: Recorded | None,
-        spec: Spec,
-        name: str,
-        *,
-        schedule: Curve | RateOf | None,
-    ) -> SteppedScheduler | None:
-        """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""
-        stepped = None if native is None else native.scheduler
-        given = [
-            word
-            for word, x in (("schedule=", schedule), ("scheduler=", make), ("one of the optimizer", stepped))
-            if x is not None
-        ]
-        if len(given) > 1:
-            raise ScriptError(f"session.prepare: {' and '.join(given)} are both given; keep one")
-        if make is not None:
-            groups = groups_of_rule(spec.optimizer) if native is None else native.groups
-            framework = self._job.resolved.backend.framework
-            stepped = made(make, groups, framework=framework, ratios_stay=native is not None)
-        if stepped is not None:
-            self._records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
-        return stepped
-
-    def _share(self, settings: Mapping[str, Any], *, accumulate: int | None) -> None:
-        """Take the settings that all models share from the first one, and compare those of further ones.
-
-        Raises:
-            ScriptError: a further model has other ones.
-        """
-        if len(self._models) == 0:
-            if self._spec.train.accumulate == "auto" and accumulate is None:
-                settings = {**settings, "train.accumulate": 1}
-            spec = self._changed(self._spec, settings)
-            self._base, self._records.choices = settled(on_trial(spec, self._job.trial), self._rank)
-            self._shared_settings = settings
-            return
-        for path, value in settings.items():
-            if path not in self._shared_settings or self._shared_settings[path] != value:
-                first = self._shared_settings.get(path)
-                raise ScriptError(
-                    f"session.prepare: {path.rpartition('.')[2]}={value!r} given, but {first!r} for the first model; it holds "
-                    "for all models of a session: say it at the first one alone"
-                )
-
-    def _changed(self, spec: Spec, changes: Mapping[str, Any], *, call: str = "session.prepare") -> Spec:
-        result: Spec = changed(spec, changes, outside_paths=self._job.outside_paths, call=call)
-        return result
+        entry = self._prepared.add(request)
+        return entry.model, entry.updater
 
     def keep(self, name: str, kept_object: Any) -> None:
         """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
@@ -399,7 +268,7 @@ class Session:
         Raises:
             ScriptError: the data set or a value cannot be used.
         """
-        shares = self._check_trained("session.batches")
+        shares = self._prepared.check_trained("session.batches")
         if self._nested is not None:
             if epochs is not None or updates is not None:
                 raise ScriptError(
@@ -418,53 +287,15 @@ class Session:
                 "session.batches: called twice; one session has one training loop. For a loop over epochs with code at the end of each, "
                 "write `for epoch in session.epochs(10):` around `for batch in session.batches(loader):`"
             )
-        outside = self._job.outside_paths
-        parts = several(dataset)
-        if parts is not None and (order or shard or collate):
-            raise ScriptError(
-                "session.batches: order, shard or collate given with several data sets; give each as a DataLoader with its own sampler and "
-                "collate_fn"
-            )
-        first = dataset if parts is None else next(iter(parts.values() if isinstance(parts, Mapping) else parts))
-        read = read_loader(first, call="session.batches")
-        one_batch: Any = global_batch if parts is None else first_batch(global_batch)
-        own_batches = read.batches if one_batch is None and order is None else None
-        if one_batch is None and "train.batch_size" not in outside:
-            one_batch = read.batch_size
-        if callable(one_batch) and is_stream(read.dataset, shard):
-            raise ScriptError(
-                "session.batches: global_batch is a function, but a stream's epochs have no known length; give a number"
-            )
-        changes = loop_changes(
-            global_batch=batch_at(one_batch, 0, len(read.dataset)) if callable(one_batch) else one_batch,
-            epochs=epochs,
-            updates=updates,
-            outside_paths=outside,
-        )
-        self._spec = self._changed(self._spec, changes, call="session.batches")
-        check_loop(self._spec, shares, divides=own_batches is None and not callable(one_batch))
-        request = Request(
-            cutting=Cutting(
-                batch=one_batch if callable(one_batch) else self._spec.train.batch_size,
-                order=order or read.order,
-                batches=own_batches,
-                drops_last=read.drops_last if drop_last is None else drop_last,
-            ),
-            shard=shard,
-            collate=collate or read.collate,
-            nondeterministic=nondeterministic,
-            # Streams are read in this process, whatever the loader would have done.
-            workers=workers if workers is not None else 0 if is_stream(read.dataset, shard) else read.workers,
-        )
-        seed_framework = self._rank.capabilities.seed
-        self._read = samples = (
-            opened(read.dataset, request, self._spec, shares, seed_framework)
-            if parts is None
-            else opened_together(
-                parts, global_batch, replace(request, workers=workers), self._spec, shares, seed_framework
-            )
-        )
-        loop = self._run(samples)
+        given = GivenData(
+            dataset=dataset, global_batch=global_batch, order=order, drop_last=drop_last, shard=shard, collate=collate,
+            nondeterministic=nondeterministic, workers=workers,
+        )  # fmt: skip
+        changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
+        spec = self._prepared.change(changes, call="session.batches")
+        check_loop(spec, shares, divides=given.divides)
+        samples = given.opened(spec, shares, self._rank.capabilities.seed)
+        loop = self._start(samples)
         return loop if self._nested is None else self._nested.start(loop, samples, dataset)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
@@ -499,22 +330,21 @@ class Session:
         Raises:
             ScriptError: there is a loop already, or a rank computes several parts of an update.
         """
-        shares = self._check_trained("session.updates")
+        shares = self._prepared.check_trained("session.updates")
         if self._loop is not None or self._nested is not None:
             raise ScriptError("session.updates: called after another loop; one session has one training loop")
         changes = loop_changes(
             global_batch=global_batch, epochs=None, updates=count, outside_paths=self._job.outside_paths
         )
-        self._spec = self._changed(self._spec, changes, call="session.updates")
-        check_loop(self._spec, shares, divides=False)
-        check_schedule(self._spec, "the script makes its batches itself")
+        spec = self._prepared.change(changes, call="session.updates")
+        check_loop(spec, shares, divides=False)
+        check_schedule(spec, "the script makes its batches itself")
         if shares.passes > 1:
             raise ScriptError(
                 f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
                 "accumulate=1 and a rank for each shard"
             )
-        self._made = self._read = MadeBatches(self._spec.train.batch_size)
-        return Numbered(self._run(self._made), lambda: self.progress.update)
+        return Numbered(self._start(MadeBatches(spec.train.batch_size)), lambda: self.progress.update)
 
     def share(self, batch: Any) -> Any:
         """Return this rank's share of a global batch that the script has made alike on every rank, on the rank's device.
@@ -526,116 +356,18 @@ class Session:
             ScriptError: called outside of a loop over ``updates``, or with another number of rows. Ranks that have made different
                 batches are refused at the end of the update.
         """
-        if self._made is None or self._loop is None or self._loop.loop.micro is None:
+        training, prepared = self._training, self._prepared
+        if training is None or not isinstance(training.source, MadeBatches) or training.loop.loop.micro is None:
             raise ScriptError("session.share: called outside of a loop over session.updates")
-        assert self._shares is not None
-        assert self._tracing is not None
-        return self._made.share(batch, self._shares, self._rank, floats=self._floats(), saw=self._tracing.saw_more)
-
-    def _check_trained(self, call: str) -> Shares:
-        """Return which parts of an update this rank computes; refuse a loop before a model was prepared that it can train.
-
-        Raises:
-            ScriptError: there is none.
-        """
-        if self._shares is None:
-            raise ScriptError(f"{call}: called before session.prepare; prepare the model first")
-        if not self._models.trained:
-            raise ScriptError(
-                f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
-            )
-        return self._shares
-
-    def _run(self, samples: Source) -> ScriptLoop:
-        """Start the training loop on ``samples``."""
-        assert self._shares is not None
-        self._total = shortened(number_of_updates(self._spec, samples), self._job.trial)
-        if self._saved is not None:
-            check_continues(self._progress, samples)
-            if isinstance(samples, Stream):
-                samples.restore(self._records.saved_stream())
-        self._tracing = tracing = Tracing(
-            self._spec.report.trace,
-            self._rank,
-            self._models.groups,
-            self._models.state,
-            accumulate=self._shares.passes,
-        )
-        self._records.announce(
-            self._spec,
-            model=self._models.title,
-            samples=samples.length,
-            updates_per_epoch=samples.updates_per_epoch,
-            total_updates=self._total,
-            fields=tracing.start(),
-        )
-        for entry in self._models.trained:
-            entry.module.train()
-        self._loop = self._begin(samples, tracing)
-        return self._loop
-
-    def _begin(self, samples: Source, tracing: Tracing) -> ScriptLoop:
-        """Make the training loop with everything that it calls."""
-        assert self._total is not None
-        assert self._shares is not None
-        spec, shares = self._spec, self._shares
-        steppers = []
-        for entry in self._models.trained:
-            schedule = entry.stepped or learning_rates_of(
-                self._lasting(entry.spec),
-                entry.learning_rate_of,
-                updates_per_epoch=samples.updates_per_epoch or self._total,
-                total_updates=self._total,
-            )
-            steppers.append(entry.stepper(schedule, count=self._updates_of(entry)))
-        job = Job(
-            session=self._rank,
-            steppers=steppers,
-            feed=ScriptFeed(
-                rank=self._rank,
-                source=samples,
-                shares=shares,
-                fills_shards=any(entry.spec.train.sync_batchnorm for entry in self._models),
-                floats=self._floats(),
-                saw=tracing.saw,
-            ),
-            total_updates=self._total,
-            shares=shares,
-            seed=spec.train.seed,
-        )
-        cadences = Cadences(
-            report_every=spec.report.every_updates,
-            saves=cadence.saves(spec.checkpoint),
-            evaluate_at_end=False,
-            max_nonfinite=spec.train.max_nonfinite,
-        )
-        profile = Profile(self._rank, spec.report.profile, self._job.run_folder)
-        hooks = Hooks(
-            inspect=profile,
-            close=profile.close,
-            on_update=lambda record: self._records.updated({**record, "unit": "samples", **tracing.updated(record)}),
-            save=self._save,
-            stop=self._asked_to_end,
-            save_requested=self._job.save_requested,
-        )
-        return ScriptLoop(
-            Loop(job, cadences, hooks, self._progress),
-            [entry.updater for entry in self._models.trained],
-            differs=OTHER_ORDER if self._made is None else OTHER_SHARE,
+        assert prepared.shares is not None
+        return training.source.share(
+            batch, prepared.shares, self._rank, floats=prepared.floats, saw=training.tracing.saw_more
         )
 
-    def _lasting(self, spec: Spec) -> Spec:
-        """Return the spec of a model with the batch and length that ``batches`` has set."""
-        train = self._spec.train
-        lasting = {"batch_size": train.batch_size, "epochs": train.epochs, "updates": train.updates}
-        return spec.model_copy(update={"train": spec.train.model_copy(update=lasting)})
-
-    def _updates_of(self, entry: ScriptModel) -> int:
-        """Return how many updates a model has begun before this process."""
-        if self._saved is None or not entry.own_order:
-            return self._progress.update
-        counters = saved_state(self._saved.state, entry.name).counters
-        return int(counters["updates"] + counters["skipped"])
+    def _start(self, source: Source) -> ScriptLoop:
+        """Start the training loop on ``source``."""
+        self._training = Training(self._prepared, source, self._progress, stop=self._asked_to_end)
+        return self._training.loop
 
     # --------------------------------------------------------------------------------------- evaluation and logging
     def evaluate(
@@ -669,17 +401,23 @@ class Session:
         Raises:
             ScriptError: the data set, the model's output or the metric's result cannot be used.
         """
-        entry = self._models.of(model, call="session.evaluate")
+        entry = self._prepared.models.of(model, call="session.evaluate")
         read = read_loader(dataset, call="session.evaluate")
         dataset, collate = evaluated(read), collate or read.collate
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
         runner = evaluation.Step(entry.module, step or evaluation.predicted)
-        order = evaluation.shares(
-            len(dataset), self._rank.collective, batch_size or read.batch_size or self._micro_batch()
-        )
+        seed, seed_framework = self._prepared.spec.train.seed, self._rank.capabilities.seed
+        join = collate or trees.collate
+
+        def batch_of(indices: Sequence[int]) -> Any:
+            return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
+
+        micro_batch = batch_size or read.batch_size or self._prepared.micro_batch
+        order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
+        order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         try:
-            outcome = self._outcome(entry, runner, dataset, order, collate or trees.collate)
+            outcome = evaluation.with_averages(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
         except Interrupted as error:
             if self._loop is None:
                 raise
@@ -704,38 +442,9 @@ class Session:
     def _in_loss(self) -> bool:
         return self._loop is not None and self._loop.in_loss
 
-    def _micro_batch(self) -> int:
-        """Return the samples of a micro batch; before ``batches`` that of the spec's batch size."""
-        assert self._shares is not None
-        return max(1, int(self._spec.train.batch_size) // (self._shares.shards * self._shares.rounds))
-
-    def _outcome(
-        self,
-        entry: ScriptModel,
-        runner: evaluation.Step,
-        dataset: Any,
-        order: Iterator[list[int]],
-        collate: Callable[[Any], Any],
-    ) -> evaluation.Outcome:
-        """Return (predictions, targets) of ``dataset``, computed with the averaged weights in evaluation mode."""
-        seed, seed_framework = self._spec.train.seed, self._rank.capabilities.seed
-
-        def batch_of(indices: Sequence[int]) -> Any:
-            return collate([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
-
-        order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
-        with entry.updater.native.averaged():
-            modes = [(module, module.training) for module in submodules(entry.module)]
-            entry.module.eval()
-            try:
-                return evaluation.outcome(self._rank, runner, order, batch_of, floats=self._floats())
-            finally:
-                for module, training in modes:
-                    module.training = training
-
-    def _floats(self) -> Any:
-        """Return the dtype of floating-point numbers in batches; None: as the data set has them."""
-        return np.float64 if self._spec.train.precision == "fp64" else None
+    def _saw_gradients(self) -> None:
+        if self._loop is not None:
+            self._loop.saw_gradients()
 
     def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
         """Add the gradients of a loss of the current micro batch to those of all models, as ``loss.backward()`` does.
@@ -749,7 +458,7 @@ class Session:
         Raises:
             ScriptError: as for ``optimizer.update``.
         """
-        updaters = [entry.updater for entry in self._models.trained]
+        updaters = [entry.updater for entry in self._prepared.models.trained]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
         for updater in updaters:
@@ -770,7 +479,7 @@ class Session:
         Raises:
             ScriptError: the target has an optimizer, or one of the arguments does not fit.
         """
-        own, other = (self._models.of(model, call="session.follow") for model in (target, source))
+        own, other = (self._prepared.models.of(model, call="session.follow") for model in (target, source))
         check_follow(own, other, tau)
         move = self._rank.capabilities.follow
         if move is None:
@@ -849,23 +558,20 @@ class Session:
         self._records.training.check()
         return self._job.stop()
 
-    def _save(self, progress: Progress, score: float | None, why: Why) -> None:
-        if why == "requested":
-            self._job.save_requested.served()
-        state = self._records.training.stream(*self._models.stepped)
-        assert self._read is not None
-        stream = self._read.state_before(progress.epoch, progress.position)
-        self._records.save(state, progress, score=score, why=why, spec=self._spec, stream=stream)
-
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""
         loop, stepped = self._loop, None
         if reason == "done" and loop is not None:
             loop.leave()
             loop.loop.finish()
-        if reason == "done" and len(self._models):
-            stepped = self._models.stepped
-        measured = self._tracing.measured() if stepped is not None and self._tracing is not None else None
+        if reason == "done" and len(self._prepared.models):
+            stepped = self._prepared.models.stepped
+        training = self._training
         self._records.end(
-            reason, self.progress, spec=self._spec, total_updates=self._total, stepped=stepped, measured=measured
+            reason,
+            self.progress,
+            spec=self._prepared.spec,
+            total_updates=None if training is None else training.total_updates,
+            stepped=stepped,
+            measured=training.tracing.measured() if stepped is not None and training is not None else None,
         )
