@@ -21,11 +21,19 @@ VARIABLE = "MTRAIN_TRACE"
 """Variable that names the folder of the trace and switches recording on."""
 
 
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules as usual, and calls a function of each when its own import is complete."""
+class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules as usual, and calls a function of each when its own import is complete.
 
-    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+    ``failure``: what a line on standard error says of an exception in such a function; the program goes on.
+    """
+
+    def __init__(
+        self,
+        actions: dict[str, Callable[[ModuleType], None]],
+        failure: str = "mtrain-trace: this process is not recorded",
+    ) -> None:
         self._actions = actions
+        self._failure = failure
         self._specs: dict[str, importlib.machinery.ModuleSpec] = {}
 
     def find_spec(
@@ -60,7 +68,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         try:
             self._actions[module.__name__](module)
         except Exception as error:  # the training goes on, whatever is missing for its trace
-            print(f"mtrain-trace: this process is not recorded: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{self._failure}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Connection:
@@ -90,7 +98,7 @@ class Connection:
         for name in list(waiting):
             if name in sys.modules:
                 waiting.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, _AfterImport(waiting))
+        sys.meta_path.insert(0, AfterImport(waiting))
 
     def _torch(self, _: ModuleType) -> None:
         from mtrain_trace import torch_hooks
@@ -106,5 +114,5 @@ class Connection:
 
 def connect() -> None:
     """Wait for the import of a framework in this process, if a trace is asked for; done once."""
-    if os.environ.get(VARIABLE) and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+    if os.environ.get(VARIABLE) and not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         Connection(os.environ[VARIABLE]).begin()

@@ -143,6 +143,7 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         )
     if job.resolved.backend.framework == "torch" and allows_torch_ahead(script):
         import_ahead(job.resolved.backend)
+    job.resolved.backend.before_script()
     before = RUNNING.set(Running(job=job))
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))

@@ -1,11 +1,15 @@
 """Scripts that freeze weights, share BatchNorm over ranks, join samples themselves, save on request or use bfloat16."""
 
+import importlib
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mtrain.backends._torch import kept_groups
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
 
@@ -83,3 +87,75 @@ def test_a_session_in_a_thread_of_its_own_does_not_train_alone_in_silence(tmp_pa
 
 def logs_of(here: Path, name: str) -> str:
     return "".join(file.read_text() for file in sorted((here / "runs" / name / "logs").glob("rank-*.log")))
+
+
+OWN_GROUPS = """
+import gc
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def gloo_threads():
+    names = [Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("pt_gloo") for name in names)
+
+
+def train():
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    model(torch.ones(2, 4)).sum().backward()
+    dist.destroy_process_group()
+
+
+train()
+gc.collect()
+print("threads of gloo:", gloo_threads(), flush=True)
+"""
+
+
+def test_groups_of_a_scripts_own_are_not_freed_where_its_model_ends(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_GROUPS)
+    done(tmp_path, "--name", "own", "--nproc-per-node", "2", "own.py")
+    log = (tmp_path / "runs/own/logs/rank-0.log").read_text()
+    assert int(log.rpartition("threads of gloo: ")[2]) > 0, log
+
+
+def test_a_kept_group_is_released_before_the_next_one_begins(monkeypatch):
+    groups = [object(), object()]
+    calls = []
+    module = ModuleType(kept_groups.MODULE)
+    module.group = SimpleNamespace(WORLD=groups[0])
+    module.init_process_group = lambda *words, **options: calls.append((words, options, sys.getrefcount(groups[0])))
+    module.destroy_process_group = lambda group=None: calls.append(group)
+    monkeypatch.setitem(sys.modules, kept_groups.MODULE, module)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    before = sys.getrefcount(groups[0])
+    kept_groups.keep_groups()
+    module.destroy_process_group()
+    module.destroy_process_group(groups[1])
+    kept = sys.getrefcount(groups[0])
+    assert kept == before + 1
+    module.init_process_group("gloo", rank=0)
+    assert calls == [None, groups[1], (("gloo",), {"rank": 0}, before)]
+
+
+def test_groups_are_kept_too_where_the_script_imports_torch_itself(monkeypatch, tmp_path):
+    package, name = tmp_path / "slow_torch", "slow_torch.groups"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "groups.py").write_text(
+        "class group:\n    WORLD = object()\ndef init_process_group(): pass\ndef destroy_process_group(group=None): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kept_groups, "MODULE", name)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    kept_groups.keep_groups()
+    assert name not in sys.modules
+    groups = importlib.import_module(name)
+    before = sys.getrefcount(groups.group.WORLD)
+    groups.destroy_process_group()
+    kept = sys.getrefcount(groups.group.WORLD)
+    assert kept == before + 1

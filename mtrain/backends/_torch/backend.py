@@ -11,3 +11,9 @@ class TorchBackend(EngineBackend):
     """A backend on torch, whose session is a ``TorchEngine``."""
 
     framework = "torch"
+
+    def before_script(self) -> None:
+        """See ``Backend.before_script``: process groups of the script's own must not hang at its end."""
+        from mtrain.backends._torch.kept_groups import keep_groups
+
+        keep_groups()

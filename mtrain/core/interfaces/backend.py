@@ -56,6 +56,13 @@ class Backend(Protocol):
         """
         return
 
+    def before_script(self) -> None:
+        """Prepare the process in which a user's script is about to run. The default does nothing.
+
+        The script may never open a session, so it must not import a framework.
+        """
+        return
+
     @abstractmethod
     def __enter__(self) -> RankSession:
         """Join the other ranks and return this rank's session. Every rank must call."""

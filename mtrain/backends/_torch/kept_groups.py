@@ -1,0 +1,47 @@
+"""Process groups that a script ends itself are released only where that cannot hold up its process for ever.
+
+The module ``DistributedDataParallel`` holds the last reference to its group once ``destroy_process_group`` was called. Torch frees
+it with Python's lock held, waits for gloo's thread meanwhile, and that thread needs the lock if it has not yet finished with the last
+exchange. On a busy machine a rank then hangs after its last line. (Seen with torch 2.13: ``c10d::Reducer`` is bound without releasing the
+lock, ``ProcessGroup`` with.)
+"""
+
+import functools
+import gc
+import sys
+from typing import Any
+
+from mtrain_trace.startup import AfterImport
+
+MODULE = "torch.distributed.distributed_c10d"
+
+
+def keep_groups() -> None:
+    """Keep the process groups that the code of this process will end, without importing torch now."""
+    if MODULE in sys.modules:
+        _wrap(sys.modules[MODULE])
+        return
+    failure = "mtrain: process groups of this script are released by torch, which may wait for ever"
+    sys.meta_path.insert(0, AfterImport({MODULE: _wrap}, failure))
+
+
+def _wrap(module: Any) -> None:
+    """Have ``destroy_process_group`` keep the groups, and ``init_process_group`` release those kept before."""
+    kept: list[Any] = []
+    destroy, init = module.destroy_process_group, module.init_process_group
+
+    def destroy_process_group(group: Any = None) -> None:
+        kept.append(module.group.WORLD if group is None else group)
+        destroy(group)
+
+    def init_process_group(*arguments: Any, **options: Any) -> None:
+        # Released from here, a group is freed without the lock, and so is its port. Models in cycles of references go before.
+        if kept:
+            gc.collect()
+            kept.clear()
+        init(*arguments, **options)
+
+    for name, wrapper in (("destroy_process_group", destroy_process_group), ("init_process_group", init_process_group)):
+        functools.update_wrapper(wrapper, getattr(module, name))
+        for holder in filter(None, (module, sys.modules.get("torch.distributed"))):
+            setattr(holder, name, wrapper)
