@@ -1,0 +1,114 @@
+"""How the cost of a leader grows with the hosts of a job: its start, a quiet minute, one lost host, the end."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+SIZES = (4, 16, 64, 256, 1000)
+STAND_IN = "benchmarks.growth.stand_in_hosts"
+
+
+def measure(
+    count: int,
+    *,
+    ranks: int = 8,
+    quiet_s: float = 20.0,
+    silently: bool = False,
+    odd: int = 0,
+    connect_s: float = 0.0,
+    slow: dict[int, float] | None = None,
+    dead: tuple[int, ...] = (),
+    timeout_s: int = 30,
+) -> dict[str, Any]:
+    """Run the real leader of ``count`` stand-in hosts to its end; return what it cost.
+
+    Args:
+        count: hosts.
+        ranks: ranks on each.
+        quiet_s: seconds without an event between the start and the loss of one host.
+        silently: whether the lost host falls silent; else its connection ends, and the ranks of all others fail.
+        odd: every so many hosts have another version of a library, 0: none.
+        connect_s: seconds that each connection takes.
+        slow: the seconds that the connections of some hosts take, by their numbers.
+        dead: hosts that never answer.
+        timeout_s: ``cluster.failure_timeout_s``.
+    """
+    from benchmarks.growth.stand_in_hosts import address
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, seconds in (slow or {}).items():
+            (folder / f"{address(number)}.slow").write_text(str(seconds))
+        for number in dead:
+            (folder / f"{address(number)}.dead").touch()
+        flags = ["--hosts", str(count), "--ranks", str(ranks), "--quiet-s", str(quiet_s), "--connect-s", str(connect_s)]
+        flags += ["--odd", str(odd), *(["--silently"] if silently else [])]
+        stand_ins = subprocess.Popen([sys.executable, "-m", STAND_IN, str(folder), *flags], cwd=ROOT)
+        try:
+            return _lead(folder, count, ranks, timeout_s)
+        finally:
+            stand_ins.terminate()
+            stand_ins.wait()
+
+
+def _lead(folder: Path, count: int, ranks: int, timeout_s: int) -> dict[str, Any]:
+    _await(folder / "ready")
+    words = ["train", "-c", "digits", "--cluster", "ssh", "--ips", (folder / "ready").read_text()]
+    words += ["--nproc-per-node", str(ranks), "--backend", "ddp", "--failure-timeout-s", str(timeout_s)]
+    words += ["-o", f"report.dir={folder / 'runs'}", f"train.batch_size={count * ranks}", "report.display=plain"]
+    env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    began = time.time()
+    with (folder / "console").open("wb") as console:
+        leader = psutil.Popen([sys.executable, "-m", "mtrain", *words], env=env, cwd=folder, stdout=console, stderr=console)
+        row = _watch(leader, folder, began)
+    row |= {"hosts": count, "code": leader.wait(), "console": (folder / "console").read_text(errors="replace")}
+    return row
+
+
+def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:
+    """Sample the leader until it has ended."""
+    row: dict[str, Any] = {"fds": 0, "threads": 0, "rss_mib": 0.0}
+    marks: dict[str, tuple[float, float]] = {}
+    while leader.poll() is None:
+        try:
+            with leader.oneshot():
+                cpu = leader.cpu_times()
+                used = cpu.user + cpu.system
+                row["fds"] = max(row["fds"], leader.num_fds())
+                row["threads"] = max(row["threads"], leader.num_threads())
+                row["rss_mib"] = max(row["rss_mib"], leader.memory_info().rss / (1 << 20))
+        except psutil.Error:
+            break
+        for mark in ("started", "lost"):
+            if mark not in marks and (folder / mark).exists():
+                marks[mark] = (time.time(), used)
+        row["cpu_s"] = used
+        time.sleep(0.05)
+    ended = time.time()
+    if "started" in marks:
+        row |= {"start_s": marks["started"][0] - began, "start_cpu_s": marks["started"][1]}
+        row["messages"] = _read(folder / "started")
+    if "lost" in marks:
+        quiet_s = marks["lost"][0] - marks["started"][0]
+        row["quiet_cpu_s_per_min"] = (marks["lost"][1] - marks["started"][1]) / quiet_s * 60
+        row["verdict_s"] = ended - marks["lost"][0]
+    row["whole_s"] = ended - began
+    return row
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _await(path: Path, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
