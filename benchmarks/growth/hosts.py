@@ -16,7 +16,7 @@ SIZES = (4, 16, 64, 256, 1000)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 
 
-def measure(
+def measure(  # noqa: PLR0913 - the conditions of one measurement
     count: int,
     *,
     ranks: int = 8,
@@ -67,7 +67,9 @@ def _lead(folder: Path, count: int, ranks: int, timeout_s: int) -> dict[str, Any
     env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     began = time.time()
     with (folder / "console").open("wb") as console:
-        leader = psutil.Popen([sys.executable, "-m", "mtrain", *words], env=env, cwd=folder, stdout=console, stderr=console)
+        leader = psutil.Popen(
+            [sys.executable, "-m", "mtrain", *words], env=env, cwd=folder, stdout=console, stderr=console
+        )
         row = _watch(leader, folder, began)
     row |= {"hosts": count, "code": leader.wait(), "console": (folder / "console").read_text(errors="replace")}
     return row

@@ -194,7 +194,11 @@ class StandIns:
         self.close(host)
         for other in self.hosts:
             for rank in range(other.number * other.ranks, (other.number + 1) * other.ranks):
-                failure = {"rank": rank, "host": f"node{other.number}", "error": "RuntimeError: connection reset by peer"}
+                failure = {
+                    "rank": rank,
+                    "host": f"node{other.number}",
+                    "error": "RuntimeError: connection reset by peer",
+                }
                 self._send(other, "failure", {"event": "failure", "failure": {**failure, "time": first}, "age_s": 0.0})
 
 

@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mtrain
 from mtrain.core.interfaces import HostedJob
@@ -16,19 +16,27 @@ from mtrain.errors import LaunchError
 from mtrain.jobs.commands import AGENT
 from mtrain.jobs.hosts import start_failures
 from mtrain.jobs.hosts.channel import Channel, Lost, Message
+from mtrain.jobs.hosts.channel_thread import ChannelThread
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.start_failures import SSH, Means
+from mtrain.jobs.hosts.stderr_lines import StderrLines
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.system import placement, processes
+from mtrain.system import open_files, placement, processes
 
-MAX_STDERR_LINES = 40
-"""How many lines are kept of what the command, or an agent, writes to its standard error."""
+MAX_CONNECTING = 64
+"""Most commands that run before the hello of their agent has come; further hosts wait for their turn."""
+FILES_PER_HOST = 3
+"""Files that this process keeps open for each host: standard input, output and error of its command."""
+SILENT_END_S = 0.2
+"""Seconds that the command may take to end if its host has been silent."""
 MAX_SHOWN = 300
 """How many characters are shown of what a login shell has printed."""
 RETRY_S = 10.0
 """Seconds between two tries to start the agent of a host that an elastic job does without, and that one may take."""
 CLOSING_S = 5.0
 """Seconds that the command may take to end after its agent has."""
+POLL_S = 0.02
+"""Seconds between two looks at the agents that have not said hello."""
 
 
 @dataclass(kw_only=True)
@@ -41,24 +49,17 @@ class Line:
     """Index of the host in that list."""
     channel: Channel
     process: "subprocess.Popen[bytes]"
-    stderr_lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STDERR_LINES))
+    stderr: StderrLines
     """Last lines of the standard error of ``process``."""
     local: bool = False
     """Whether the agent is a child of this process."""
     means: Means = SSH
     """The program that reaches the host, for messages."""
-    _reader: threading.Thread | None = None
 
-    def start_reading(self) -> None:
-        """Start the thread that keeps the last lines of standard error."""
-        self._reader = threading.Thread(target=self._read_stderr, name=f"stderr of {self.host}", daemon=True)
-        self._reader.start()
-
-    def _read_stderr(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
-            for line in stream:
-                self.stderr_lines.append(line.decode(errors="replace").rstrip()[:500])
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the host was lost because it fell silent."""
+        return self.channel.lost is not None and self.channel.lost.is_silence
 
     def end(self, *, wait_s: float) -> None:
         """Close the connection, upon which an agent that still runs ends what it has started.
@@ -68,15 +69,14 @@ class Line:
         """
         # Only silence shortens the wait. An agent that was told to end may have closed its end first and needs its time
         # to exit.
-        silent = self.channel.lost is not None and self.channel.lost.is_silence
+        silent = self.is_silent
         self.channel.close()
         try:
-            self.process.wait(0.2 if silent else wait_s)
+            self.process.wait(min(SILENT_END_S, wait_s) if silent else wait_s)
         except subprocess.TimeoutExpired:
             processes.end_tree(self.process.pid)
             self.process.wait()
-        if self._reader is not None:
-            self._reader.join(1.0)
+        self.stderr.wait(1.0)
 
     def last_words(self) -> str:
         """Return how the process ended and the last line that it wrote, or "" where it still runs."""
@@ -84,14 +84,13 @@ class Line:
             status = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             return ""
-        if self._reader is not None:
-            self._reader.join(1.0)
+        self.stderr.wait(1.0)
         name = "its agent" if self.local else self.means.name
         how = f"{name} ended with " + (f"signal {-status}" if status < 0 else f"exit code {status}")
-        return f"{how}: {self.stderr_lines[-1]}" if self.stderr_lines else how
+        return f"{how}: {self.stderr.lines[-1]}" if self.stderr.lines else how
 
 
-def open_line(
+def open_line(  # noqa: PLR0913 - what a process and its channel need
     host: str,
     node: int,
     *,
@@ -99,6 +98,7 @@ def open_line(
     environ: Mapping[str, str],
     local: bool = False,
     means: Means = SSH,
+    thread: ChannelThread | None = None,
 ) -> Line:
     """Start the process that connects the agent of ``host``.
 
@@ -111,6 +111,7 @@ def open_line(
         environ: environment of the process.
         local: whether the agent is a child of this process.
         means: the program that reaches the host, for messages.
+        thread: reads and writes for this host and others; None: it gets one of its own.
 
     Raises:
         LaunchError: the command is not installed.
@@ -121,17 +122,27 @@ def open_line(
     process = processes.start_piped(list(argv), env=environ)
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin as stdin, process.stdout as stdout:
-        channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), peer=host, skips_noise=True)
-    line = Line(host=host, node=node, channel=channel, process=process, local=local, means=means)
-    line.start_reading()
-    return line
+    assert process.stderr is not None
+    thread = ChannelThread(f"channel {host}", many=True) if thread is None else thread
+    with process.stdin as stdin, process.stdout as stdout, process.stderr as stderr:
+        incoming, outgoing, errors = (os.dup(stream.fileno()) for stream in (stdout, stdin, stderr))
+    channel = Channel(incoming, outgoing, peer=host, skips_noise=True, thread=thread)
+    lines = StderrLines(errors, thread=thread)
+    return Line(host=host, node=node, channel=channel, process=process, stderr=lines, local=local, means=means)
 
 
-def open_own_line(host: str, node: int, *, python: str, environ: Mapping[str, str], means: Means = SSH) -> Line:
+def open_own_line(
+    host: str,
+    node: int,
+    *,
+    python: str,
+    environ: Mapping[str, str],
+    means: Means = SSH,
+    thread: ChannelThread | None = None,
+) -> Line:
     """Start the agent of ``host``, which is this machine, as a child of this process; otherwise like ``open_line``."""
-    argv = (python, *AGENT)
-    return open_line(host, node, argv=argv, environ=environ, local=True, means=replace(means, python=python))
+    argv, means = (python, *AGENT), replace(means, python=python)
+    return open_line(host, node, argv=argv, environ=environ, local=True, means=means, thread=thread)
 
 
 def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: False) -> Message | Finding:
@@ -140,13 +151,26 @@ def hear(line: Line, *, timeout_s: float, stop: Callable[[], bool] = lambda: Fal
     ``stop`` ends the waiting by returning True.
     """
     deadline = time.monotonic() + timeout_s
+    while (remaining_s := deadline - time.monotonic()) > 0 and not stop():
+        greeting = _greeting(line, wait_s=min(remaining_s, 0.2))
+        if greeting is not None:
+            return greeting
+    return _silence_finding(line, timeout_s)
+
+
+def _greeting(line: Line, *, wait_s: float = 0.0) -> Message | Finding | None:
+    """Return the hello of the agent, a finding where it cannot come any more, or None where it has not come yet."""
     try:
-        while (remaining_s := deadline - time.monotonic()) > 0 and not stop():
-            message = line.channel.wait(min(remaining_s, 0.2))
-            if message is not None and message.get("event") == "hello":
-                return _check_version(line, message)
+        message = line.channel.wait(wait_s)
     except Lost:
         return _failure_finding(line)
+    if message is None or message.get("event") != "hello":
+        return None
+    return _check_version(line, message)
+
+
+def _silence_finding(line: Line, timeout_s: float) -> Finding:
+    """Return a finding on a host whose hello has not come within ``timeout_s``."""
     printed = line.channel.printed
     if printed:
         return _finding(
@@ -178,7 +202,7 @@ def _failure_finding(line: Line) -> Finding:
     return start_failures.explain(
         line.host,
         status=line.process.poll(),
-        printed=[*line.channel.noise, *line.stderr_lines],
+        printed=[*line.channel.noise, *line.stderr.lines],
         python=line.means.python,
         local=line.local,
         means=line.means,
@@ -218,6 +242,7 @@ class AgentProcesses:
         self._means = replace(means or Means(name=job.cluster), python=job.agent[0])
         self._directly_here = directly_here
         self._lines: dict[int, Line] = {}
+        self._thread = ChannelThread("channels of hosts", many=True)
         self._next_try: dict[int, float] = {}
         """When the agent of an absent host may be started next, in monotonic time."""
         self._noted: set[str] = set()
@@ -225,28 +250,52 @@ class AgentProcesses:
 
     def _open(self, node: int) -> Line:
         host = self._job.hosts[node]
+        common: dict[str, Any] = {"environ": self._environ, "means": self._means, "thread": self._thread}
         if self._directly_here and placement.is_here(host):
-            return open_own_line(host, node, python=sys.executable, environ=self._environ, means=self._means)
-        return open_line(host, node, argv=self._commands[node], environ=self._environ, means=self._means)
+            return open_own_line(host, node, python=sys.executable, **common)
+        return open_line(host, node, argv=self._commands[node], **common)
 
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        """Start the agents of ``nodes``, all at once. Call it from the main thread, see ``open_line``."""
+        """Start the agents of ``nodes``, at most ``MAX_CONNECTING`` at a time. Call it from the main thread, see
+        ``open_line``.
+
+        The time of each host counts from the start of its own command, so that one that waits for its turn loses nothing.
+        """
+        open_files.allow(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
         for node in nodes:
             self.let_go(node)
-            self._lines[node] = self._open(node)
-        deadline = time.monotonic() + timeout_s
-        members, findings = {}, []
-        for node in nodes:
-            line = self._lines[node]
-            greeting = hear(line, timeout_s=max(0.5, deadline - time.monotonic()), stop=stop)
-            if isinstance(greeting, Finding):
-                findings.append(greeting)
-                self.let_go(node)
-            else:
-                members[node] = Member(node=node, host=line.host, channel=line.channel, hello=greeting)
-        return members, findings
+        members: dict[int, Member] = {}
+        findings: dict[int, Finding] = {}
+        waiting, deadlines = deque(nodes), dict[int, float]()
+        while waiting or deadlines:
+            while waiting and len(deadlines) < MAX_CONNECTING:
+                node = waiting.popleft()
+                self._lines[node] = self._open(node)
+                deadlines[node] = time.monotonic() + timeout_s
+            stopped = stop()
+            for node, deadline in list(deadlines.items()):
+                is_late = stopped or time.monotonic() > deadline
+                greeting = _greeting(self._lines[node]) or (
+                    _silence_finding(self._lines[node], timeout_s) if is_late else None
+                )
+                if greeting is None:
+                    continue
+                del deadlines[node]
+                if isinstance(greeting, Finding):
+                    findings[node] = greeting
+                    self.let_go(node, wait_s=SILENT_END_S)
+                else:
+                    members[node] = self._member(node, greeting)
+            if stopped:
+                break
+            time.sleep(POLL_S)
+        return members, [findings[node] for node in nodes if node in findings]
+
+    def _member(self, node: int, greeting: Message) -> Member:
+        line = self._lines[node]
+        return Member(node=node, host=line.host, channel=line.channel, hello=greeting)
 
     def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
         """Start the agents of absent hosts, again where that failed ``RETRY_S`` ago. Call it from the main thread."""
@@ -264,7 +313,7 @@ class AgentProcesses:
                 self._note_once(greeting.line())
                 self.let_go(node)
             elif greeting is not None:
-                members[node] = Member(node=node, host=line.host, channel=line.channel, hello=greeting)
+                members[node] = self._member(node, greeting)
             elif line.channel.lost is not None or now > self._next_try[node] + RETRY_S:
                 self.let_go(node, wait_s=0.0)  # The leader of a job that runs must not wait for what never spoke.
         return members
@@ -289,8 +338,10 @@ class AgentProcesses:
             line.end(wait_s=wait_s)
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections at once, so that hosts which take their time do so beside one another."""
+        began = time.monotonic()
         for line in self._lines.values():
-            line.channel.close(flush_s=0.5)
-        for node in list(self._lines):
-            self.let_go(node)
+            line.channel.begin_closing(flush_s=0.5)
+        for node, line in list(self._lines.items()):
+            limit_s = SILENT_END_S if line.is_silent else CLOSING_S
+            self.let_go(node, wait_s=max(0.0, began + limit_s - time.monotonic()))

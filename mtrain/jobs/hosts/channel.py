@@ -8,9 +8,8 @@ message. ``lost`` then says why, and the channel never recovers. Time during whi
 Closing a socket waits until the peer has closed its end, too. TCP resets a connection that is closed while received
 bytes are unread, and a reset discards data that is still on its way to the peer, such as the last message.
 
-No call here blocks on the peer: each channel has a thread that reads and writes. Only JSON is read, and no line longer
-than
-``MAX_MESSAGE_BYTES``.
+No call here blocks on the peer: a thread reads and writes (``channel_thread.py``), one for all channels of a leader. Only
+JSON is read, and no line longer than ``MAX_MESSAGE_BYTES``.
 
 There are three kinds of messages: ``{"do": verb, "ask": number, ...}`` is a request, ``{"answer": number, ...}``
 answers it (with ``"error"`` where it failed), and ``{"event": name, ...}`` is a notification. ``agent.py`` lists the
@@ -19,7 +18,6 @@ verbs and the events.
 
 import json
 import os
-import select
 import socket
 import stat
 import threading
@@ -29,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mtrain.jobs.hosts.channel_thread import ChannelThread
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.spec.terminal import one_line
 
@@ -38,6 +37,8 @@ BEAT_S = 1.0
 """Seconds between two heartbeats."""
 PAUSED_BEATS = 3
 """If the thread of a channel, which turns at least once a beat, has not run for so many, this process was stopped."""
+CLOSING_S = 0.05
+"""Seconds between two looks at a channel that is being closed."""
 STOP_POLL_S = 0.2
 """Seconds between two calls of ``stop`` while an answer is awaited."""
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -76,7 +77,7 @@ class Channel:
     It owns the file descriptors that it is given and closes them; they may be the same one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each but the first three has a default
         self,
         incoming: int,
         outgoing: int,
@@ -85,8 +86,12 @@ class Channel:
         silence_s: float = float("inf"),
         beat_s: float = BEAT_S,
         skips_noise: bool = False,
+        thread: ChannelThread | None = None,
     ) -> None:
-        """``skips_noise``: whether a login shell may print something before the peer's first message, a hello."""
+        """``skips_noise``: whether a login shell may print something before the peer's first message, a hello.
+
+        ``thread``: reads and writes for this channel and others; None: it gets one of its own.
+        """
         self._skips_noise = skips_noise
         self.peer = peer
         """Name of the peer in messages to people."""
@@ -96,7 +101,8 @@ class Channel:
         """The last lines that came before the first message and are no messages."""
         self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
         self._beat_s = beat_s
-        self._last_read = time.monotonic()
+        self._last_read = self._ticked_at = time.monotonic()
+        self._next_beat = self._last_read + beat_s
         self._lost: Disconnection | None = None
         self._spoken = False
         self._changed = threading.Condition()
@@ -107,11 +113,11 @@ class Channel:
         self._unsent = bytearray()
         self._closing = False
         self._deadline = float("inf")
-        self._wake_read, self._wake_write = os.pipe()
-        for descriptor in (self._incoming, self._outgoing, self._wake_read, self._wake_write):
+        self._finished = threading.Event()
+        for descriptor in (self._incoming, self._outgoing):
             os.set_blocking(descriptor, False)
-        self._thread = threading.Thread(target=self._work, name=f"channel {peer}", daemon=True)
-        self._thread.start()
+        self._thread = ChannelThread(f"channel {peer}", many=False) if thread is None else thread
+        self._thread.serve(self)
 
     # --------------------------------------------------------------------------------------------------------- messages
     @property
@@ -154,12 +160,14 @@ class Channel:
                 return
             if len(self._unsent) > MAX_UNSENT_BYTES:
                 self._lose(Disconnection(cause=Cause.NOT_READING))
-                return
-            self._unsent += line
-        self._wake()
+            else:
+                self._unsent += line
+        self._thread.attend(self)
 
     def receive(self) -> list[Message]:
         """Take all messages that have arrived, except answers, out of the inbox. Never blocks."""
+        if not self._inbox:  # A leader asks each of its hosts many times a second, and nearly always there is nothing.
+            return []
         with self._changed:
             messages = list(self._inbox)
             self._inbox.clear()
@@ -221,17 +229,62 @@ class Channel:
 
     def close(self, *, flush_s: float = 1.0) -> None:
         """End the channel after queued messages were sent and read, or after ``flush_s``. Can be called twice."""
+        self.begin_closing(flush_s=flush_s)
+        if not self._thread.is_current():
+            self._finished.wait(flush_s + 5.0)
+            self._thread.join(5.0)
+
+    def begin_closing(self, *, flush_s: float) -> None:
+        """Begin what ``close`` does, and do not wait for its end, so that many channels can be closed at once."""
         with self._changed:
             self._deadline = time.monotonic() + flush_s
             self._closing = True
-        self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(flush_s + 5.0)
+        self._thread.attend(self)
 
-    # ------------------------------------------------------------------------------------------------------- the thread
-    def _wake(self) -> None:
-        with self._changed, suppress(OSError):  # the pipe is full, so the thread will wake anyway; or it is closed
-            os.write(self._wake_write, b".")
+    # ------------------------------------------------------------------------------- what the thread calls, see `Served`
+    @property
+    def incoming(self) -> int:
+        """Return the descriptor to read from."""
+        return self._incoming
+
+    @property
+    def outgoing(self) -> int | None:
+        """Return the descriptor to write to while there is something to write."""
+        return self._outgoing if self._unsent else None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the channel has ended."""
+        return self._lost is not None
+
+    def tick(self, now: float) -> float:
+        """Notice silence, send the heartbeat, end a channel that is closed; return when this is due again."""
+        if now - self._ticked_at > PAUSED_BEATS * self._beat_s:
+            self._last_read += now - self._ticked_at
+        self._ticked_at = now
+        if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
+            self._lose(Disconnection(cause=Cause.CLOSED_HERE))
+            return now
+        if self.silent_s > self.silence_s:
+            self._lose(Disconnection(cause=Cause.SILENT, silent_s=self.silent_s))
+            return now
+        if now >= self._next_beat and not self._closing:
+            self._next_beat = now + self._beat_s
+            with self._changed:
+                self._unsent += b"" if self._unsent else b"{}\n"
+        if self._unsent:
+            self.write()
+        return now + CLOSING_S if self._closing else self._next_beat
+
+    def fail(self, error: Exception) -> None:
+        """End the channel because of an error of the code itself."""
+        self._lose(Disconnection(cause=Cause.FAILED_HERE, detail=str(error)))
+
+    def finish(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (self._incoming, self._outgoing):
+            os.close(descriptor)
+        self._finished.set()
 
     def _lose(self, disconnection: Disconnection) -> None:
         """End the channel; of several causes the first one stands."""
@@ -239,37 +292,6 @@ class Channel:
             if self._lost is None:
                 self._lost = disconnection
             self._changed.notify_all()
-
-    def _work(self) -> None:
-        """Read and write until the channel ends."""
-        next_beat = time.monotonic() + self._beat_s
-        turned_at = time.monotonic()
-        try:
-            while self._lost is None:
-                now = time.monotonic()
-                if now - turned_at > PAUSED_BEATS * self._beat_s:
-                    self._last_read += now - turned_at
-                turned_at = now
-                if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
-                    self._lose(Disconnection(cause=Cause.CLOSED_HERE))
-                    return
-                if self.silent_s > self.silence_s:
-                    self._lose(Disconnection(cause=Cause.SILENT, silent_s=self.silent_s))
-                    return
-                if now >= next_beat and not self._closing:
-                    next_beat = now + self._beat_s
-                    with self._changed:
-                        self._unsent += b"" if self._unsent else b"{}\n"
-                self._turn(0.05 if self._closing else next_beat - now)
-        except Exception as error:  # if this thread just died, its peer would be blamed for the silence
-            self._lose(Disconnection(cause=Cause.FAILED_HERE, detail=str(error)))
-        finally:
-            with self._changed:
-                descriptors = {self._incoming, self._outgoing, self._wake_read, self._wake_write}
-                self._wake_write = self._wake_read = -1
-                # Under the lock: `_wake` could otherwise write to a number that another open file has by then.
-                for descriptor in descriptors:
-                    os.close(descriptor)
 
     def _awaits_peer_close(self) -> bool:
         """Return whether the peer must close first, which holds for sockets.
@@ -282,22 +304,8 @@ class Channel:
             connection.shutdown(socket.SHUT_WR)
         return True
 
-    def _turn(self, timeout_s: float) -> None:
-        """Wait until something can be read or written, for ``timeout_s`` at most, and do it."""
-        poll = select.poll()
-        poll.register(self._incoming, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
-        if self._unsent:
-            poll.register(self._outgoing, select.POLLOUT)
-        ready = dict(poll.poll(max(timeout_s, 0.0) * 1000))
-        if self._wake_read in ready:
-            os.read(self._wake_read, _CHUNK_BYTES)
-        if self._incoming in ready:
-            self._read()
-        if self._outgoing in ready:
-            self._write()
-
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read what has arrived, and take whole lines as messages."""
         try:
             content = os.read(self._incoming, _CHUNK_BYTES)
         except BlockingIOError:
@@ -341,7 +349,8 @@ class Channel:
         text = line[:NOISE_BYTES].decode(errors="replace").rstrip()
         self.noise.append(one_line(text))
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what can be written at once of what is queued."""
         try:
             with self._changed:
                 sent = os.write(self._outgoing, self._unsent[:_CHUNK_BYTES])

@@ -1,0 +1,91 @@
+"""What a leader of many hosts uses: counted in threads, files, messages and steps, never in seconds."""
+
+import os
+import resource
+import threading
+
+import pytest
+
+import mtrain
+from mtrain.core.interfaces import HostedJob
+from mtrain.errors import UsageError
+from mtrain.jobs.hosts import agent_processes
+from mtrain.jobs.hosts.agent_processes import AgentProcesses
+from mtrain.system import open_files
+
+HELLO = f'{{"event": "hello", "version": "{mtrain.__version__}", "host": "node"}}'
+SPEAKS = ["sh", "-c", f"echo '{HELLO}'; cat >/dev/null"]
+WAITS = ["sh", "-c", "exec sleep 600"]
+
+
+@pytest.fixture
+def processes():
+    made = []
+
+    def make(commands):
+        job = HostedJob(
+            hosts=[f"10.9.0.{number + 1}" for number in range(len(commands))],
+            agent=["python"],
+            failure_timeout_s=30,
+            note=lambda text: None,
+            cluster="trial",
+        )
+        made.append(AgentProcesses(job, commands, environ=os.environ))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def gather(gathering, count, *, timeout_s=60.0):
+    return gathering.gather(range(count), timeout_s=timeout_s, stop=lambda: False)
+
+
+def open_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_host_more_takes_three_files_and_no_thread(processes):
+    files, threads = open_count(), threading.active_count()
+    members, findings = gather(processes([SPEAKS] * 40), 40)
+    assert sorted(members) == list(range(40))
+    assert findings == []
+    assert open_count() - files <= 3 * 40 + 4
+    assert threading.active_count() - threads == 1
+
+
+def test_hosts_that_never_answer_hold_their_own_places_up_and_are_named(processes, monkeypatch):
+    monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 4)
+    opened, most = [], 0
+    real = agent_processes.open_line
+
+    def counted(*args, **kwargs):
+        nonlocal most
+        opened.append(real(*args, **kwargs))
+        most = max(most, sum(not line.channel.spoken for line in opened))
+        return opened[-1]
+
+    monkeypatch.setattr(agent_processes, "open_line", counted)
+    dead = (0, 2)
+    members, findings = gather(
+        processes([WAITS if number in dead else SPEAKS for number in range(16)]), 16, timeout_s=8.0
+    )
+    assert [finding.hosts for finding in findings] == [("10.9.0.1",), ("10.9.0.3",)]
+    assert "has said nothing for 8 s" in findings[0].text
+    assert sorted(members) == [number for number in range(16) if number not in dead]
+    assert most <= 4
+
+
+def test_a_limit_of_open_files_is_raised_as_far_as_it_may_be_and_else_named(monkeypatch):
+    limits = [1024, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.__setitem__(slice(None), pair))
+    open_files.allow(3 * 100, what="100 hosts")
+    assert limits == [1024, 4096]
+    open_files.allow(3 * 1000, what="1000 hosts")
+    assert limits == [3256, 4096]
+    with pytest.raises(
+        UsageError, match=r"2000 hosts: 6256 files must be open at once, and this machine allows.* 4096"
+    ):
+        open_files.allow(3 * 2000, what="2000 hosts")
