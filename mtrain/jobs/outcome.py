@@ -1,7 +1,10 @@
 """The events of one attempt of a job, and the verdict on it once it is over."""
 
+import bisect
+import functools
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,9 +130,11 @@ class Outcome:
 
     def _lost_node(self) -> int | None:
         """Return the host whose loss is the cause: the first one lost that had no failed rank before."""
-        failures = self.real_failures()
+        first_failure: dict[int, float] = {}
+        for failure in self.real_failures():
+            first_failure.setdefault(self._node_of(failure["rank"]), failure["when"])
         for node, loss in sorted(self.lost.items(), key=lambda item: item[1].at):
-            if not any(self._node_of(failure["rank"]) == node and failure["when"] < loss.at for failure in failures):
+            if first_failure.get(node, float("inf")) >= loss.at:
                 return node
         return max(self.suspects, key=lambda node: self.suspects[node]) if self.suspects else None
 
@@ -210,11 +215,18 @@ class Outcome:
         return self.members[self._node_of(rank)].label
 
     def _node_of(self, rank: int) -> int:
-        return next((node for node in self.members if rank in self._ranks(node)), 0)
+        """Return the host of a rank; of one that no host has, the first."""
+        node = bisect.bisect_right(self._first_ranks, rank) - 1
+        return node if node in self.members and rank in self._ranks(node) else 0
 
     def _ranks(self, node: int) -> range:
-        first = self.plan.first_rank(node)
+        first = self._first_ranks[node]
         return range(first, first + self.plan.hosts[node].slots)
+
+    @functools.cached_property
+    def _first_ranks(self) -> Sequence[int]:
+        """Return the lowest rank of each host of the plan. When a host of many is lost, all ranks of the others fail."""
+        return [0, *itertools.accumulate(host.slots for host in self.plan.hosts)][: len(self.plan.hosts)]
 
 
 def _verdict_on_pause(pause: Pause) -> Verdict:

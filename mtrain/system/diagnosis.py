@@ -116,9 +116,8 @@ def conclude(evidence: Evidence) -> Verdict:
     a rank wrote down, a rank's exit code, a rank's signal, the exit status of the starter.
     """
     failures = evidence.failures
-    killed = [
-        (rank, signal.Signals(-code)) for rank, code in evidence.deaths if code < 0 and not _wrote(failures, rank)
-    ]
+    wrote = {failure.get("rank") for failure in failures}
+    killed = [(rank, signal.Signals(-code)) for rank, code in evidence.deaths if code < 0 and rank not in wrote]
     for rank, number in killed:
         if number not in CONSEQUENCES:
             return _of_signal(evidence, rank, number)
@@ -133,10 +132,6 @@ def conclude(evidence: Evidence) -> Verdict:
     status = evidence.status
     how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit code {status}"
     return _of_log(evidence, None, f"the starter of the ranks ended with {how}")
-
-
-def _wrote(failures: Sequence[Mapping[str, Any]], rank: int) -> bool:
-    return any(failure.get("rank") == rank for failure in failures)
 
 
 def _on(evidence: Evidence, rank: int) -> str:

@@ -3,6 +3,8 @@
 import os
 import resource
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,8 @@ from mtrain.core.interfaces import HostedJob
 from mtrain.errors import UsageError
 from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.agent_processes import AgentProcesses
+from mtrain.jobs.hosts.disconnection import Cause, Disconnection
+from mtrain.jobs.outcome import Loss, Outcome
 from mtrain.system import open_files
 
 HELLO = f'{{"event": "hello", "version": "{mtrain.__version__}", "host": "node"}}'
@@ -89,3 +93,58 @@ def test_a_limit_of_open_files_is_raised_as_far_as_it_may_be_and_else_named(monk
         UsageError, match=r"2000 hosts: 6256 files must be open at once, and this machine allows.* 4096"
     ):
         open_files.allow(3 * 2000, what="2000 hosts")
+
+
+class Counted:
+    """A host of a plan that counts how often its number of ranks is read."""
+
+    reads = 0
+
+    @property
+    def slots(self) -> int:
+        Counted.reads += 1
+        return 8
+
+
+class Labelled:
+    def __init__(self, node: int) -> None:
+        self.node, self.label = node, f"node{node}"
+
+
+def lost_one_of(count: int) -> Outcome:
+    """The outcome where one host was lost, upon which every rank of all others failed."""
+    plan = SimpleNamespace(
+        hosts=[Counted() for _ in range(count)],
+        run_dir=Path("/runs/one"),
+        log_dir=None,
+        first_rank=lambda node: sum(host.slots for host in plan.hosts[:node]),
+    )
+    outcome = Outcome(plan=plan, members={node: Labelled(node) for node in range(count)})
+    gone = count // 2
+    outcome.lost[gone] = Loss(at=10.0, why=Disconnection(cause=Cause.CLOSED_THERE), last_heard=0.0)
+    outcome.failures += [
+        {"rank": rank, "when": 10.0 + rank / 1e6, "error": "reset by peer"}
+        for rank in range(8 * count)
+        if rank // 8 != gone
+    ]
+    return outcome
+
+
+def test_the_verdict_on_one_lost_host_takes_steps_in_proportion_to_the_hosts():
+    steps = {}
+    for count in (50, 200):
+        Counted.reads = 0
+        verdict = lost_one_of(count).judge()
+        steps[count] = Counted.reads
+        assert verdict.headline == f"host node{count // 2} is lost: the connection was closed"
+        assert f"ranks {8 * (count // 2)} to {8 * (count // 2) + 7} ran there" in verdict.text
+        assert "then rank 0 on node0 failed: reset by peer" in verdict.text
+    assert steps[200] <= 20 * 200
+    assert steps[200] <= 4.2 * steps[50]
+
+
+def test_a_host_whose_rank_failed_before_it_was_lost_is_not_the_cause():
+    outcome = lost_one_of(50)
+    outcome.failures.append({"rank": 8 * 25, "when": 9.0, "error": "on fire"})
+    outcome.lost[7] = Loss(at=11.0, why=Disconnection(cause=Cause.CLOSED_THERE), last_heard=0.0)
+    assert outcome.judge().headline == "rank 200 on node25 failed first: on fire"
