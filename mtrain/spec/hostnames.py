@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from mtrain.errors import UsageError
 
@@ -15,6 +16,17 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _NUMBERS = re.compile(r"[0-9.]+")
 """Digits and dots alone are refused as a host name, because the system's name lookup would read "1" as 0.0.0.1."""
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+FEW = 8
+"""Most hosts that a message names."""
+
+
+def few(hosts: Sequence[str]) -> str:
+    """Return hosts for a message: all of a few, else the first ones and how many there are."""
+    if len(hosts) <= FEW:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[:FEW])} ... ({len(hosts):,} hosts)"
 
 
 def checked_host(host: str) -> str:

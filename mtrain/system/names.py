@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from mtrain.errors import UsageError
+from mtrain.spec.hostnames import few
 from mtrain.system import placement
 
 AGAIN_S = 0.5
@@ -113,10 +114,10 @@ def find_node_rank(
 
 def in_words(missing: Sequence[str]) -> str:
     """Return ``the name a is`` or ``the names a, b are``, for a sentence."""
-    return f"the name{'s' if len(missing) > 1 else ''} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
+    return f"the name{'s' if len(missing) > 1 else ''} {few(missing)} {'are' if len(missing) > 1 else 'is'}"
 
 
 def never(missing: Sequence[str], waited_s: float) -> str:
     """Return that names were not resolved, for a message."""
-    names = f"the name{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+    names = f"the name{'s' if len(missing) > 1 else ''} {few(missing)}"
     return f"{names} did not resolve to an address within {waited_s:.0f} s"

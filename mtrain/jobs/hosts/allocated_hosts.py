@@ -9,14 +9,13 @@ from mtrain.jobs.host_ranks import TYPED
 from mtrain.jobs.hosts import allocation as allocations
 from mtrain.jobs.means import AUTO, host_names
 from mtrain.spec import config
+from mtrain.spec.hostnames import few
 from mtrain.spec.provenance import Origin
 from mtrain.system import environment
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
-MOST_NAMED = 8
-"""Most hosts that a note names."""
 NODES = "cluster.nodes"
 
 
@@ -154,8 +153,7 @@ def _changed(loaded: "Loaded", allocation: Allocation, values: Mapping[str, tupl
 
 def _note(allocation: Allocation, names: Sequence[str], values: Mapping[str, Any]) -> str:
     """Return what was taken from the allocation, in one sentence."""
-    shown = ", ".join(names[:MOST_NAMED]) + (f" ... ({len(names)} hosts)" if len(names) > MOST_NAMED else "")
-    parts = [f"hosts: {shown}, from {allocation.scheduler} ({allocation.source('host_names')})"]
+    parts = [f"hosts: {few(names)}, from {allocation.scheduler} ({allocation.source('host_names')})"]
     if "node_rank" in values:
         parts.append(f"this is host {allocation.place} ({allocation.source('place')})")
     if "nproc_per_node" in values:

@@ -1,19 +1,21 @@
 """Preflight of a job on several hosts: find what would keep it from running, before any rank is started.
 
-``preflight`` asks all agents at once for the facts that ``requirements`` lists, lets the hosts connect to one another,
-and compares the answers (``comparison.py``). The first host is the reference: a finding about a difference names the
-other host.
+``preflight`` asks all agents at once for the facts that ``requirements`` lists, lets the hosts connect to one another
+(many hosts: to some others, ``partners.py``), and compares the answers (``comparison.py``). What most hosts have is the
+reference, that of the first host where there is no majority: a finding about a difference names the odd host.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mtrain.jobs.hosts.channel import Channel, Message, ask_all
-from mtrain.jobs.preflight.comparison import HostFacts, compare
-from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.preflight.comparison import HostFacts, compare, digests_of
+from mtrain.jobs.preflight.findings import Finding, merged
 from mtrain.jobs.preflight.folder_listing import first_difference
+from mtrain.jobs.preflight.majority import reference
+from mtrain.jobs.preflight.partners import partners
 from mtrain.jobs.preflight.requirements import requirements
 
 __all__ = ["preflight", "requirements"]
@@ -54,7 +56,7 @@ def preflight(
     if len(hosts) < len(required):  # Without names, "ok" would be claimed for the hosts that did not answer, too.
         addresses = tuple(host.address for host in hosts)
         compared = [finding if finding.hosts else replace(finding, hosts=addresses) for finding in compared]
-    return [*findings, *compared]
+    return merged([*findings, *compared])
 
 
 def _no_answer(address: str, reason: str) -> Finding:
@@ -78,7 +80,10 @@ def _between(hosts: Sequence[HostFacts], channels: Sequence[Channel], now: Calla
             host.skew_s = (answer["clock"] - answered_at, answer["clock"] - asked_at)
         if "port" in answer and host.meeting_address is not None:
             listeners[host.index] = {"address": host.meeting_address, "port": answer["port"], "word": answer["word"]}
-    targets = [[other for other in hosts if other is not host and other.index in listeners] for host in hosts]
+    targets = [
+        [hosts[place] for place in partners(own, len(hosts)) if hosts[place].index in listeners]
+        for own in range(len(hosts))
+    ]
     questions = [
         {"targets": [listeners[other.index] for other in others], "source": host.meeting_address}
         for host, others in zip(hosts, targets, strict=True)
@@ -92,7 +97,9 @@ def _between(hosts: Sequence[HostFacts], channels: Sequence[Channel], now: Calla
         ]
     ways = sum(map(len, targets))
     if ways and not findings:
-        findings = [Finding(check="reach", state="ok", text=f"all {ways} ways between {len(hosts)} hosts, over TCP")]
+        which = "all" if ways == len(hosts) * (len(hosts) - 1) else "a choice of"
+        text = f"{which} {ways:,} ways between {len(hosts):,} hosts, over TCP"
+        findings = [Finding(check="reach", state="ok", text=text)]
     return findings
 
 
@@ -111,22 +118,30 @@ def _unreached(source: HostFacts, target: HostFacts, problem: str) -> Finding:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def _compare_data(hosts: Sequence[HostFacts], channels: Sequence[Channel]) -> None:
-    """Set ``first_difference`` of each host whose data differs from the first host's.
+    """Set ``first_difference`` of each host whose data differs from what most hosts have.
 
-    Asks both for the names of one bucket.
+    Asks it and one of those for the names of one bucket; of hosts with the same data, the first is asked for all.
     """
     listed = [host for host in hosts if (host.facts["data"] or {}).get("complete")]
-    for host in listed[1:]:
-        bucket = _first_bucket(listed[0].facts["data"]["digests"], host.facts["data"]["digests"])
+    if not listed:
+        return
+    channel_of = {host.index: channel for host, channel in zip(hosts, channels, strict=True)}
+    usual = reference(listed, digests_of)
+    words: dict[Hashable, str] = {}
+    for host in listed:
+        bucket = _first_bucket(usual.facts["data"]["digests"], host.facts["data"]["digests"])
         if bucket is None:
             continue
-        both = [channels[hosts.index(each)] for each in (listed[0], host)]
+        if digests_of(host) in words:
+            host.first_difference = words[digests_of(host)]
+            continue
+        both = [channel_of[each.index] for each in (usual, host)]
         expected, actual = (
             answer.get("files", []) for answer in ask_all(both, "files", timeout_s=ASK_S, bucket=bucket)
         )
         difference = first_difference([tuple(each) for each in expected], [tuple(each) for each in actual])
         if difference is not None:
-            host.first_difference = _in_words(*difference)
+            host.first_difference = words[digests_of(host)] = _in_words(*difference)
 
 
 def _first_bucket(one: Sequence[str], other: Sequence[str]) -> int | None:

@@ -1,12 +1,15 @@
 """Compare the facts of all hosts: one finding for each problem, and one for each check without problems."""
 
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtrain.jobs.preflight import majority
 from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.preflight.partners import partners
 from mtrain.spec import remedies
+from mtrain.spec.hostnames import FEW
 from mtrain.system.placement import is_address
 
 SKEW_S = 2.0
@@ -92,11 +95,15 @@ def _addresses(hosts: Sequence[HostFacts]) -> list[Finding] | str:
             _bad("address", host, f"is the same machine as {twin.label}", "name it once")
             for twin, host in _twins(hosts)
         ]
-    for host in hosts:
-        problems += [problem for other in hosts if other is not host and (problem := _name_of_other(host, other))]
+    for place, host in enumerate(hosts):
+        others = (hosts[other] for other in partners(place, len(hosts)))
+        problems += [problem for other in others if (problem := _name_of_other(host, other))]
     if problems:
         return problems
-    return ", ".join(_address_in_words(host) for host in hosts)
+    if len(hosts) <= FEW:
+        return ", ".join(_address_in_words(host) for host in hosts)
+    interfaces = {host.label: str(host.own.get(host.meeting_address or "", host.meeting_address)) for host in hosts}
+    return f"{len(hosts):,} hosts at addresses of their own: {majority.in_words(interfaces)}"
 
 
 def _twins(hosts: Sequence[HostFacts]) -> list[tuple[HostFacts, HostFacts]]:
@@ -187,16 +194,17 @@ def _pythons(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     for host in (host for host in hosts if host not in usable):
         remedy = "set backend.python to a path that leads to the interpreter of the ranks on every host"
         problems.append(_bad("python", host, host.facts["python"]["error"], remedy))
-    expected = usable[0].facts["python"]["python"] if usable else ""
-    for host in usable[1:]:
+    if not usable:
+        return problems
+    usual = majority.reference(usable, lambda host: str(host.facts["python"]["python"]))
+    expected = usual.facts["python"]["python"]
+    for host in usable:
         version = host.facts["python"]["python"]
         if version != expected:
             near = version.split(".")[:2] == expected.split(".")[:2]
-            text = (
-                f"{host.facts['python']['executable']} is Python {version}, expected {expected} as on {usable[0].label}"
-            )
+            text = f"{host.facts['python']['executable']} is Python {version}, expected {expected} as on {usual.label}"
             problems.append((_warning if near else _bad)("python", host, text, REMEDY))
-    return problems or f"{expected}: {usable[0].facts['python']['executable']}"
+    return problems or f"{expected}: {usual.facts['python']['executable']}"
 
 
 def _with_python(hosts: Sequence[HostFacts]) -> list[HostFacts]:
@@ -206,7 +214,10 @@ def _with_python(hosts: Sequence[HostFacts]) -> list[HostFacts]:
 def _mtrain(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     problems = []
     usable = _with_python(hosts)
-    expected = next((host for host in usable if host.facts["python"]["code"]), None)
+    with_code = [host for host in usable if host.facts["python"]["code"]]
+    expected = (
+        majority.reference(with_code, lambda host: str(host.facts["python"]["code"]["digest"])) if with_code else None
+    )
     for host in usable:
         python, code = host.facts["python"]["executable"], host.facts["python"]["code"]
         if code is None:
@@ -230,9 +241,10 @@ def _packages(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     usable = _with_python(hosts)
     if not usable:
         return ""
-    expected = usable[0]
-    for host in usable:
-        for name, remedy in host.required["modules"].items():
+    for name in usable[0].required["modules"]:
+        expected = majority.reference(usable, lambda host: host.facts["python"]["modules"][name] or "")  # noqa: B023
+        for host in usable:
+            remedy = host.required["modules"][name]
             actual, reference = host.facts["python"]["modules"][name], expected.facts["python"]["modules"][name]
             if actual is None:
                 problems.append(_bad("packages", host, f"{host.facts['python']['executable']} has no {name}", remedy))
@@ -242,10 +254,12 @@ def _packages(hosts: Sequence[HostFacts]) -> list[Finding] | str:
                     f"{expected.label}"
                 )
                 problems.append(_bad("packages", host, text, REMEDY))
+    for host in usable:
         for name, remedy in host.required.get("plugin_modules", {}).items():
             if host.facts["python"]["modules"][name] is None:
                 problems.append(_bad("packages", host, f"{host.facts['python']['executable']} has no {name}", remedy))
-    for host in usable[1:]:
+    expected = majority.reference(usable, lambda host: tuple(sorted(host.facts["python"]["packages"].items())))
+    for host in usable:
         actual, reference = host.facts["python"]["packages"], expected.facts["python"]["packages"]
         differing = [
             name for name in sorted(actual.keys() | reference.keys()) if actual.get(name) != reference.get(name)
@@ -276,15 +290,21 @@ def _data(hosts: Sequence[HostFacts]) -> list[Finding] | str:
             text = f"data.root {data['root']} is too large or too slow to be compared in time"
             problems.append(_warning("data", host, text, "make sure that it is the same on every host"))
     listed = [host for host in hosts if host.facts["data"].get("complete")]
-    for host in listed[1:]:
-        expected, actual = listed[0].facts["data"], host.facts["data"]
+    usual = majority.reference(listed, digests_of) if listed else hosts[0]
+    for host in listed:
+        expected, actual = usual.facts["data"], host.facts["data"]
         if actual["digests"] != expected["digests"]:
             text = (
                 f"data.root {actual['root']}: {host.first_difference or 'other files'} ({_counted(actual)}; "
-                f"{listed[0].label} has {_counted(expected)})"
+                f"{usual.label} has {_counted(expected)})"
             )
             problems.append(_bad("data", host, text, "copy it anew, for example with rsync -a --delete"))
-    return problems or f"data.root is the same on every host: {_counted(listed[0].facts['data'])}"
+    return problems or f"data.root is the same on every host: {_counted(usual.facts['data'])}"
+
+
+def digests_of(host: HostFacts) -> Hashable:
+    """Return a value that is equal for hosts with the same data, of which all files could be listed."""
+    return tuple(host.facts["data"]["digests"])
 
 
 def _counted(data: Mapping[str, Any]) -> str:
@@ -299,13 +319,20 @@ def _files(hosts: Sequence[HostFacts]) -> list[Finding] | str:
         for host in (host for host in hosts if host not in readable):
             actual = host.facts["files"][key]
             problems.append(_bad("files", host, f"{key}: {actual['path']}: {actual['error']}", "copy it there"))
-        for host in readable[1:]:
-            actual, expected = host.facts["files"][key], readable[0].facts["files"][key]
-            if (actual["bytes"], actual["digest"]) != (expected["bytes"], expected["digest"]):
-                text = f"{key}: {actual['path']} is not the file that {readable[0].label} has ({actual['bytes']:,} and "
+        if not readable:
+            continue
+        usual = majority.reference(readable, lambda host: _content(host.facts["files"][key]))  # noqa: B023
+        for host in readable:
+            actual, expected = host.facts["files"][key], usual.facts["files"][key]
+            if _content(actual) != _content(expected):
+                text = f"{key}: {actual['path']} is not the file that {usual.label} has ({actual['bytes']:,} and "
                 problems.append(_bad("files", host, f"{text}{expected['bytes']:,} bytes)", "copy it anew"))
     names = ", ".join(hosts[0].facts["files"])
     return problems or (f"{names}: the same on every host" if names else "")
+
+
+def _content(file: Mapping[str, Any]) -> Hashable:
+    return file["bytes"], file["digest"]
 
 
 # ------------------------------------------------------------------------------------------------- ports, disk, devices
@@ -360,9 +387,11 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     if problems:
         return problems
     if len(kinds) > 1:
-        kinds_by_host = "; ".join(
-            f"{host.label}: {', '.join(sorted(set(host.facts['devices']['models']))) or 'none'}" for host in hosts
-        )
+        by_host = {host.label: ", ".join(sorted(set(host.facts["devices"]["models"]))) or "none" for host in hosts}
+        if len(hosts) > FEW:
+            kinds_by_host = majority.in_words(by_host)
+        else:
+            kinds_by_host = "; ".join(f"{label}: {kind}" for label, kind in by_host.items())
         text = f"the GPUs are of different kinds ({kinds_by_host}): all will wait for the slowest"
         return [Finding(check="devices", state="warning", text=text)]
     return f"{min(present)} GPUs or more" if any(present) else "no GPUs: ranks compute on the CPU"

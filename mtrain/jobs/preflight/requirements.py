@@ -9,6 +9,7 @@ from mtrain.core.checkpoint.store import reusable_bytes
 from mtrain.core.interfaces import Dataset
 from mtrain.jobs import metrics
 from mtrain.jobs.plan import Plan
+from mtrain.jobs.preflight.partners import partners
 from mtrain.spec import remedies
 from mtrain.spec.model import CheckpointSpec, Spec
 from mtrain.spec.resolved import Resolved
@@ -31,7 +32,6 @@ def requirements(
     """
     spec = job.spec
     common = {
-        "names": [host.address for host in plan.hosts],
         "names_s": spec.cluster.joining_s,
         "cwd": str(cwd or Path.cwd()),
         "run_dir": str(plan.run_dir),
@@ -45,7 +45,13 @@ def requirements(
         "devices": None if spec.cluster.devices is None else list(spec.cluster.devices),
     }
     return [
-        {**common, "address": host.address, "slots": host.slots, "ports": _ports(spec, plan, index)}
+        {
+            **common,
+            "address": host.address,
+            "names": [plan.hosts[other].address for other in sorted({index, *partners(index, len(plan.hosts))})],
+            "slots": host.slots,
+            "ports": _ports(spec, plan, index),
+        }
         for index, host in enumerate(plan.hosts)
     ]
 
