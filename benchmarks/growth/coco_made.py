@@ -20,7 +20,8 @@ def write(folder: Path, *, boxes: int, seed: int = 1) -> Path:
     label = generator.integers(1, CLASSES + 1, boxes)
     content = {
         "images": [
-            {"id": number + 1, "file_name": f"{number:012d}.jpg", "width": 640, "height": 480} for number in range(images)
+            {"id": number + 1, "file_name": f"{number:012d}.jpg", "width": 640, "height": 480}
+            for number in range(images)
         ],
         "annotations": [
             {

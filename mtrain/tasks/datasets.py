@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.interfaces.dataset import Split, SplitRequest
 from mtrain.data.reading import listed
 from mtrain.errors import DataError
-from mtrain.spec.bounds import bounded_reading, memory_limit
+from mtrain.spec.bounds import bounded_reading, give_back, memory_limit
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces import Dataset, TaskKind
@@ -91,6 +91,7 @@ class OpenData:
         request = SplitRequest(split=split, root=root, value=value, images=spec.images, names=names)
         with bounded_reading(f"data.root: {root}", memory_limit(), remedy=_SMALLER):
             content = self._reader.read(request)
+        give_back()
         key = "train" if split == "all" else split
         if not len(content):
             raise DataError(f"data.{key}: the {key} split of {root} holds no image")

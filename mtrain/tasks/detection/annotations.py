@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.tasks.detection.annotation_table import Places, Ragged, Table, Texts
+
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
 rounding."""
@@ -174,6 +176,33 @@ def _repeats(boxes: NDArray[np.float32], labels: NDArray[np.int64], valid: NDArr
     return repeated
 
 
+def _sample_table(samples: Sequence[Sample], places: Places) -> Sequence[Sample]:
+    columns = _columns(samples)
+    columns["boxes"] = Ragged([sample.boxes for sample in samples], np.zeros((0, 4), dtype=np.float32))
+    return Table(len(samples), lambda index: Sample(**places.fields(index), **_parts(columns, index)))
+
+
+def _image_table(images: Sequence[AnnotatedImage], places: Places) -> Sequence[AnnotatedImage]:
+    columns, names = _columns(images), Texts(image.file_name for image in images)
+    columns["boxes_xywh"] = Ragged([image.boxes_xywh for image in images], np.zeros((0, 4), dtype=np.float64))
+    return Table(
+        len(images),
+        lambda index: AnnotatedImage(**places.fields(index), file_name=names[index], **_parts(columns, index)),
+    )
+
+
+def _columns(rows: Sequence[Sample] | Sequence[AnnotatedImage]) -> dict[str, Ragged]:
+    return {
+        "labels": Ragged([row.labels for row in rows], np.zeros(0, dtype=np.int64)),
+        "crowd": Ragged([row.crowd for row in rows], np.zeros(0, dtype=np.bool_)),
+        "area": Ragged([row.area for row in rows], np.zeros(0, dtype=np.float64)),
+    }
+
+
+def _parts(columns: Mapping[str, Ragged], index: int) -> dict[str, Any]:
+    return {name: column[index] for name, column in columns.items()}
+
+
 def assemble(
     images: Sequence[AnnotatedImage],
     *,
@@ -181,10 +210,16 @@ def assemble(
     category_ids: Sequence[int],
     notes: Sequence[str] = (),
 ) -> Annotations:
-    """Sort, clean and count images. Their ids must be unique, and their labels indices into ``class_names``."""
+    """Sort, clean and count images. Their ids must be unique, and their labels indices into ``class_names``.
+
+    The result holds arrays of all images, and not the objects that were given.
+    """
+    ordered: Sequence[AnnotatedImage]
     ordered = sorted(images, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
-    samples = [clean(image, problems) for image in ordered]
+    places = Places(ordered)
+    samples = _sample_table([clean(image, problems) for image in ordered], places)
+    ordered = _image_table(ordered, places)
     return Annotations(
         samples=samples,
         class_names=tuple(class_names),

@@ -157,11 +157,6 @@ class Images:
         self._samples = samples
         self._sizing = sizing
         self._cache: Cache = NoCache()
-        sizes = [(sample.width, sample.height) for sample in samples]
-        self._fractions = [
-            (boxes.astype(np.float64) / np.array(size * 2), labels)
-            for size, (boxes, labels) in zip(sizes, (sample.targets for sample in samples), strict=True)
-        ]
         # A place is 1 once its file was decoded whole, quickly and without a warning, by any loader process.
         self._sound = shared_bytes(len(samples))
 
@@ -193,7 +188,9 @@ class Images:
 
     def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return (N, 4) xyxy as fractions of width and height, and (N,) labels; crowds are left out."""
-        return self._fractions[index]
+        sample = self._samples[index]
+        boxes, labels = sample.targets
+        return boxes.astype(np.float64) / np.array((sample.width, sample.height) * 2), labels
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (width, height) of the image that ``load`` returns."""
