@@ -1,0 +1,101 @@
+"""How the cost of the order of samples, and of annotations, grows with the samples of a data set.
+
+The order is measured by itself: no file is behind the indices. Annotations are synthetic, in COCO's form. Each row is a
+process of its own, so that its peak of memory is its own.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ORDER_SIZES = (10_000, 1_000_000, 16_777_216, 100_000_000, 1_000_000_000)
+BOX_SIZES = (10_000, 100_000, 860_000)
+GLOBAL_BATCH = 1024
+ROOT = Path(__file__).parents[2]
+
+
+def order(length: int) -> dict[str, Any]:
+    """Measure the first update's samples, those of an update in the middle, and a resumed position."""
+    from mtrain.core.sampler import Shuffled
+
+    before = psutil.Process().memory_info().rss
+    sampler = Shuffled(length, global_batch=min(GLOBAL_BATCH, length), seed=1)
+    row: dict[str, Any] = {"samples": length}
+    last = sampler.updates_per_epoch - 1
+    began = time.process_time()
+    sampler.global_batch_indices(0, 0)
+    row["first_update_cpu_s"] = time.process_time() - began
+    for name, update in (("early_update_cpu_ms", min(1, last)), ("late_update_cpu_ms", last)):
+        began = time.process_time()
+        sampler.global_batch_indices(0, update)
+        row[name] = (time.process_time() - began) * 1e3
+    resumed = Shuffled(length, global_batch=min(GLOBAL_BATCH, length), seed=1)
+    began = time.process_time()
+    resumed.global_batch_indices(0, last)
+    row["resumed_at_end_cpu_s"] = time.process_time() - began
+    row["rank_mib"] = (psutil.Process().memory_info().rss - before) / (1 << 20)
+    row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before / (1 << 20)
+    return row
+
+
+def boxes(count: int) -> dict[str, Any]:
+    """Open synthetic annotations as a rank does, and read every sample once in a forked process as a loader does."""
+    from benchmarks.growth import coco_made
+    from mtrain.core.interfaces import SplitRequest
+    from mtrain.spec.bounds import give_back
+    from mtrain.tasks.detection.readers.coco import Coco
+
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"from benchmarks.growth import coco_made as m; m.write(m.Path({folder!r}), boxes={count})",
+            ],
+            check=True,
+            cwd=ROOT,
+        )
+        before, began = psutil.Process().memory_info().rss, time.process_time()
+        annotations = Coco().read(SplitRequest(root=Path(folder), split="train"))
+        give_back()
+        row: dict[str, Any] = {"boxes": count, "images": len(annotations), "open_cpu_s": time.process_time() - began}
+    row["rank_mib"] = (psutil.Process().memory_info().rss - before) / (1 << 20)
+    row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before / (1 << 20)
+    row["worker_own_mib"] = _worker_own_mib(annotations)
+    assert len(annotations.class_names) == coco_made.CLASSES
+    return row
+
+
+def _worker_own_mib(annotations: Any) -> float:
+    """Return the memory that a forked process does not share after it has read every sample once."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        process = psutil.Process()
+        before = process.memory_full_info().uss
+        for sample in annotations.samples:
+            _ = sample.path, sample.targets
+        os.write(write_end, str((process.memory_full_info().uss - before) / (1 << 20)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write_end)
+    with os.fdopen(read_end) as stream:
+        return float(stream.read())
+
+
+def main() -> None:
+    """Measure one row: ``python -m benchmarks.growth.samples order|boxes NUMBER``."""
+    kind, count = sys.argv[1], int(sys.argv[2])
+    print(json.dumps({"order": order, "boxes": boxes}[kind](count)))
+
+
+if __name__ == "__main__":
+    main()
