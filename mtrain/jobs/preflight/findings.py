@@ -14,6 +14,8 @@ COLOURS: dict[State, str] = {"ok": "green", "absent": "dim", "warning": "yellow"
 """The colour of each state, from the best state to the worst."""
 MOST_ALIKE = 3
 """Most findings with the same text that stay apart; more become one that names all their hosts."""
+WIDEST = 60
+"""Characters of a cell from which on it pushes its own row aside, and not all others."""
 MOST_SHOWN = 20
 """Most findings of one check in one state that are shown to people."""
 
@@ -91,7 +93,7 @@ def table(findings: Sequence[Finding], *, every: str = "all") -> str:
         (finding.check, finding.state, few(finding.hosts) or every, _text_and_remedy(finding))
         for finding in in_short(findings)
     ]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    widths = [max((len(row[column]) for row in rows if len(row[column]) <= WIDEST), default=0) for column in range(3)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     )
