@@ -53,7 +53,7 @@ def exponent(rows: Sequence[dict[str, Any]], size: str, key: str) -> float:
 
 def table(rows: Sequence[dict[str, Any]], size: str) -> str:
     """Return the rows as a table, with the exponent of each column."""
-    keys = [key for key in rows[0] if all(key in row for row in rows)]
+    keys = [size, *(key for key in rows[0] if key != size and all(key in row for row in rows))]
     lines = [
         keys,
         *([f"{row[key]:,.4g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in keys] for row in rows),
