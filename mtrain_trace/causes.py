@@ -179,6 +179,8 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
         )
     if not sentences and _has(comparison, "dropouts"):
         sentences += _random_numbers(ours, theirs)
+    if not sentences and _is_mean_of_means(ours, theirs):
+        sentences.append(_means_words(ours, theirs))
     if not sentences and parting.update == 1:
         sentences.append(
             "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, "
@@ -190,6 +192,25 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
             "buffers (BatchNorm) of the two have parted in a forward pass that is not recorded"
         )
     return sentences
+
+
+def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
+    """Return whether a loss of few passes may be that of more passes under other weights: it lies among their losses."""
+    few, many = sorted((ours, theirs), key=lambda update: len(update.pass_losses))
+    if len(few.pass_losses) == len(many.pass_losses) or not ours.samples or not math.isfinite(few.loss):
+        return False
+    whole = [
+        loss * many.micro_batches for loss in many.pass_losses
+    ]  # each was divided by the micro batches of its rank
+    return min(whole) < few.loss < max(whole)
+
+
+def _means_words(ours: Update, theirs: Update) -> str:
+    return (
+        f"a mean of means: the loss of A is the mean of {len(ours.pass_losses)} pass(es), that of B of {len(theirs.pass_losses)} "
+        "(ranks and micro batches), and each pass divides by its own number of labels (tokens, boxes, pixels); where these "
+        "numbers differ, a label counts more in a pass that has few. Divide by the number in the whole update"
+    )
 
 
 def _has(comparison: Comparison, what: str) -> bool:
