@@ -133,6 +133,13 @@ def _samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 def _sizes(comparison: Comparison, ours: Update, theirs: Update, count_a: int, count_b: int) -> list[str]:
     a, b = comparison.a, comparison.b
     words = f"an update of A has {count_a} samples, of B {count_b}"
+    for side, trace, further in (("B", b, theirs.samples - ours.samples), ("A", a, ours.samples - theirs.samples)):
+        before = {digest for update in trace.updates[: theirs.number - 1] for digest in update.samples}
+        if further and set(further) <= before and max(count_a, count_b) == trace.samples_per_update:
+            return [
+                f"{words}: {side} fills the last, incomplete batch up with samples that it had before (even_batches of Accelerate, a "
+                "DistributedSampler without drop_last), which count twice in an epoch"
+            ]
     if (theirs.number > 1 and count_b != b.samples_per_update) or count_a != a.samples_per_update:
         return [f"{words}: the last, incomplete batch is kept on one side only (drop_last)"]
     factor = count_b / count_a
@@ -179,6 +186,8 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
         )
     if not sentences and _has(comparison, "dropouts"):
         sentences += _random_numbers(ours, theirs)
+    if not sentences and _is_mean_of_means(ours, theirs):
+        sentences.append(_means_words(ours, theirs))
     if not sentences and parting.update == 1:
         sentences.append(
             "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, "
@@ -190,6 +199,25 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
             "buffers (BatchNorm) of the two have parted in a forward pass that is not recorded"
         )
     return sentences
+
+
+def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
+    """Return whether a loss of few passes may be that of more passes under other weights: it lies among their losses."""
+    few, many = sorted((ours, theirs), key=lambda update: len(update.pass_losses))
+    if len(few.pass_losses) == len(many.pass_losses) or not ours.samples or not math.isfinite(few.loss):
+        return False
+    whole = [
+        loss * many.micro_batches for loss in many.pass_losses
+    ]  # each was divided by the micro batches of its rank
+    return min(whole) < few.loss < max(whole)
+
+
+def _means_words(ours: Update, theirs: Update) -> str:
+    return (
+        f"a mean of means: the loss of A is the mean of {len(ours.pass_losses)} pass(es), that of B of {len(theirs.pass_losses)} "
+        "(ranks and micro batches), and each pass divides by its own number of labels (tokens, boxes, pixels); where these "
+        "numbers differ, a label counts more in a pass that has few. Divide by the number in the whole update"
+    )
 
 
 def _has(comparison: Comparison, what: str) -> bool:
@@ -304,6 +332,8 @@ def _clipped(theirs: Update, ours: Update) -> str | None:
             f"B clips to a norm of {other['limit']:g}, but uses a gradient of norm {used:.4g}: it is clipped before it is exchanged, "
             "or before it is unscaled"
         )
+    if max(len(ours.rank_samples), len(theirs.rank_samples)) < 2:
+        return None  # nothing is exchanged: the gradient itself differs
     before, used_a = relative_clip(mine, ours), relative_clip(other, theirs)
     if before is not None and used_a is not None and comparing.relative(mine["before"], other["before"]) > EXPLAINED:
         return (
@@ -327,13 +357,22 @@ def _partial(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
         )
     if comparison.b.ranks > 1 or comparison.a.ranks > 1:
         return (
-            "the loss is the same, the gradient is not, in no constant factor: ranks are weighted otherwise (unequal batches, a mean "
-            "over ranks of means over tokens), or statistics over the batch (BatchNorm) see one rank's samples only"
+            f"the loss is the same, the gradient is not, in no constant factor: {_lost(ours, theirs)}ranks are weighted otherwise "
+            "(unequal batches, a mean over ranks of means over tokens), or statistics over the batch (BatchNorm) see one rank's "
+            "samples only"
         )
     return (
-        "the loss is the same, the gradient is not, in no constant factor: gradients of before were kept (zero_grad), or a "
-        "part of the backward pass differs"
+        f"the loss is the same, the gradient is not, in no constant factor: {_lost(ours, theirs)}gradients of before were kept "
+        "(zero_grad), or a part of the backward pass differs"
     )
+
+
+def _lost(ours: Update, theirs: Update) -> str:
+    """Say first that gradients of micro batches may be lost, where one side alone has several."""
+    if (ours.micro_batches > 1) == (theirs.micro_batches > 1):
+        return ""
+    side, update = ("B", theirs) if theirs.micro_batches > 1 else ("A", ours)
+    return f"{side} does not use the gradients of all its {update.micro_batches} micro batches (only the last one counts), "
 
 
 def _settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
@@ -421,6 +460,9 @@ def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 def _factor_words(factor: float, comparison: Comparison, theirs: Update, ours: Update, *, what: str) -> str:
     """Say what a whole factor between two losses or gradients may come from."""
     front = f"the {what} of B is {_shown_factor(factor)} that of A"
+    rest = _short_window(factor, comparison, ours, theirs)
+    if rest:
+        return f"{front}: {rest}"
     ranks = {comparison.a.ranks, comparison.b.ranks} - {1}
     passes = {ours.micro_batches, theirs.micro_batches} - {1}
     size = factor if factor > 1 else 1 / factor
@@ -440,6 +482,19 @@ def _factor_words(factor: float, comparison: Comparison, theirs: Update, ours: U
     if what == "loss":
         return f"{front}: another reduction (sum or mean), or a weight of the loss"
     return f"{front}: gradients of before were kept (zero_grad is missing), or the loss is scaled and not unscaled"
+
+
+def _short_window(factor: float, comparison: Comparison, ours: Update, theirs: Update) -> str:
+    """Say where an update has fewer micro batches than the others and is divided by their number still; else nothing."""
+    sides = (("B", comparison.b, theirs, factor), ("A", comparison.a, ours, 1 / factor))
+    for side, trace, update, share in sides:
+        usual = trace.updates[0].micro_batches
+        if update.micro_batches < usual and math.isclose(share, update.micro_batches / usual, rel_tol=1e-2):
+            return (
+                f"this update of {side} has {update.micro_batches} micro batches where the others have {usual}, at the end of an "
+                f"epoch, and its loss is divided by {usual} still"
+            )
+    return ""
 
 
 def _shown_factor(factor: float) -> str:

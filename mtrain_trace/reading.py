@@ -46,6 +46,8 @@ class Update:
     rank_targets: list[list[str]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     """Sum over the micro batches of each rank."""
+    pass_losses: list[float] = field(default_factory=list)
+    """Loss of each pass of all ranks."""
     micro_batches: int = 0
     """Passes of the first rank."""
     clips: list[dict[str, float] | None] = field(default_factory=list)
@@ -235,6 +237,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     update.rank_samples.append(samples)
     update.rank_targets.append(targets)
     update.losses.append(sum(micro["loss"] for micro in micro_batches))
+    update.pass_losses += [micro["loss"] for micro in micro_batches]
     update.clips.append(record["clip"])
     update.rank_rates.append(record["rates"])
     update.rng.append(record["rng"])

@@ -90,7 +90,11 @@ class Connection:
 
     def actions(self) -> dict[str, Callable[[ModuleType], None]]:
         """Return what is done after the import of each module."""
-        return {"torch": self._torch, "deepspeed.runtime.engine": self._deepspeed}
+        return {
+            "torch": self._torch,
+            "torch._dynamo": self._dynamo,
+            "deepspeed.runtime.engine": self._deepspeed,
+        }
 
     def begin(self) -> None:
         """Connect to what is imported, and wait for the rest."""
@@ -104,6 +108,11 @@ class Connection:
         from mtrain_trace import torch_hooks
 
         self._listener = torch_hooks.install(self.recorder)
+
+    def _dynamo(self, module: ModuleType) -> None:
+        from mtrain_trace import torch_hooks
+
+        torch_hooks.keep_from(module)
 
     def _deepspeed(self, module: ModuleType) -> None:
         from mtrain_trace import torch_deepspeed

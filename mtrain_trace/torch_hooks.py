@@ -97,6 +97,15 @@ _failures: list[str] = []
 
 def attempt(note: Callable[..., None], *arguments: Any) -> None:
     """Call ``note``; a failure is printed once, and never ends the training that is being recorded."""
+    _attempt[0](note, *arguments)
+
+
+def keep_from(dynamo: Any) -> None:
+    """Keep the recorder out of what torch compiles: a compiled step of an optimizer calls its hooks as they are."""
+    _attempt[0] = dynamo.disable(_attempt_eagerly)
+
+
+def _attempt_eagerly(note: Callable[..., None], *arguments: Any) -> None:
     try:
         with torch.no_grad():
             note(*arguments)
@@ -104,6 +113,9 @@ def attempt(note: Callable[..., None], *arguments: Any) -> None:
         if not _failures:
             print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
         _failures.append(str(error))
+
+
+_attempt: list[Callable[..., None]] = [_attempt_eagerly]
 
 
 def _note_target(listener: TorchListener, arguments: Any, keywords: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain_trace import reading
+from mtrain_trace import comparing, reading
 
 SCRIPT = """
 import os, sys, torch
@@ -164,6 +164,27 @@ for update in range(4):
     assert "cannot record" not in done.stderr
     updates = reading.read(tmp_path / "t").updates
     assert [len(update.arrays["weights"]) for update in updates] == [2, 2, 3, 3]
+
+
+def test_a_training_whose_loop_is_compiled_is_recorded_as_it_runs(tmp_path: Path) -> None:
+    script = """
+import sys, torch
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    for update in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+(torch.compile(train, backend="eager") if sys.argv[1:] else train)()
+"""
+    plain = run(tmp_path, sys.executable, "-c", script, out="plain")
+    compiled = run(tmp_path, sys.executable, "-c", script, "--compile", out="compiled")
+    assert "cannot record" not in plain.stderr + compiled.stderr
+    result = comparing.compare(reading.read(tmp_path / "plain"), reading.read(tmp_path / "compiled"))
+    assert (result.updates, result.parting) == (3, None)
+    assert max(result.curves[comparing.WEIGHTS]) < 1e-4
 
 
 def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:

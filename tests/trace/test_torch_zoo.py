@@ -123,6 +123,12 @@ MISTAKES = [
     ("plain", "scaler-skips", comparing.SKIPPED, 3, "B has skipped this update, A has made it"),
     ("untied", "tied", comparing.START, 0, "tied weights"),
     ("padded", "padding-counted", comparing.LOSS, 1, "padding that is counted"),
+    ("few-labels", "few-labels-halves", comparing.LOSS, 1, "a mean of means"),
+    ("few-labels", "few-labels-two", comparing.LOSS, 1, "a mean of means"),
+    ("few-labels-two", "few-labels", comparing.LOSS, 1, "a mean of means"),
+    ("last-batch-kept", "filled-up", comparing.SAMPLES, 8, "B fills the last, incomplete batch up"),
+    ("last-batch-kept", "short-window", comparing.LOSS, 8, "has 2 micro batches where the others have 4"),
+    ("plain", "last-alone", comparing.GRADIENT, 1, "only the last one counts"),
     ("large-epsilon", "epsilon-inside", comparing.WEIGHTS, 1, "the rules differ: A steps by AdamW, B by AdamInside"),
     ("plain", "another-rule", comparing.WEIGHTS, 1, "A steps by SGD, B by RMSprop"),
 ]

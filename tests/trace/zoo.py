@@ -22,6 +22,8 @@ from torch.nn import functional
 import mtrain_trace
 
 SAMPLES, BATCH, UPDATES = 64, 8, 12
+SHORT = ("last-batch-dropped", "last-batch-kept", "short-window", "filled-up")
+"""Mistakes at the end of an epoch that does not fill its last batch."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ CASES: dict[str, Case] = {
     "tied": replace(PLAIN, fault="tied"),
     "padded": replace(PLAIN, fault="padded"),
     "padding-counted": replace(PLAIN, fault="padding-counted"),
+    "few-labels": replace(PLAIN, fault="few-labels"),
+    "few-labels-halves": replace(HALVES, fault="few-labels"),
+    "few-labels-two": replace(TWO, fault="few-labels"),
+    "filled-up": replace(TWO, fault="filled-up"),
+    "short-window": replace(PLAIN, micro_batches=4, fault="short-window"),
+    "last-alone": replace(HALVES, fault="last-alone"),
     "large-epsilon": replace(ADAM, rule_options={"eps": 1e-3}),
     "epsilon-inside": replace(ADAM, rule="adam-inside", rule_options={"eps": 1e-3}),
 }
@@ -205,7 +213,7 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
     """Return the samples of a rank in an update; an epoch has SAMPLES // BATCH updates, or one more for what is left."""
     batch = BATCH * case.ranks if case.fault == "batch-per-rank" else BATCH
     # 60 samples are seven full batches and a rest of four.
-    samples = SAMPLES - 4 if case.fault in ("last-batch-dropped", "last-batch-kept") else SAMPLES
+    samples = SAMPLES - 4 if case.fault in SHORT else SAMPLES
     if case.fault == "batch-skipped" and update >= 5:
         update += 1
     length = samples // batch + (1 if samples % batch and case.fault != "last-batch-dropped" else 0)
@@ -213,6 +221,9 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7 if case.fault == "set-epoch" else 7 + epoch)
     chosen = torch.randperm(samples, generator=generator)[place * batch : (place + 1) * batch]
     chosen = chosen.flip(0) if case.fault == "reversed" else chosen
+    if case.fault == "filled-up":  # with samples of the epoch's beginning
+        first = torch.randperm(samples, generator=torch.Generator().manual_seed(7 + epoch))[: batch - len(chosen)]
+        chosen = torch.cat([chosen, first])
     return chosen[:: case.ranks] if case.fault == "same-shard" else chosen[rank :: case.ranks]
 
 
@@ -252,14 +263,21 @@ def unscale(case: Case, scaler: Any, optimizer: torch.optim.Optimizer, layer: nn
         scaler.unscale_(optimizer)
 
 
-def train(case: Case, *, rank: int) -> None:
-    """Train one rank, as a plain script does."""
+def data_of(case: Case, *, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     images, labels = torch.randn(SAMPLES, 8, generator=generator), torch.randint(0, 4, (SAMPLES,), generator=generator)
     if case.fault == "normalisation":
         images = images / 0.5
     if case.fault == "labels-of-a-rank" and rank == 1:
         labels = labels.roll(1)
+    if case.fault == "few-labels":  # the mean is over those that are left, whose number differs from pass to pass
+        labels[torch.arange(SAMPLES) % 3 == 0] = -100
+    return images, labels
+
+
+def train(case: Case, *, rank: int) -> None:
+    """Train one rank, as a plain script does."""
+    images, labels = data_of(case, rank=rank)
     if case.fault == "threads":
         torch.set_num_threads(2)
     net = build(case)
@@ -281,7 +299,11 @@ def train(case: Case, *, rank: int) -> None:
         chosen = indices(case, update, rank=rank)
         if case.fault != "zero-grad":
             optimizer.zero_grad(set_to_none=case.fault != "kept-zeros")
-        for number, part in enumerate(chosen.chunk(case.micro_batches)):
+        # Of a short last batch the micro batches are as long as always, and fewer.
+        parts = chosen.split(2) if case.fault == "short-window" else chosen.chunk(case.micro_batches)
+        for number, part in enumerate(parts):
+            if case.fault == "last-alone":  # what ZeRO 1 and 2 do where each backward pass counts as an update
+                net.zero_grad()
             waits = case.ranks > 1 and not manual and (case.fault == "no-sync" or number < case.micro_batches - 1)
             with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
                 targets = labels[part].roll(1) if case.fault == "labels-against-samples" else labels[part]
