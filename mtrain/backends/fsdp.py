@@ -34,6 +34,7 @@ class Fsdp(TorchBackend):
         )
 
     rendezvous = "torch"
+    takes_meshes = True
 
     def __init__(self, options: Options) -> None:
         self.options = options

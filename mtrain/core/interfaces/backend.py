@@ -18,7 +18,7 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``.
+    that are not abstract: ``check``, ``takes_meshes``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -27,6 +27,9 @@ class Backend(Protocol):
     rendezvous: str
     """Name of the way in which its ranks find each other, one of those that its launcher ``provides``; "none": it has one
     rank."""
+
+    takes_meshes: ClassVar[bool] = False
+    """Whether its ranks can be laid out by ``Recipe.mesh``; a recipe with one is refused elsewhere."""
 
     @property
     @abstractmethod
