@@ -5,6 +5,7 @@ from torch import nn
 
 from mtrain.backends._fsdp import tensor_random, tensor_styles
 from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.sequence import share_texts
 from mtrain.backends._fsdp.tensor_plan import check_sizes, plan_of, with_ties, without_uneven
 
 
@@ -22,6 +23,8 @@ def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> l
     expected = tensor_styles.output_of(model)
     tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence)
     summed = tensor_styles.reduced_alone(model, plan)
+    if mesh.sequence:
+        summed += share_texts(model, plan, layout.tensor)
     tensor_styles.check_same(model, expected)
     tensor_random.separate(model, plan, place=layout.tensor.get_local_rank(), device=device)
     return summed

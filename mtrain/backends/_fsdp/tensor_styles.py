@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from mtrain.backends._fsdp.sequence import TEXT_AXIS
 from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first, ties, weight_axis
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
@@ -68,8 +69,8 @@ _MADE: Mapping[str, Callable[[nn.Module], ParallelStyle]] = {
 def share(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh, *, sequence: bool = False) -> None:
     """Leave this rank of a tensor group its part of the layers of ``plan``, in place.
 
-    Weights that several layers have stay one. ``sequence``: outputs of layers that are cut by rows, and inputs of the
-    last layer, are parts of texts, see ``sequence.share_texts``.
+    Weights that several layers have stay one. ``sequence``: outputs of layers that are cut by rows are parts of texts, see
+    ``sequence.share_texts``.
 
     Raises:
         SpecError: A layer is of a kind that cannot be shared.
@@ -98,9 +99,7 @@ def _made(name: str, module: nn.Module, style: str, *, sequence: bool) -> Parall
             "give a plan without it"
         )
     if sequence and style == "rowwise":
-        return _rowwise(module, Shard(-1), Shard(1))
-    if sequence and style == "colwise_gather_output":
-        return _colwise(module, Replicate(), Shard(1))
+        return _rowwise(module, Shard(-1), Shard(TEXT_AXIS))
     return _MADE[style](module)
 
 
