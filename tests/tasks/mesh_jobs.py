@@ -27,7 +27,7 @@ data: {{format: text, root: texts, options: {{text: a, prompt: q}}, length: 24, 
 train: {{updates: {updates}, batch_size: 12, precision: fp64, clip_norm: 0.5, seed: 5, ema: {{decay: 0.9, ramp: 4}}}}
 optimizer:
   rule: adamw
-  learning_rate: 0.01
+  learning_rate: 0.003
   weight_decay: 0.1
   groups: [{{match: 'norm|ln_|bias', weight_decay: 0.0}}, {{match: ''}}]
 evaluate: {{every_epochs: null}}
@@ -40,12 +40,13 @@ MESHES = {
     "replicate 2 x tensor 2": ("fsdp", 4, ["parallel.replicate=2", "parallel.tensor=2"]),
     "replicate 2 x shard 2": ("fsdp", 4, ["parallel.replicate=2", "parallel.shard=2"]),
     "shard 2 x tensor 2, sequence": ("fsdp", 4, ["parallel.tensor=2", "parallel.sequence=true"]),
-    "tensor 4": ("fsdp", 4, ["parallel.tensor=4"]),
     "fsdp 2": ("fsdp", 2, []),
     "ddp 2": ("ddp", 2, []),
     "ZeRO-3": ("deepspeed", 2, ["backend.options.stage=3"]),
     "one rank": ("solo", 1, []),
 }
+
+NO_MESH = ["parallel.replicate=1", "parallel.shard=null", "parallel.tensor=1", "parallel.sequence=false"]
 
 
 def prepare(here: Path, *, updates: int) -> None:
@@ -63,7 +64,9 @@ def train(here: Path, name: str, config: str, mesh: str, *words: str) -> dict[st
     """Train a model on a mesh of ``MESHES`` in the run folder ``name``; return the run's summary."""
     backend, ranks, values = MESHES[mesh]
     plan = [GPT2_PLAN] if config == "gpt2" and any("tensor" in value for value in values) else []
-    options = [word for value in (*values, *plan) for word in ("-o", value)]
+    # A job that is resumed on other ranks has to say so: its spec is that of the run.
+    others = NO_MESH if "--resume" in words else []
+    options = [word for value in (*others, *values, *plan) for word in ("-o", value)]
     start = ["--devices", "cpu", "--backend", backend, "--nproc-per-node", str(ranks)]
     return trained(here, name, here / f"{config}.yml", *start, *options, *words)
 

@@ -34,7 +34,8 @@ def test_a_mesh_that_does_not_fit_is_refused_before_ranks_start(folder):
     three = [*words, "--backend", "fsdp", "--nproc-per-node", "3"]
     assert "start 2 or 4 ranks" in refused(folder, *three, "-o", "parallel.tensor=2")
     assert "expected 4: start that many" in refused(folder, *three, "-o", "parallel={shard: 2, tensor: 2}")
-    assert "without it" not in refused(folder, *three, "-o", "parallel.pipeline=3")
+    assert "no model is divided into stages" not in refused(folder, *three, "-o", "parallel.pipeline=0")
+    assert "no model is divided into stages" in refused(folder, *three, "-o", "parallel.pipeline=3")
     several = ["--backend", "fsdp", "--ips", "a,b", "--nproc-per-node", "3", "-o", "parallel.tensor=2"]
     assert "a host of 3 ranks, so a tensor group would lie on two hosts" in refused(folder, *words, *several)
     assert "parallel.plan" in refused(folder, *words, "--backend", "fsdp", "-o", "parallel.plan={a: colwise}")
@@ -84,7 +85,7 @@ def longer(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("config", "mesh"),
     [
-        *(("llama", mesh) for mesh in OTHERS if mesh not in ("ddp 2", "ZeRO-3")),
+        *(("llama", mesh) for mesh in OTHERS),
         *((config, mesh) for config in ("qwen3", "tied", "gpt2") for mesh in ("tensor 2", "shard 2 x tensor 2")),
         ("qwen3", "shard 2 x tensor 2, sequence"),
         ("tied", "tensor 2, sequence"),
@@ -92,8 +93,6 @@ def longer(tmp_path_factory) -> Path:
     ],
 )
 def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config, mesh):
-    if (config, mesh) == ("llama", "tensor 4"):
-        pytest.skip("the model has two heads of keys")
     name = f"{config} {mesh}".replace(" ", "-").replace(",", "")
     train(longer, name, config, mesh, "-o", "train.accumulate=3")
     difference = largest_difference(learned(longer, config), learned(longer, name))
@@ -117,9 +116,8 @@ def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config
 def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
     name = f"{first} then {then}".replace(" ", "-")
     train(folder, name, "qwen3", first, "-o", "train.updates=4")
-    checkpoint = folder / "runs" / name / "checkpoints" / "step-00000004"
-    train(folder, f"{name}-on", "qwen3", then, "--resume", str(checkpoint))
-    difference = largest_difference(learned(folder, "one"), learned(folder, f"{name}-on"))
+    train(folder, name, "qwen3", then, "--resume", f"runs/{name}", "-o", "train.updates=8")
+    difference = largest_difference(learned(folder, "one"), learned(folder, name))
     print(f"{first}, then {then}: {difference:.1e}")
     assert difference <= 1e-12
 

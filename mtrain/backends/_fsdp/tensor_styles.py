@@ -141,7 +141,7 @@ def check_same(model: nn.Module, expected: Tensor | None) -> None:
         worst = float((shared - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
         if not worst <= 1e-3:
             problem = f"its outputs differ by {worst:.1e}"
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # shapes that do not fit, in torch or in the model's own code
         problem = str(error).splitlines()[0]
     if problem:
         raise SpecError(

@@ -1,8 +1,9 @@
 """A way of training on many ranks."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
@@ -18,7 +19,8 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``takes_meshes``.
+    that are not abstract: ``check``, ``takes_meshes`` and
+    ``mesh_arrays``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -65,6 +67,14 @@ class Backend(Protocol):
         The script may never open a session, so it must not import a framework.
         """
         return
+
+    def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the arrays of a model on a mesh for its plan, see ``jobs.plan_mesh``. The default knows none.
+
+        Raises:
+            SpecError: The model cannot be trained on the mesh.
+        """
+        return None
 
     @abstractmethod
     def __enter__(self) -> RankSession:
