@@ -50,6 +50,11 @@ def plan_of(model: nn.Module, mesh: Mesh) -> dict[str, Style]:
                 "your own (parallel.plan), or parallel.tensor=1"
             )
         plan |= dict.fromkeys(found, known) if known else {}
+    if not plan:
+        raise SpecError(
+            f"parallel.tensor: {mesh.tensor} given, but {source} names no layer of this model (adapters, model.options.lora, have "
+            "layers of other names); give parallel.tensor=1, and parallel.shard or parallel.replicate"
+        )
     return plan
 
 
@@ -89,11 +94,10 @@ def without_uneven(plan: Mapping[str, Style], model: nn.Module, mesh: Mesh) -> d
     if mesh.plan:
         return dict(plan)
     by_vocabulary = ("embedding_rowwise", "colwise_gather_output")
-    uneven = {
-        name
-        for name, style in plan.items()
-        if style in by_vocabulary and model.get_submodule(name).weight.shape[0] % mesh.tensor
+    vocabularies = {
+        name: cast(Any, model.get_submodule(name)).weight.shape[0] for name in plan if plan[name] in by_vocabulary
     }
+    uneven = {name for name, length in vocabularies.items() if length % mesh.tensor}
     return {name: style for name, style in plan.items() if name not in uneven}
 
 
