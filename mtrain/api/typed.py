@@ -543,12 +543,7 @@ class Parallel(TypedDict, total=False):
     pipeline: int
     """stages one after the other; 1 is the only value so far"""
 
-    plan: Mapping[
-        str,
-        Literal[
-            "colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "grad_allreduce"
-        ],
-    ]
+    plan: Mapping[str, str]
     """how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj':
     colwise}; empty: the model's own plan"""
 

@@ -1,15 +1,22 @@
 """The section ``parallel`` of a spec: how the ranks of a job are laid out as a mesh."""
 
-from typing import Literal
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mtrain.spec.section import Positive, Section
 
-Split = Literal[
-    "colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "grad_allreduce"
-]
-"""A way in which the ranks of a tensor group share a layer."""
+SPLITS = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "grad_allreduce")
+"""Ways in which the ranks of a tensor group share a layer."""
+
+
+def _is_split(text: str) -> str:
+    if text not in SPLITS:
+        raise ValueError(f"given {text!r}, expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
+    return text
+
+
+Split = Annotated[str, AfterValidator(_is_split)]
 
 
 class ParallelSpec(Section):

@@ -19,8 +19,7 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``takes_meshes`` and
-    ``mesh_arrays``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes`` and ``mesh_arrays``.
     """
 
     Options: ClassVar[type[BaseModel]]
