@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mtrain.api.training import TrainRequest
-from mtrain.jobs import start, submission
+from mtrain.jobs import plan_mesh, start, submission
 from mtrain.jobs.hosts import allocated_hosts
 from mtrain.jobs.plan import Plan
 from mtrain.spec.request import SpecRequest
@@ -67,7 +67,8 @@ def _planned(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None
     missing = plugin_packages.missing(loaded.job, is_script=loaded.script is not None)
     for note in [*loaded.notes, *([missing] if missing else [])]:
         tell(note)
-    return start.planned(loaded, start.locate(loaded, resume=request.resume))
+    planned = start.planned(loaded, start.locate(loaded, resume=request.resume))
+    return replace(planned, numbers={**planned.numbers, **plan_mesh.rows(loaded, size=planned.size)})
 
 
 def _line_for(backend: str, typed: Sequence[str]) -> list[str]:

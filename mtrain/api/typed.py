@@ -524,6 +524,30 @@ class Backend(TypedDict, total=False):
     """interpreter of the ranks; null: the one that runs mtrain"""
 
 
+class Parallel(TypedDict, total=False):
+    """The mesh of ranks: replicate x shard x tensor. Ranks with consecutive numbers are of one tensor group."""
+
+    replicate: int
+    """groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"""
+
+    shard: int | None
+    """ranks among which a group splits every array; null: all ranks that remain"""
+
+    tensor: int
+    """ranks that compute the same samples together, each a part of every layer (tensor parallelism)"""
+
+    sequence: bool
+    """between the layers that a tensor group shares, each of its ranks keeps a part of every text (sequence
+    parallelism)"""
+
+    pipeline: int
+    """stages one after the other; 1 is the only value so far"""
+
+    plan: Mapping[str, str]
+    """how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj':
+    colwise}; empty: the model's own plan"""
+
+
 class Cluster(TypedDict, total=False):
     """Hosts, ranks and ports, and what brings the job to the hosts."""
 
@@ -770,6 +794,9 @@ class Spec(TypedDict, total=False):
     backend: Backend
     """the backend that trains"""
 
+    parallel: Parallel
+    """the mesh of ranks: replicas, shards, tensor groups"""
+
     cluster: Cluster
     """hosts, ranks and ports"""
 
@@ -810,6 +837,7 @@ for _section in (
     ScheduleWarmup,
     Schedule,
     Backend,
+    Parallel,
     Cluster,
     Launcher,
     Evaluate,

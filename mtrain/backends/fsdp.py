@@ -5,8 +5,12 @@ Importing it imports no framework.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
     from mtrain.backends._fsdp.engine import FsdpEngine
 
+_ESTIMATE_S = 120
+"""Seconds within which the process that counts the arrays of a model must answer."""
+
 
 class Fsdp(TorchBackend):
     """``mtrain.core.interfaces.Backend`` over FSDP2; started by torchrun or anything that sets its variables."""
@@ -34,6 +41,7 @@ class Fsdp(TorchBackend):
         )
 
     rendezvous = "torch"
+    takes_meshes = True
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -49,6 +57,24 @@ class Fsdp(TorchBackend):
             )
         if recipe.compile:
             raise SpecError("train.compile: true given with backend fsdp; use false")
+
+    @override
+    def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        command = [question["python"] or sys.executable, "-m", "mtrain.backends._fsdp.estimate"]
+        try:
+            process = subprocess.run(  # noqa: S603  # our own module
+                command, input=json.dumps(question), capture_output=True, text=True, timeout=_ESTIMATE_S, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        if process.returncode != 0:
+            last = process.stderr.strip().splitlines()[-1:]
+            name = f"{SpecError.__module__}.{SpecError.__qualname__}: "
+            if last and last[0].startswith(name):
+                raise SpecError(last[0].removeprefix(name))
+            return None
+        found: Mapping[str, Any] | None = json.loads(process.stdout.splitlines()[-1])
+        return found
 
     @override
     def __enter__(self) -> FsdpEngine:

@@ -1,4 +1,6 @@
-"""Flags of YOLOv5's, PaddleDetection's and Megatron's training scripts, so that their command lines work here or are answered.
+"""Flags of other projects' training scripts, so that their command lines work here or are answered.
+
+The projects are YOLOv5, PaddleDetection, Megatron-LM and torchtitan.
 
 Each flag becomes values of the spec, with the flag as their origin, or is refused with a message that names its
 replacement.
@@ -47,13 +49,17 @@ REFUSED: Mapping[str, tuple[bool, str]] = {
 Typing one ends the command with a usage error."""
 
 
-_DIVIDED = "no layer is divided among ranks here; parameters, gradients and moments are: -b deepspeed -o backend.options.stage=3"
+_TENSOR = "-b fsdp -o parallel.tensor={value}"
+_STAGES = "no model is divided into stages here; ranks can share each layer instead: -b fsdp -o parallel.tensor={value}"
+_EXPERTS = (
+    "no layer is divided by experts or by texts here; ranks can share every layer: -b fsdp -o parallel.tensor={value}"
+)
 MEGATRON: Mapping[str, tuple[bool, str]] = {
-    "--tensor-model-parallel-size": (True, _DIVIDED),
-    "--pipeline-model-parallel-size": (True, _DIVIDED),
-    "--context-parallel-size": (True, _DIVIDED),
-    "--expert-model-parallel-size": (True, _DIVIDED),
-    "--sequence-parallel": (False, _DIVIDED),
+    "--tensor-model-parallel-size": (True, _TENSOR),
+    "--pipeline-model-parallel-size": (True, _STAGES),
+    "--context-parallel-size": (True, _EXPERTS),
+    "--expert-model-parallel-size": (True, _EXPERTS),
+    "--sequence-parallel": (False, "-b fsdp -o 'parallel={{tensor: 2, sequence: true}}'"),
     "--use-distributed-optimizer": (False, "-b deepspeed -o backend.options.stage=1 divides the optimizer's state among ranks"),
     "--micro-batch-size": (
         True,
@@ -76,11 +82,28 @@ MEGATRON: Mapping[str, tuple[bool, str]] = {
     "--distributed-backend": (True, "the backend chooses NCCL or gloo by the device; a stack is chosen with -b"),
 }  # fmt: skip
 """Flags of Megatron-LM, as ``REFUSED``; ``mtrain run`` answers them too."""
+TORCHTITAN: Mapping[str, tuple[bool, str]] = {
+    "--parallelism.data-parallel-replicate-degree": (True, "-b fsdp -o parallel.replicate={value}"),
+    "--parallelism.data-parallel-shard-degree": (True, "-b fsdp -o parallel.shard={value}"),
+    "--parallelism.tensor-parallel-degree": (True, _TENSOR),
+    "--parallelism.pipeline-parallel-degree": (True, _STAGES),
+    "--parallelism.context-parallel-degree": (True, _EXPERTS),
+    "--parallelism.expert-parallel-degree": (True, _EXPERTS),
+    "--training.local-batch-size": (
+        True,
+        "the batch that is given is that of the whole job, --batch-size; -o train.max_micro_batch={value} limits how many "
+        "samples a rank computes at once",
+    ),
+    "--training.global-batch-size": (True, "--batch-size {value}"),
+    "--training.seq-len": (True, "-o data.length={value}"),
+    "--training.steps": (True, "-o train.updates={value}"),
+}
+"""Flags of torchtitan, as ``REFUSED``."""
 
 
 def megatron_options() -> list[Option]:
-    """Return the hidden flags of Megatron-LM, which are refused with advice."""
-    return [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in MEGATRON.items()]
+    """Return the hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
+    return [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()]
 
 
 def foreign_options() -> list[Option]:
@@ -135,7 +158,7 @@ def _paddledetection_options() -> list[Option]:
 
 
 def _refused(flag: str, *, takes_value: bool) -> Option:
-    name = flag.strip("-").replace("-", "_")
+    name = flag.strip("-").replace("-", "_").replace(".", "_")
     return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
 
 
@@ -143,7 +166,7 @@ def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None
     if value in (None, False):
         return
     flag = parameter.opts[0]
-    takes_value, instead = {**REFUSED, **MEGATRON}[flag]
+    takes_value, instead = {**REFUSED, **MEGATRON, **TORCHTITAN}[flag]
     typed = f"{flag} {shlex.quote(str(value))}" if takes_value else flag
     raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtrain.core.interfaces import Collective, Pruning, Quantise, Recipe
+from mtrain.core.meshes import mesh_of
 from mtrain.core.sampler import Shares
 from mtrain.errors import SpecError
 from mtrain.spec.model import Spec
@@ -140,22 +141,24 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     """Return (micro batch, rounds) with ``shards * micro batch * rounds == train.batch_size``.
 
     ``accumulate: auto`` means the fewest rounds that ``max_micro_batch`` allows. There are ``cluster.shards`` shards, or
-    one for each of the ``size`` ranks.
+    one for each of the ``size`` ranks, or for each of their tensor groups.
 
     Raises:
         SpecError: there is no such pair; the message names the nearest batch sizes that can be divided.
     """
-    size = spec.cluster.shards or size
+    mesh = mesh_of(spec, size=size)
+    among = "ranks" if mesh is None or mesh.tensor == 1 else "tensor groups"
+    size = spec.cluster.shards or (size if mesh is None else mesh.data_size)
     batch, accumulate = spec.train.batch_size, spec.train.accumulate
     # `auto` is decided before ranks start; a plan that is only shown has no limit yet.
     limit = spec.train.max_micro_batch if isinstance(spec.train.max_micro_batch, int) else batch
     if accumulate != "auto":
         if batch % (size * accumulate):
-            among = f"{size} ranks x {accumulate} micro batches (train.accumulate)"
+            among = f"{size} {among} x {accumulate} micro batches (train.accumulate)"
             raise SpecError(_indivisible(batch, shares=size * accumulate, among=among))
         return batch // (size * accumulate), accumulate
     if batch % size:
-        raise SpecError(_indivisible(batch, shares=size, among=f"{size} ranks"))
+        raise SpecError(_indivisible(batch, shares=size, among=f"{size} {among}"))
     share = batch // size
     micro = next(micro for micro in range(min(share, limit), 0, -1) if share % micro == 0)
     return micro, share // micro
@@ -168,15 +171,16 @@ def passes(shards: int, *, size: int) -> int:
 
 def rounds(recipe: Recipe, *, size: int) -> int:
     """Return how many micro batches of the job an update has; each is divided into the shards."""
+    size = recipe.data_size(size)
     return recipe.accumulate // passes(recipe.shards or size, size=size)
 
 
 def shares_of(recipe: Recipe, collective: Collective) -> Shares:
     """Return which shards of an update the calling rank computes."""
     return Shares(
-        rank=collective.rank,
-        size=collective.size,
-        shards=recipe.shards or collective.size,
+        rank=recipe.data_rank(collective.rank),
+        size=recipe.data_size(collective.size),
+        shards=recipe.shards or recipe.data_size(collective.size),
         rounds=rounds(recipe, size=collective.size),
     )
 
@@ -228,6 +232,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
     Raises:
         SpecError: the global batch does not divide among the ranks.
     """
+    mesh = mesh_of(spec, size=size)
     micro, each = micro_batch(spec, size=size)
     train, shards = spec.train, spec.cluster.shards
     return Recipe(
@@ -235,7 +240,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         groups=tuple(group_rules(spec)),
         frozen=tuple(train.freeze),
         micro_batch=micro,
-        accumulate=each if shards is None else each * passes(shards, size=size),
+        accumulate=each if shards is None else each * passes(shards, size=size if mesh is None else mesh.data_size),
         shards=shards,
         precision="fp32" if train.precision == "auto" else train.precision,
         clip_norm=math.inf if train.clip_norm is None else train.clip_norm,
@@ -251,4 +256,5 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
         kernels=train.kernels,
         compile=train.compile is not False,
         seed=train.seed,
+        mesh=mesh,
     )

@@ -313,7 +313,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """
         if not self._recipe.own_order and not self._recipe.named:
             update = self.updates + self.skipped + (self._late is not None)
-            self._seed(shard_seed(self._recipe.seed, self._rank, update))
+            self._seed(shard_seed(self._recipe.seed, self._recipe.data_rank(self._rank), update))
 
     def follow_ranges(self, ranges: Ranges | None) -> None:
         """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtrain.core import meshes
 from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher, Recipe
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import total_updates
@@ -169,6 +170,9 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
+    takes_meshes = getattr(team.backend, "takes_meshes", False)  # a class need not be derived from Backend
+    meshes.check_backend(recipe, takes_meshes=takes_meshes, backend=spec.backend.name)
+    meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)
     return recipe
 
@@ -179,6 +183,11 @@ def _check_script(spec: Spec) -> None:
     Raises:
         SpecError: the spec asks for such a thing.
     """
+    if spec.parallel.tensor > 1:
+        raise SpecError(
+            f"parallel.tensor: {spec.parallel.tensor} given for a script, whose own loop gives each rank samples of its own; use "
+            "parallel.shard and parallel.replicate, or train the model from a spec (model.name, data.format)"
+        )
     if spec.train.prune is not None:
         raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
 

@@ -93,6 +93,9 @@ def _largest_micro_batch(spec: Spec) -> dict[str, str]:
 
 def _shares(recipe: Recipe, size: int) -> str:
     """Return into how many parts each micro batch of the job is divided, in words."""
+    if recipe.shards in (None, recipe.data_size(size)) and recipe.mesh is not None and recipe.mesh.tensor > 1:
+        groups = recipe.mesh.data_size
+        return f"{groups} tensor group{'s' if groups > 1 else ''}"
     return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
 
 
@@ -101,7 +104,7 @@ def _elastic_numbers(spec: Spec, recipe: Recipe, *, size: int) -> dict[str, Any]
     said: dict[str, Any] = {}
     if elastic.is_elastic(spec):
         said["elastic"] = f"goes on with {spec.cluster.min_nodes} of its hosts; threads and shards stay"
-    if recipe.shards not in (None, size):
+    if recipe.shards not in (None, recipe.data_size(size)):
         passes = recipe.accumulate // rounds(recipe, size=size)
         said["shards"] = (
             f"{recipe.shards} among {size} ranks: {passes} passes of each rank for a micro batch of the job"

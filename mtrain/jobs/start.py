@@ -204,6 +204,11 @@ def one_process(framework: str, *, device: str) -> dict[str, Any]:
         "cluster.log_dir": None,
         "cluster.max_restarts": 0,
         "launcher.name": "auto",
+        "parallel.replicate": 1,
+        "parallel.shard": None,
+        "parallel.tensor": 1,
+        "parallel.sequence": False,
+        "parallel.plan": {},
         "model.weights": None,
         "train.distil": None,
     }

@@ -137,8 +137,9 @@ class Assembly:
         """
         collective = self.session.collective
         micro = self.spec.evaluate.batch_size or self.recipe.micro_batch
-        order = Padded(self.data.length("val"), size=collective.size, micro_batch=micro)
-        shares = list(order.micro_batches(collective.rank))
+        size = self.recipe.data_size(collective.size)
+        order = Padded(self.data.length("val"), size=size, micro_batch=micro)
+        shares = list(order.micro_batches(self.recipe.data_rank(collective.rank)))
         return self.pool.loader(
             "val",
             lambda epoch, update: [shares[update]],

@@ -14,6 +14,7 @@ from mtrain.spec import references
 from mtrain.spec.addresses import checked_address
 from mtrain.spec.hostnames import checked_host, checked_listener
 from mtrain.spec.identifiers import checked_run_name
+from mtrain.spec.parallel import ParallelSpec
 from mtrain.spec.pathnames import PathText, checked_path
 from mtrain.spec.section import Count, Positive, Section
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
@@ -362,6 +363,9 @@ class Spec(Section):
     optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="the rule that turns gradients into weights")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate over the job")
     backend: BackendSpec = Field(default=BackendSpec(), description="the backend that trains")
+    parallel: ParallelSpec = Field(
+        default=ParallelSpec(), description="the mesh of ranks: replicas, shards, tensor groups"
+    )
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="hosts, ranks and ports")
     launcher: LauncherSpec = Field(default=LauncherSpec(), description="what starts the ranks of one host")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when and how the evaluation split is scored")

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mtrain.cli import completing_bash, front, main
-from mtrain.cli.foreign_flags import MEGATRON
+from mtrain.cli.foreign_flags import MEGATRON, TORCHTITAN
 from mtrain.errors import SpecError
 from tests.cli.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
 
@@ -111,8 +111,10 @@ def test_four_gpus_are_four_ranks(here, capsys):  # noqa: F811
     assert json.loads(capsys.readouterr().out)["numbers"]["ranks"].startswith("4 ")
 
 
-@pytest.mark.parametrize("line", [*(f"{flag} 2" if takes else flag for flag, (takes, _) in MEGATRON.items())])
-def test_what_is_said_on_a_flag_of_megatron_can_be_typed(line, capsys, here):  # noqa: F811
+@pytest.mark.parametrize(
+    "line", [*(f"{flag} 2" if takes else flag for flag, (takes, _) in {**MEGATRON, **TORCHTITAN}.items())]
+)
+def test_what_is_said_on_a_flag_of_megatron_or_torchtitan_can_be_typed(line, capsys, here):  # noqa: F811
     (here / "r.py").write_text("import mtrain\n")
     for command in (["train", "-c", "vit_digits"], ["run"]):
         script = ["r.py"] if command == ["run"] else []
@@ -121,7 +123,10 @@ def test_what_is_said_on_a_flag_of_megatron_can_be_typed(line, capsys, here):  #
         assert told.startswith(f"error: {line}: ")
         if (setting := re.search(r"-o ('[^']*'|\S+)", told)) is not None:
             words = ["-b", "deepspeed"] if "-b deepspeed" in told else []
-            assert main(["plan", "-c", "vit_digits", *words, "-o", setting[1].strip("';,")]) == 0, told
+            if "-b fsdp" in told:
+                words = ["-b", "fsdp", "--nproc-per-node", "2", "--devices", "cpu"]
+            spec = "gpt_docs" if "data.length" in told else "vit_digits"
+            assert main(["plan", "-c", spec, *words, "-o", setting[1].strip("';,")]) == 0, told
             capsys.readouterr()
 
 

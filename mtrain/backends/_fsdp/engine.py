@@ -1,26 +1,28 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp.internals import leaves
+from mtrain.backends._fsdp.layout import Layout, cut_axes
+from mtrain.backends._fsdp.tensor import share_layers
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
-from mtrain.backends._torch.shards import Parts, refuse_scalars
+from mtrain.backends._torch.shards import Boxes, Parts, refuse_scalars
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends.base import Check
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
@@ -35,7 +37,7 @@ class FsdpEngine(SplitEngine):
         super().__init__(collective, target, check=check)
         self._unit = unit
         self._channels_last = False
-        self._mesh: DeviceMesh | None = init_device_mesh(target.type, (collective.size,))
+        self._layout: Layout | None = None
         self._prepared: list[nn.Module] = []
 
     @override
@@ -43,6 +45,9 @@ class FsdpEngine(SplitEngine):
         # FSDP takes contiguous weights only, so each convolution converts its weight to channels last when it is
         # called.
         self._channels_last = recipe.channels_last
+        mesh = recipe.mesh or Mesh(replicate=1, shard=self.collective.size, tensor=1)
+        if self._layout is None or self._layout.mesh != mesh:
+            self._layout = Layout.of(mesh, self.target.type)
         return super().prepare(build, replace(recipe, channels_last=False))
 
     @override
@@ -61,13 +66,22 @@ class FsdpEngine(SplitEngine):
                 f"session.prepare: given a {type(model).__name__}, which has no forward method, in which FSDP gathers weights; prepare "
                 "each of its modules under a name of its own, or train with ddp, horovod or deepspeed"
             )
+        assert self._layout is not None, "prepare makes it"
+        layout, summed = self._layout, []
         if self._channels_last:
             use_channels_last(model)
+        if layout.mesh.tensor > 1:
+            summed = share_layers(model, layout, device=self.target)
+        axes = cut_axes(model)
         for unit in [*(_units(model, _places(model)) if self._unit == "children" else ()), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
-            fully_shard(unit, mesh=self._mesh, reshard_after_forward=True)
+            fully_shard(unit, mesh=layout.data, reshard_after_forward=True)
         exchange = _Exchange(model, self._prepared)
+        if layout.mesh.shard != self.collective.size:
+            exchange.boxes = layout.boxes({name: x.shape for name, x in model.named_parameters()}, axes)
+        if summed:
+            exchange.add_up(summed, layout.tensor.get_group())
         model.register_forward_hook(_watch_derivatives)
         self._prepared.append(model)
         return model, exchange
@@ -95,7 +109,12 @@ class FsdpEngine(SplitEngine):
         assert isinstance(exchange, _Exchange)
         recipe = replace(recipe, channels_last=self._channels_last)
         return ShardedOptimizer(
-            model, recipe, parts=exchange.held, exchange=exchange, collective=self.collective, device=self.target
+            model,
+            recipe,
+            parts=exchange.held,
+            exchange=exchange,
+            collective=self.collective,
+            device=self.target,
         )
 
     @override
@@ -106,7 +125,7 @@ class FsdpEngine(SplitEngine):
     def close(self) -> None:
         """Drop the process groups, that of the mesh included: a session may outlive the job."""
         super().close()
-        self._mesh = None
+        self._layout = None
         self._prepared.clear()
 
 
@@ -123,6 +142,14 @@ class _Exchange:
         tensors, cut = _held(model), _cut(model)
         self.held = {name: tensors[name].detach() for name in cut}
         """This rank's part of each parameter."""
+        self.boxes: Mapping[str, Boxes] | None = None
+        """Where all ranks' parts lie, on a mesh; None: one after the other."""
+        self._summed: Sequence[str] = ()
+        self._tensor_group: dist.ProcessGroup | None = None
+
+    def add_up(self, names: Sequence[str], group: dist.ProcessGroup) -> None:
+        """Add up the gradients of the parameters ``names`` over a tensor group, each of whose ranks computes a part."""
+        self._summed, self._tensor_group = names, group
 
     def during(self, *, last: bool) -> nullcontext[None]:
         """Suppress FSDP's exchange before the last micro batch, unless a pass through another model may come between."""
@@ -147,6 +174,12 @@ class _Exchange:
             grad = parameter.grad
             self.held[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
             parameter.grad = None
+        if self._summed:
+            own = [grad for name in self._summed if (grad := self.held[name].grad) is not None]
+            flat = torch.cat([grad.reshape(-1) for grad in own])
+            dist.all_reduce(flat, group=self._tensor_group)
+            for grad, whole in zip(own, flat.split([grad.numel() for grad in own]), strict=True):
+                grad.copy_(whole.view(grad.shape))
 
 
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch import rules
-from mtrain.backends._torch.shards import Part, memory_order
+from mtrain.backends._torch.shards import Boxes, Part, memory_order
 
 _WIDEST = 64
 """Upper bound of the vector width, in elements: 512-bit registers of one-byte elements."""
@@ -129,6 +129,8 @@ def _split(part: Part, rank: int, width: int, *, channels_last: bool) -> tuple[i
     that scalar code processes: the last ones of the whole array in its memory order. It comes last, so that its results
     overwrite those of the slice where both contain an element.
     """
+    if isinstance(part.layout, Boxes):
+        return part.local.numel(), []  # a mesh does not have the bits of whole arrays anyway
     first, end = part.spans[rank]
     length = end - first
     whole_length = prod(part.shape)

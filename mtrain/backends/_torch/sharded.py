@@ -13,7 +13,7 @@ from mtrain.backends._torch.native import Made
 from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
-from mtrain.backends._torch.shards import Part, Parts, spans_of, tied
+from mtrain.backends._torch.shards import Boxes, Part, Parts, spans_of, tied
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts, ema_shares
@@ -31,6 +31,14 @@ class Differentiates(Protocol):
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Add the gradients of ``loss`` to those of the exchange's own model, and leave those of other models as they are."""
         ...
+
+
+@runtime_checkable
+class OnMesh(Protocol):
+    """An ``Exchange`` whose ranks may be laid out as a mesh."""
+
+    boxes: Mapping[str, Boxes] | None
+    """Where all ranks' parts of every parameter lie; None: they are concatenated."""
 
 
 class PartsOptimizer(TorchOptimizer):
@@ -88,19 +96,20 @@ class ShardedOptimizer(PartsOptimizer):
             model: Its parameters have the shapes of whole arrays.
             recipe: As for ``TorchOptimizer``.
             parts: This rank's part of every parameter by name, contiguous, sharing memory with the library's own copy.
-                The parts of rank 0, 1, ... concatenated are the whole array, flattened.
+                The parts of rank 0, 1, ... concatenated are the whole array, flattened, unless the exchange has ``boxes``.
             exchange: As for ``TorchOptimizer``, but it leaves gradients on the parts.
             collective: As for ``TorchOptimizer``.
             device: As for ``TorchOptimizer``.
         """
         check_parts(recipe, splits="this backend")
+        boxes = exchange.boxes if isinstance(exchange, OnMesh) else None
         self._differentiates = exchange if isinstance(exchange, Differentiates) else None
         if recipe.prune is not None:
             raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))
         super().__init__(held_model, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        cut = _cut(parts, shapes, collective)
+        cut = _cut(parts, shapes, collective) if boxes is None else _boxed(parts, shapes, boxes, rank=collective.rank)
         self.parts = Parts(
             {**cut, **{alias: cut[name] for alias, name in tied(model).items() if name in cut}},
             collective,
@@ -141,6 +150,18 @@ def _cut(
         assert bounds[-1] == whole_length, f"{name}: parts of {rank_lengths} elements, the array has {whole_length}"
         parts_by_name[name] = Part(shape, spans_of(whole_length, bounds), parts[name].detach().view(-1))
     return parts_by_name
+
+
+def _boxed(
+    parts: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, Boxes], *, rank: int
+) -> dict[str, Part]:
+    """Describe parts that a mesh has cut."""
+    for name in shapes:
+        expected = tuple(end - first for first, end in boxes[name].held[rank])
+        assert tuple(parts[name].shape) == expected, (
+            f"{name}: a part of {tuple(parts[name].shape)}, expected {expected}"
+        )
+    return {name: Part(shape, boxes[name], parts[name].detach().view(-1)) for name, shape in shapes.items()}
 
 
 class _ShapedRule:

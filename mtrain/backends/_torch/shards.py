@@ -16,6 +16,39 @@ from mtrain.errors import SpecError
 Spans = tuple[tuple[int, int], ...]
 """For each rank, [first, end) of its part of a flattened array; the two are equal where a rank holds nothing."""
 
+Box = tuple[tuple[int, int], ...]
+"""[first, end) along each axis of an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Parts that are boxes of an array, as a mesh cuts them. Several ranks may hold the same one."""
+
+    held: tuple[Box, ...]
+    """The box of each rank."""
+    first: tuple[bool, ...]
+    """Whether a rank is the first that holds its box; that rank contributes it to the whole array."""
+
+
+Layout = Spans | Boxes
+"""Where the parts of all ranks lie in an array."""
+
+
+def held_by(rank: int, layout: Layout, whole: Tensor) -> Tensor:
+    """Return the part of ``rank``, as a view of ``whole`` where that is contiguous."""
+    if isinstance(layout, Boxes):
+        return whole[tuple(slice(first, end) for first, end in layout.held[rank])]
+    first, end = layout[rank]
+    return whole.reshape(-1)[first:end]
+
+
+def sent_length(rank: int, layout: Layout) -> int:
+    """Return how many elements ``rank`` contributes to the whole array."""
+    if isinstance(layout, Boxes):
+        return prod(end - first for first, end in layout.held[rank]) if layout.first[rank] else 0
+    first, end = layout[rank]
+    return end - first
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -23,9 +56,15 @@ class Part:
 
     shape: tuple[int, ...]
     """Shape of the whole array."""
-    spans: Spans
+    layout: Layout
     local: Tensor
     """This rank's elements, 1-D. The tensor lives as long as the job and is changed in place."""
+
+    @property
+    def spans(self) -> Spans:
+        """The layout of an array that is cut when it is flattened."""
+        assert not isinstance(self.layout, Boxes), "a mesh cuts arrays into boxes"
+        return self.layout
 
     @property
     def owner(self) -> int | None:
@@ -87,8 +126,7 @@ class Parts:
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole array, as a view where the array is contiguous."""
-        first, end = self._parts[name].spans[self._collective.rank]
-        return whole.reshape(-1)[first:end]
+        return held_by(self._collective.rank, self._parts[name].layout, whole)
 
     def whole(self, held: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, whole array) from the parts ``held`` by all ranks; every rank must pass the same names."""
@@ -100,10 +138,12 @@ class Parts:
 
         Each array's norm is taken in its memory order and all are added up in the order of ``held``: norms of parts
         would be rounded differently. An array that one rank holds is measured there; a split array is gathered first, a
-        bucket at a time.
+        bucket at a time. On a mesh, whose products are rounded differently anyway, squares of parts are added up instead.
         """
         if not held:
             return torch.zeros((), device=device)
+        if any(isinstance(self._parts[name].layout, Boxes) for name in held):
+            return self._norm_of_boxes(held, device)
         dtype = next(iter(held.values())).dtype
         norms = torch.zeros(len(held), dtype=dtype, device=device)
         owners = {name: self._parts[name].owner for name in held}
@@ -115,6 +155,16 @@ class Parts:
         for name, whole in self.whole({name: x for name, x in held.items() if owners[name] is None}, device):
             norms[places[name]] = _norm(whole, channels_last=channels_last)
         return torch.linalg.vector_norm(norms)
+
+    def _norm_of_boxes(self, held: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """Return the norm from the squares of parts, each taken once however many ranks hold it."""
+        rank = self._collective.rank
+        own = [x for name, x in held.items() if sent_length(rank, self._parts[name].layout)]
+        squares = torch.zeros((), dtype=torch.float64, device=device)
+        if own:
+            squares = torch.stack([x.double() for x in internals.norms(own)]).square().sum().to(device)
+        dtype = next(iter(held.values())).dtype
+        return self._collective.all_reduce(squares.reshape(1), "sum")[0].sqrt().to(dtype)
 
     def _batches(self, held: Mapping[str, Tensor]) -> Iterator[list[str]]:
         """Group the names so that each group's arrays fill a bucket and have one dtype."""
@@ -132,18 +182,23 @@ class Parts:
 
     def _gather(self, held: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         size = self._collective.size
-        lengths = [sum(end - first for first, end in (self._parts[n].spans[r] for n in held)) for r in range(size)]
-        own_parts = torch.cat([part.reshape(-1).to(device) for part in held.values()])
+        layouts = {name: self._parts[name].layout for name in held}
+        lengths = [sum(sent_length(rank, layout) for layout in layouts.values()) for rank in range(size)]
+        own = self._collective.rank
+        pieces = [part.reshape(-1)[: sent_length(own, layouts[name])].to(device) for name, part in held.items()]
+        own_parts = torch.cat(pieces)
         padded = own_parts.new_zeros(max(lengths))
         padded[: own_parts.numel()] = own_parts
         gathered = self._collective.all_gather_tensor(padded)
         offsets = [0] * size
-        for name in held:
-            pieces = []
-            for rank, (first, end) in enumerate(self._parts[name].spans):
-                pieces.append(gathered[rank, offsets[rank] : offsets[rank] + end - first])
-                offsets[rank] += end - first
-            yield name, torch.cat(pieces).view(self._parts[name].shape)
+        for name, layout in layouts.items():
+            whole = gathered.new_empty(self._parts[name].shape)
+            for rank in range(size):
+                if length := sent_length(rank, layout):
+                    place = held_by(rank, layout, whole)
+                    place.copy_(gathered[rank, offsets[rank] : offsets[rank] + length].view(place.shape))
+                    offsets[rank] += length
+            yield name, whole
 
 
 def _norm(whole: Tensor, *, channels_last: bool) -> Tensor:

@@ -11,7 +11,7 @@ from mtrain.backends._torch import state
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
-from mtrain.backends._torch.shards import Parts
+from mtrain.backends._torch.shards import Boxes, Layout, Parts
 from mtrain.backends._torch.streams import Entry
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Part, State
@@ -46,7 +46,7 @@ class SplitEngine(TorchEngine):
         def entry(name: str, tensor: Tensor) -> Entry:
             if not _is_split(name, tensor, parts):
                 return Entry(tensor, tuple(tensor.shape))
-            return Entry(tensor, parts[name].shape, parts[name].spans)
+            return Entry(tensor, parts[name].shape, parts[name].layout)
 
         return {
             "weights": {name: entry(name, x) for name, x in self.held(model, parts).items()},
@@ -138,9 +138,16 @@ class SplitEngine(TorchEngine):
             if seen is not None:
                 seen.add(key, array)
             if key in split:
-                first, end = split[key].spans[self.collective.rank]
-                array = array.reshape(-1)[first:end]
+                array = _held_of_file(self.collective.rank, split[key].layout, array)
             target.copy_(torch.from_numpy(np.array(array)).view(target.shape))
+
+
+def _held_of_file(rank: int, layout: Layout, whole: Array) -> Array:
+    """Return the part of ``rank``; of an array in a file, no more is read than that."""
+    if isinstance(layout, Boxes):
+        return whole[tuple(slice(first, end) for first, end in layout.held[rank])]
+    first, end = layout[rank]
+    return whole.reshape(-1)[first:end]
 
 
 def _is_split(name: str, tensor: Tensor, parts: Parts) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from mtrain.backends._torch import state
-from mtrain.backends._torch.shards import Spans
+from mtrain.backends._torch.shards import Layout, held_by, sent_length
 from mtrain.core.interfaces import Array, Outline, Part
 
 BUCKET_BYTES = 16 << 20
@@ -27,7 +27,7 @@ class Entry:
     """The whole array; this rank's part, flattened or not, where it is split."""
     shape: tuple[int, ...]
     """Shape of the whole array."""
-    spans: Spans | None = None
+    layout: Layout | None = None
     """The parts of all ranks; None: every rank holds the whole array."""
 
 
@@ -54,36 +54,44 @@ class Gather:
     def arrays(self, entries: Sequence[Entry]) -> Iterator[Array | None]:
         """Yield whole arrays on rank 0, None on others. Every rank must call, and go to the end."""
         for batch in _batches(entries):
-            if batch[0].spans is not None:
+            if batch[0].layout is not None:
                 yield from self._received(batch) if self.rank == 0 else self._sent(batch)
             else:
                 yield state.on_host(batch[0].tensor) if self.rank == 0 else None
 
     def _sent(self, batch: Sequence[Entry]) -> Iterator[None]:
-        pieces = [entry.tensor.detach().reshape(-1).cpu() for entry in batch]
+        pieces = [entry.tensor.detach().reshape(-1)[: self._length(entry, self.rank)].cpu() for entry in batch]
         own = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         for piece in _bytes(own).split(BUCKET_BYTES):
             dist.send(piece, dst=0, group=self._group)
         yield from (None for _ in batch)
 
     def _received(self, batch: Sequence[Entry]) -> Iterator[Array]:
-        wholes = [_room(prod(entry.shape), entry.tensor.dtype) for entry in batch]
+        wholes = [_room(prod(entry.shape), entry.tensor.dtype).view(entry.shape) for entry in batch]
         for rank in range(self._size):
-            spans = [entry.spans[rank] for entry in batch if entry.spans is not None]
-            places = [whole[first:end] for whole, (first, end) in zip(wholes, spans, strict=True)]
+            lengths = [self._length(entry, rank) for entry in batch]
+            places = [
+                held_by(rank, entry.layout, whole) if length else whole.reshape(-1)[:0]
+                for entry, whole, length in zip(batch, wholes, lengths, strict=True)
+                if entry.layout is not None
+            ]
             if rank == 0:
                 for place, entry in zip(places, batch, strict=True):
-                    place.copy_(entry.tensor.detach().reshape(-1))
-            elif len(batch) == 1:
-                self._receive(places[0], rank)
+                    place.copy_(entry.tensor.detach().reshape(place.shape))
+            elif len(batch) == 1 and places[0].is_contiguous():
+                self._receive(places[0].reshape(-1), rank)
             else:
-                together = _room(sum(map(len, places)), batch[0].tensor.dtype)
+                together = _room(sum(lengths), batch[0].tensor.dtype)
                 self._receive(together, rank)
-                for place, piece in zip(places, together.split([len(place) for place in places]), strict=True):
-                    place.copy_(piece)
+                for place, piece in zip(places, together.split(lengths), strict=True):
+                    place.copy_(piece.view(place.shape))
         while wholes:
-            whole, entry = wholes.pop(0), batch[-1 - len(wholes)]
-            yield state.on_host(whole.view(entry.shape))
+            yield state.on_host(wholes.pop(0))
+
+    def _length(self, entry: Entry, rank: int) -> int:
+        """Return how many elements ``rank`` sends of an entry."""
+        assert entry.layout is not None
+        return sent_length(rank, entry.layout)
 
     def _receive(self, place: Tensor, rank: int) -> None:
         for piece in _bytes(place).split(BUCKET_BYTES):
@@ -108,8 +116,8 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     batch_bytes = 0
     for entry in entries:
         size_bytes = prod(entry.shape) * entry.tensor.dtype.itemsize
-        fits = batch_bytes + size_bytes <= BUCKET_BYTES and entry.spans is not None
-        if batch and not (fits and batch[0].spans is not None and batch[0].tensor.dtype == entry.tensor.dtype):
+        fits = batch_bytes + size_bytes <= BUCKET_BYTES and entry.layout is not None
+        if batch and not (fits and batch[0].layout is not None and batch[0].tensor.dtype == entry.tensor.dtype):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(entry)
@@ -150,7 +158,7 @@ def _copied(entries: Mapping[Part, Mapping[str, Entry]], *, rank: int) -> dict[P
 
     def copy(entry: Entry) -> Entry:
         x = entry.tensor
-        if entry.spans is None and rank != 0:
+        if entry.layout is None and rank != 0:
             return entry
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) if x.numel() else id(entry)
         if key not in copies:

@@ -17,7 +17,7 @@ from mtrain.core.interfaces.evaluator import Evaluator
 from mtrain.core.interfaces.launcher import Command, Host, Launcher
 from mtrain.core.interfaces.model import Imitation, Model, Published, Task, Variation
 from mtrain.core.interfaces.optimizer import Optimizer, Rates
-from mtrain.core.interfaces.recipe import Pruning, Quantise, Recipe
+from mtrain.core.interfaces.recipe import Mesh, Pruning, Quantise, Recipe
 from mtrain.core.interfaces.session import Narrow, RankSession
 from mtrain.core.interfaces.state import Outline, Part, Progress, State, StateStream, Why
 from mtrain.core.interfaces.task import ImageData, JobData, Remark, Table, TaskData, TaskKind
@@ -41,6 +41,7 @@ __all__ = [
     "JobData",
     "Launcher",
     "Loader",
+    "Mesh",
     "Model",
     "Module",
     "Narrow",

@@ -1,8 +1,9 @@
 """A way of training on many ranks."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
@@ -18,7 +19,7 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes`` and ``mesh_arrays``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -27,6 +28,9 @@ class Backend(Protocol):
     rendezvous: str
     """Name of the way in which its ranks find each other, one of those that its launcher ``provides``; "none": it has one
     rank."""
+
+    takes_meshes: ClassVar[bool] = False
+    """Whether its ranks can be laid out by ``Recipe.mesh``; a recipe with one is refused elsewhere."""
 
     @property
     @abstractmethod
@@ -62,6 +66,14 @@ class Backend(Protocol):
         The script may never open a session, so it must not import a framework.
         """
         return
+
+    def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the arrays of a model on a mesh for its plan, see ``jobs.plan_mesh``. The default knows none.
+
+        Raises:
+            SpecError: The model cannot be trained on the mesh.
+        """
+        return None
 
     @abstractmethod
     def __enter__(self) -> RankSession:

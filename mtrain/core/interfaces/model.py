@@ -147,6 +147,13 @@ class Model(Protocol):
         """
         ...
 
+    def without_values(self, task: Task) -> Module | None:
+        """Return the native network for a plan, which reads the shapes of its parameters alone.
+
+        It is called where the framework makes arrays without values. The default knows none.
+        """
+        return None
+
     def arranged(self, batch: HostBatch) -> HostBatch:
         """Return a micro batch of training as the network takes it, before it is sent to the device.
 

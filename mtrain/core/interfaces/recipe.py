@@ -1,7 +1,7 @@
 """The recipe: every setting that affects gradients or weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtrain.core.interfaces.tensors import Precision
@@ -29,6 +29,36 @@ class Pruning:
     """Regex searched in the names of the parameters with two or more axes; '' prunes all of them."""
     norm_l1: float = 0.0
     """Weight of the L1 penalty on the scales of BatchNorms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """How the ranks of a job are laid out: rank ``(replica * shard + part) * tensor + place`` has these three coordinates."""
+
+    replicate: int
+    """Groups of ranks that each hold the whole model among them."""
+    shard: int
+    """Ranks among which a group splits every array."""
+    tensor: int
+    """Ranks that compute the same samples, each a part of every layer."""
+    sequence: bool = False
+    """Each rank of a tensor group keeps a part of every text between the layers that the group shares."""
+    plan: Mapping[str, str] = field(default_factory=dict)
+    """How a tensor group shares layers, by patterns of their names; empty: the model's own plan."""
+
+    @property
+    def data_size(self) -> int:
+        """Number of data ranks: tensor groups, which each compute samples of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.data_size * self.tensor
+
+    def data_rank(self, rank: int) -> int:
+        """Return the number of the tensor group of ``rank``."""
+        return rank // self.tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,3 +122,13 @@ class Recipe:
     """Makes an optimizer of the framework for the model, in the place of ``rule``. A backend that splits arrays refuses one
     whose rule is not elementwise."""
     seed: int = 0
+    mesh: Mesh | None = None
+    """How ranks are laid out; None: as the backend does it, and each rank computes samples of its own."""
+
+    def data_size(self, size: int) -> int:
+        """Return among how many the samples are divided, where the job has ``size`` ranks."""
+        return size if self.mesh is None else self.mesh.data_size
+
+    def data_rank(self, rank: int) -> int:
+        """Return the place of ``rank`` among those: ranks of one tensor group have the same place, and the same samples."""
+        return rank if self.mesh is None else self.mesh.data_rank(rank)

@@ -139,6 +139,15 @@ class HuggingFaceModel(Model):
         network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
 
+    def without_values(self, task: Task) -> Module | None:
+        """Return the network as its configuration describes it; see ``Model.without_values``."""
+        from transformers import AutoModelForCausalLM
+
+        library: Any = AutoModelForCausalLM  # parts of it have no annotations
+        config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
+        module = library.from_config(config, attn_implementation=self.options.attention)
+        return module if self.options.lora is None else adapters.attach(module, self.options.lora)
+
     def module(self, config: Any) -> Any:
         """Return the model as transformers makes it, with the weights of its folder, without adapters.
 

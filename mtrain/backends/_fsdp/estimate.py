@@ -1,0 +1,93 @@
+"""Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
+
+It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
+task, and ``mesh``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from mtrain.backends._fsdp.tensor_plan import (
+    Style,
+    check_sizes,
+    has_inputs_first,
+    plan_of,
+    with_ties,
+    without_uneven,
+)
+from mtrain.core.interfaces import Mesh, Task
+from mtrain.spec.registry import Registry
+
+
+def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
+    plugin = Registry.read(question["policy"]).make(
+        "models", question["model"], question["options"], path="model.options"
+    )
+    task = Task(kind=plugin.kind, class_names=[], image_size=0, global_batch=1, details=question["details"])
+    with torch.device("meta"):
+        model = plugin.without_values(task)
+    if model is None:
+        return None
+    mesh = Mesh(**question["mesh"])
+    plan: dict[str, Style] = {}
+    if mesh.tensor > 1:
+        plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
+        check_sizes(model, plan, mesh)
+    arrays = [
+        [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad]
+        for name, parameter in model.named_parameters()
+    ]
+    return {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+
+
+def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
+    layer, _, key = name.rpartition(".")
+    style = plan.get(layer, "grad_allreduce")
+    by_rows = style in ("rowwise", "rowwise_split_input")
+    return style != "grad_allreduce" and not (by_rows and key == "bias")
+
+
+def _largest_unit(model: nn.Module) -> str:
+    """Return the prefix of names of the child with the most elements: what is gathered at a time."""
+    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> float:
+    """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings."""
+    gather = (mesh.tensor - 1) / mesh.tensor  # of what is gathered or scattered; adding up does both
+    sent = 0.0
+    parents = set()
+    for name, style in plan.items():
+        module: Any = model.get_submodule(name)
+        weight = getattr(module, "weight", None)
+        if not isinstance(style, str) or style == "grad_allreduce" or weight is None:
+            continue
+        outputs, inputs = weight.shape[::-1] if has_inputs_first(module) else weight.shape
+        if style == "embedding_rowwise":
+            sent += 2 * gather * inputs
+        elif style == "colwise" and mesh.sequence:
+            parents.add((name.rpartition(".")[0], inputs))
+        elif style == "colwise":
+            sent += 2 * gather * inputs
+        elif style == "colwise_gather_output":
+            sent += gather * (outputs + 2 * inputs)
+        else:
+            sent += 2 * gather * outputs  # added up; with sequences shared, scattered here and gathered backward
+    # With sequences shared, texts are gathered in front of a half of a layer, and gradients scattered behind it.
+    return sent + sum(2 * gather * inputs for _, inputs in parents)
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    question = json.load(sys.stdin)
+    print(json.dumps(_answer(question)))
+
+
+if __name__ == "__main__":
+    main()

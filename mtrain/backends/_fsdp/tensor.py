@@ -1,0 +1,30 @@
+"""Tensor parallelism: the ranks of a group compute the same samples together, each a part of every layer."""
+
+import torch
+from torch import nn
+
+from mtrain.backends._fsdp import tensor_random, tensor_styles
+from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.sequence import share_texts
+from mtrain.backends._fsdp.tensor_plan import check_sizes, plan_of, with_ties, without_uneven
+
+
+def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> list[str]:
+    """Leave this rank its part of the layers that its group shares, in place; every rank must call.
+
+    Returns the names of parameters whose gradients are to be added up over the group.
+
+    Raises:
+        SpecError: The layers cannot be shared.
+    """
+    mesh = layout.mesh
+    plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
+    check_sizes(model, plan, mesh)
+    expected = tensor_styles.output_of(model)
+    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence)
+    summed = tensor_styles.reduced_alone(model, plan)
+    if mesh.sequence:
+        summed += share_texts(model, plan, layout.tensor)
+    tensor_styles.check_same(model, expected)
+    tensor_random.separate(model, plan, place=layout.tensor.get_local_rank(), device=device)
+    return summed

@@ -1,0 +1,151 @@
+"""Let the ranks of a tensor group share the layers of a model, through torch's ``parallelize_module``."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from mtrain.backends._fsdp.sequence import TEXT_AXIS
+from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first, ties, weight_axis
+from mtrain.core.overriding import override
+from mtrain.errors import SpecError
+
+
+class TransposedParallel(ParallelStyle):
+    """Shares transformers' ``Conv1D``, whose weight has the axes (inputs, outputs)."""
+
+    def __init__(self, style: str, *, output: Placement) -> None:
+        super().__init__()
+        self._style = style
+        self._output = output
+
+    @override
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        by_rows = self._style in ("rowwise", "rowwise_split_input")
+        given: Placement = Shard(-1) if self._style == "rowwise" else Replicate()
+        wanted: Placement = Shard(-1) if by_rows else Replicate()
+
+        def cut(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
+            for key, parameter in list(part.named_parameters(recurse=False)):
+                axis = weight_axis(part, self._style) if key == "weight" else 0
+                placement: Placement = Replicate() if by_rows and key == "bias" else Shard(axis)
+                placed = distribute_tensor(parameter, mesh, [placement], src_data_rank=self.src_data_rank)
+                part.register_parameter(key, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+
+        def enter(part: nn.Module, inputs: Any, mesh: DeviceMesh) -> DTensor:
+            x = inputs[0]
+            placed = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [given], run_check=False)
+            return placed.redistribute(placements=[wanted])
+
+        def leave(part: nn.Module, output: Any, mesh: DeviceMesh) -> Tensor:
+            local: Tensor = output.redistribute(placements=[self._output]).to_local()
+            return local
+
+        return distribute_module(module, device_mesh, cut, enter, leave)  # type: ignore[arg-type]
+
+
+def _rowwise(module: nn.Module, given: Placement, output: Placement) -> ParallelStyle:
+    return RowwiseParallel(input_layouts=given, output_layouts=output)
+
+
+def _colwise(module: nn.Module, output: Placement, given: Placement) -> ParallelStyle:
+    return ColwiseParallel(input_layouts=given, output_layouts=output)
+
+
+_MADE: Mapping[str, Callable[[nn.Module], ParallelStyle]] = {
+    "colwise": partial(_colwise, output=Shard(-1), given=Replicate()),
+    "colwise_gather_output": partial(_colwise, output=Replicate(), given=Replicate()),
+    "rowwise": partial(_rowwise, given=Shard(-1), output=Replicate()),
+    "rowwise_split_input": partial(_rowwise, given=Replicate(), output=Replicate()),
+    "embedding_rowwise": partial(_rowwise, given=Replicate(), output=Replicate()),
+}
+
+
+def share(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh, *, sequence: bool = False) -> None:
+    """Leave this rank of a tensor group its part of the layers of ``plan``, in place.
+
+    Weights that several layers have stay one. ``sequence``: outputs of layers that are cut by rows are parts of texts, see
+    ``sequence.share_texts``.
+
+    Raises:
+        SpecError: A layer is of a kind that cannot be shared.
+    """
+    tied = ties(model)
+    for name, style in plan.items():
+        if style != "grad_allreduce":
+            module = model.get_submodule(name)
+            chosen = style if isinstance(style, ParallelStyle) else _made(name, module, style, sequence=sequence)
+            parallelize_module(module, tensor, chosen, src_data_rank=None)
+    for places in tied:
+        _, first, key = places[0]
+        for _, module, other in places[1:]:
+            module.register_parameter(other, first._parameters[key])
+
+
+def _made(name: str, module: nn.Module, style: str, *, sequence: bool) -> ParallelStyle:
+    """Return torch's style for a layer."""
+    if has_inputs_first(module):
+        outputs = {"colwise": Shard(-1)}
+        return TransposedParallel(style, output=outputs.get(style, Replicate()))
+    wanted = nn.Embedding if style == "embedding_rowwise" else nn.Linear
+    if not isinstance(module, wanted):
+        raise SpecError(
+            f"parallel.plan: {name} is to be shared as {style}, but is a {type(module).__name__}; only {wanted.__name__} can be: "
+            "give a plan without it"
+        )
+    if sequence and style == "rowwise":
+        return _rowwise(module, Shard(-1), Shard(TEXT_AXIS))
+    return _MADE[style](module)
+
+
+def reduced_alone(model: nn.Module, plan: Mapping[str, Style]) -> list[str]:
+    """Return the parameters of which each rank of a tensor group has a part of the gradient, to be added up."""
+    layers = {name for name, style in plan.items() if style == "grad_allreduce"}
+    return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in layers]
+
+
+@torch.no_grad()
+def output_of(model: nn.Module) -> Tensor | None:
+    """Return what a language model of transformers computes for a short text; None: it is no such model."""
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    if not isinstance(vocabulary, int) or not hasattr(model, "tp_plan"):
+        return None
+    device = next(model.parameters()).device
+    tokens = (7 * torch.arange(16, device=device) + 3).view(1, -1) % vocabulary
+    was_training = model.training
+    model.eval()
+    try:
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    finally:
+        model.train(was_training)
+    return logits.double()
+
+
+def check_same(model: nn.Module, expected: Tensor | None) -> None:
+    """Refuse a plan after which the model computes something else.
+
+    Raises:
+        SpecError: It does.
+    """
+    if expected is None:
+        return
+    problem = ""
+    try:
+        shared = output_of(model)
+        assert shared is not None
+        worst = float((shared - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        if not worst <= 1e-3:
+            problem = f"its outputs differ by {worst:.1e}"
+    except (RuntimeError, ValueError) as error:  # shapes that do not fit, in torch or in the model's own code
+        problem = str(error).splitlines()[0]
+    if problem:
+        raise SpecError(
+            "parallel.plan: with its layers shared like this the model does not compute what it computes alone "
+            f"({problem}); layers that hold several matrices in one, such as GPT-2's attention, cannot be cut by columns: "
+            "leave them out of the plan"
+        )

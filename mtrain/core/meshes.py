@@ -1,0 +1,80 @@
+"""Derive the mesh of a job from its spec, and refuse one that its ranks or its backend cannot be."""
+
+from collections.abc import Sequence
+
+from mtrain.core.interfaces.recipe import Mesh, Recipe
+from mtrain.errors import SpecError
+from mtrain.spec.model import Spec
+
+
+def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
+    """Return the mesh of ``size`` ranks; None: the spec asks for none.
+
+    Raises:
+        SpecError: The product of its lengths is not the number of ranks, or it has pipeline stages.
+    """
+    parallel = spec.parallel
+    if not parallel.given:
+        return None
+    if parallel.pipeline > 1:
+        raise SpecError(
+            f"parallel.pipeline: {parallel.pipeline} given, but no model is divided into stages here; use 1, and parallel.tensor or "
+            "parallel.shard for a model that does not fit one device"
+        )
+    if parallel.tensor == 1 and (parallel.sequence or parallel.plan):
+        key = "sequence" if parallel.sequence else "plan"
+        raise SpecError(
+            f"parallel.{key}: given with parallel.tensor 1, where no layer is shared; give parallel.tensor=2, or leave it out"
+        )
+    others = parallel.replicate * parallel.tensor
+    shard = parallel.shard if parallel.shard is not None else size // others
+    if others * shard != size:
+        raise SpecError(_does_not_fit(spec, size=size))
+    return Mesh(
+        replicate=parallel.replicate,
+        shard=shard,
+        tensor=parallel.tensor,
+        sequence=parallel.sequence,
+        plan=dict(parallel.plan),
+    )
+
+
+def _does_not_fit(spec: Spec, *, size: int) -> str:
+    parallel = spec.parallel
+    lengths = {"replicate": parallel.replicate, "shard": parallel.shard, "tensor": parallel.tensor}
+    shown = " x ".join(f"{name} {length}" for name, length in lengths.items() if length is not None)
+    least = parallel.replicate * parallel.tensor
+    if parallel.shard is None:
+        below = size // least * least
+        counts = f"{below} or {below + least}" if below else f"{least}"
+        expected = f"expected a multiple of {least}: start {counts} ranks"
+    else:
+        expected = f"expected {least * parallel.shard}: start that many ranks (--nproc-per-node on each host)"
+    return f"parallel: {shown} given for {size} rank{'s' if size > 1 else ''}, {expected}, or change the mesh"
+
+
+def check_backend(recipe: Recipe, *, takes_meshes: bool, backend: str) -> None:
+    """Refuse a mesh on a backend that has none.
+
+    Raises:
+        SpecError: It is so.
+    """
+    if recipe.mesh is not None and not takes_meshes:
+        raise SpecError(
+            f"parallel: given with backend {backend}, which lays its ranks out in one way; use --backend fsdp, or leave it out"
+        )
+
+
+def check_hosts(recipe: Recipe, slots: Sequence[int]) -> None:
+    """Refuse tensor groups that would lie on two hosts; ``slots``: the ranks of each host.
+
+    Raises:
+        SpecError: It is so; the message names a host's number of ranks.
+    """
+    tensor = 1 if recipe.mesh is None else recipe.mesh.tensor
+    uneven = next((count for count in slots if count % tensor), None)
+    if uneven is not None:
+        raise SpecError(
+            f"parallel.tensor: {tensor} given for a host of {uneven} ranks, so a tensor group would lie on two hosts, between which every "
+            f"layer would wait; give each host a multiple of {tensor} ranks, or a smaller parallel.tensor"
+        )

@@ -1,0 +1,125 @@
+"""What a plan says of a mesh: who is who among the ranks, the memory of each, and what each sends per update."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from mtrain.core.interfaces import Mesh
+from mtrain.core.meshes import mesh_of
+from mtrain.core.recipe import MOMENTS, micro_batch
+from mtrain.spec.config import Loaded
+from mtrain.spec.model import Spec
+
+MIB = 1 << 20
+_BYTE_TOKENS = {"vocabulary": 257, "end": 256}
+"""What a model learns of tokens where each is a byte; the size of another vocabulary is in the model's configuration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a rank of a mesh holds and sends, without what the framework itself needs."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    moments_bytes: float
+    average_bytes: float
+    gathered_bytes: float
+    """The largest unit of the model that is gathered at a time."""
+    sent_to_shards: float
+    """Bytes per update, as are those below."""
+    sent_to_replicas: float
+    sent_in_group: float
+
+
+def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
+    """Return the rows of a plan that are about its mesh; none where there is none.
+
+    Raises:
+        SpecError: The model's layers cannot be shared as the spec says.
+    """
+    spec = loaded.spec
+    mesh = mesh_of(spec, size=size)
+    if mesh is None:
+        return {}
+    question = {
+        "model": spec.model.name,
+        "options": spec.model.options,
+        "policy": spec.plugins,
+        "details": _BYTE_TOKENS,
+        "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
+        "python": spec.backend.python,
+    }
+    arrays = None if loaded.script is not None else loaded.job.backend.mesh_arrays(question)
+    said = {"mesh": layout_words(mesh)}
+    if arrays is None:
+        return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
+    found = estimate(spec, mesh, arrays, size=size)
+    return {**said, "memory per rank": _memory_words(found), "sent per update": _sent_words(found)}
+
+
+def layout_words(mesh: Mesh) -> str:
+    """Return which ranks belong together, in words."""
+    lengths = f"replicate {mesh.replicate} x shard {mesh.shard} x tensor {mesh.tensor}"
+    if mesh.tensor > 1:
+        groups = [f"{first}-{first + mesh.tensor - 1}" for first in range(0, mesh.size, mesh.tensor)]
+        sequence = ", with texts divided too" if mesh.sequence else ""
+        return f"{lengths}; tensor groups: ranks {_listed(groups)}{sequence}"
+    groups = [f"{first}-{first + mesh.shard - 1}" for first in range(0, mesh.size, mesh.shard)]
+    return f"{lengths}; whole models: ranks {_listed(groups)}"
+
+
+def _listed(groups: list[str]) -> str:
+    return ", ".join(groups if len(groups) <= 4 else [*groups[:2], "...", groups[-1]])
+
+
+def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) -> Estimate:
+    """Compute what a rank holds and sends.
+
+    Args:
+        spec: The spec.
+        mesh: Its mesh.
+        arrays: As ``mtrain.backends._fsdp.estimate`` answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
+            whether it is trained), ``units``, the prefix of names of the largest unit, and ``sent_per_token``.
+        size: Number of ranks.
+    """
+    each = 8 if spec.train.precision == "fp64" else 4
+    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, _ in arrays["arrays"]}
+    trained = sum(left[name] for name, _, _, is_trained in arrays["arrays"] if is_trained)
+    held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
+    micro, passes = micro_batch(spec, size=size)
+    tokens = micro * passes * int(getattr(spec.data, "length", 1))
+    # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update.
+    to_shards = (mesh.shard - 1) * (2 * passes * held + learns)
+    if mesh.replicate == mesh.tensor == 1:
+        to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
+    return Estimate(
+        weights_bytes=held,
+        gradients_bytes=learns,
+        moments_bytes=learns * len(MOMENTS[spec.optimizer.rule]),
+        average_bytes=held if spec.train.ema is not None else 0.0,
+        gathered_bytes=sum(x for name, x in left.items() if name.startswith(f"{arrays['units']}.")) * each,
+        sent_to_shards=to_shards,
+        sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
+        sent_in_group=arrays["sent_per_token"] * tokens * each,
+    )
+
+
+def _memory_words(found: Estimate) -> str:
+    parts = {
+        "weights": found.weights_bytes,
+        "gradients": found.gradients_bytes,
+        "moments": found.moments_bytes,
+        "average": found.average_bytes,
+    }
+    shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
+    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while the largest unit is whole; activations besides"
+
+
+def _sent_words(found: Estimate) -> str:
+    parts = {
+        "to other shards": found.sent_to_shards,
+        "to other replicas": found.sent_to_replicas,
+        "within the tensor group": found.sent_in_group,
+    }
+    return " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value) or "nothing"

@@ -1,0 +1,50 @@
+"""The section ``parallel`` of a spec: how the ranks of a job are laid out as a mesh."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from mtrain.spec.section import Positive, Section
+
+SPLITS = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "grad_allreduce")
+"""Ways in which the ranks of a tensor group share a layer."""
+
+
+def _is_split(text: str) -> str:
+    if text not in SPLITS:
+        raise ValueError(f"given {text!r}, expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
+    return text
+
+
+Split = Annotated[str, AfterValidator(_is_split)]
+
+
+class ParallelSpec(Section):
+    """The mesh of ranks: replicate x shard x tensor. Ranks with consecutive numbers are of one tensor group."""
+
+    replicate: Positive = Field(
+        default=1, description="groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"
+    )
+    shard: Positive | None = Field(
+        default=None, description="ranks among which a group splits every array; null: all ranks that remain"
+    )
+    tensor: Positive = Field(
+        default=1,
+        description="ranks that compute the same samples together, each a part of every layer (tensor parallelism)",
+    )
+    sequence: bool = Field(
+        default=False,
+        description="between the layers that a tensor group shares, each of its ranks keeps a part of every text (sequence "
+        "parallelism)",
+    )
+    pipeline: Positive = Field(default=1, description="stages one after the other; 1 is the only value so far")
+    plan: dict[str, Split] = Field(
+        default_factory=dict,
+        description="how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj': "
+        "colwise}; empty: the model's own plan",
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is asked for that the ranks' backend does not do anyway."""
+        return self != ParallelSpec()

@@ -1,0 +1,111 @@
+"""Meshes without ranks: where parts lie, random numbers of a tensor group, and the figures of a plan."""
+
+import pytest
+import torch
+from torch import nn
+
+from mtrain.backends._fsdp import tensor_random
+from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
+from mtrain.backends._torch.shards import held_by, sent_length
+from mtrain.core.interfaces import Mesh
+from mtrain.errors import SpecError
+from mtrain.jobs.plan_mesh import estimate, layout_words
+from mtrain.spec.model import Spec
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("lengths", [(1, 2, 2), (2, 2, 1), (2, 1, 2), (2, 2, 2)])
+def test_parts_of_a_mesh_cover_an_array_once(axis, lengths):
+    mesh = Mesh(replicate=lengths[0], shard=lengths[1], tensor=lengths[2])
+    boxes = Layout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis})["a"]
+    counts = torch.zeros(6, 4)
+    for rank in range(mesh.size):
+        if sent_length(rank, boxes):
+            assert sent_length(rank, boxes) == held_by(rank, boxes, counts).numel()
+            held_by(rank, boxes, counts).add_(1)
+    assert torch.equal(counts, torch.ones(6, 4))
+
+
+def test_a_part_is_cut_by_the_tensor_group_first_and_then_by_shards():
+    boxes = Layout(Mesh(replicate=1, shard=2, tensor=2), ranks=None).boxes({"a": (8, 6)}, {"a": 0})["a"]
+    assert boxes.held == (((0, 2), (0, 6)), ((4, 6), (0, 6)), ((2, 4), (0, 6)), ((6, 8), (0, 6)))
+
+
+class _Half(nn.Module):
+    """A feed-forward layer that records what it draws inside and behind the layers that are shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+        self.inside = self.behind = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        self.inside = torch.rand(8)
+        out = self.down(hidden)
+        self.behind = torch.rand(8)
+        return out
+
+
+def _drawn(place: int, plan: dict[str, str]) -> list[torch.Tensor]:
+    half = _Half()
+    tensor_random.separate(half, plan, place=place, device=torch.device("cpu"))
+    torch.manual_seed(3)
+    found = []
+    for _ in range(2):
+        half(torch.ones(1, 4))
+        found += [half.inside, half.behind]
+    return found
+
+
+def test_ranks_of_a_tensor_group_drop_alike_outside_of_shared_layers_and_apart_inside():
+    plan = {"up": "colwise", "down": "rowwise"}
+    one, two, again = _drawn(0, plan), _drawn(1, plan), _drawn(1, plan)
+    assert [torch.equal(a, b) for a, b in zip(one, two, strict=True)] == [False, True, False, True]
+    assert not torch.equal(one[0], one[2])
+    assert not torch.equal(two[0], two[2])
+    assert all(torch.equal(a, b) for a, b in zip(two, again, strict=True))
+    same = [torch.equal(a, b) for a, b in zip(_drawn(0, {}), _drawn(1, {}), strict=True)]
+    assert all(same), "the fault that this test is for: equal masks on all ranks of a group"
+
+
+def test_a_plan_shares_an_embedding_as_the_output_layer_that_has_its_weight():
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
+    model["head"].weight = model["embed"].weight
+    assert with_ties({"head": "colwise_gather_output"}, model)["embed"] == "embedding_rowwise"
+    assert with_ties({"embed": "embedding_rowwise"}, model)["head"] == "colwise_gather_output"
+    with pytest.raises(SpecError, match="embed and head have one weight, and are not shared alike"):
+        with_ties({"head": "rowwise"}, model)
+
+
+def test_the_plan_of_a_spec_comes_before_those_of_the_model():
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    model.parallelize_plan = {"a": "colwise"}
+    model.tp_plan = {"layers.*.b": "rowwise"}
+    assert plan_of(model, Mesh(replicate=1, shard=1, tensor=2)) == {"a": "colwise"}
+    assert plan_of(model, Mesh(replicate=1, shard=1, tensor=2, plan={"b": "rowwise"})) == {"b": "rowwise"}
+    model.parallelize_plan = {"a": "moe_tp_experts"}
+    with pytest.raises(SpecError, match="shares a in the way 'moe_tp_experts', which is not known here"):
+        plan_of(model, Mesh(replicate=1, shard=1, tensor=2))
+
+
+def test_a_plan_counts_what_a_rank_holds_and_sends():
+    spec = Spec.model_validate(
+        {"train": {"updates": 1, "batch_size": 8, "accumulate": 2, "ema": {}}, "optimizer": {"rule": "adamw"}}
+        | {"parallel": {"shard": 2, "tensor": 2}}
+    )
+    mesh = Mesh(replicate=1, shard=2, tensor=2)
+    arrays = {
+        "arrays": [["a.w", [8, 4], True, True], ["n.w", [4], False, True]],
+        "units": "a",
+        "sent_per_token": 10,
+    }
+    found = estimate(spec, mesh, arrays, size=4)
+    assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
+    assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
+    assert found.gathered_bytes == 8 * 4 / 2 * 4
+    assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
+    assert found.sent_to_replicas == 0
+    assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
+    assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"

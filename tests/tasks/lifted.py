@@ -1,0 +1,93 @@
+"""A model plugin of the tests: ``hf`` in pure float64, and faults that can be planted into a job on a mesh.
+
+transformers casts the input of every RMSNorm to float32, whatever the model's type; differences of 1e-16 between meshes would
+become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a fault.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.backends._fsdp import tensor_styles
+from mtrain.backends._torch import shards
+from mtrain.backends._torch.sharded import PartsAverage
+from mtrain.core import ops
+from mtrain.core.overriding import override
+from mtrain.tasks.language import network
+from mtrain.tasks.language.model import HuggingFaceModel
+
+
+def _normed(self: Any, hidden_BLH: Tensor) -> Tensor:
+    """Compute an RMSNorm in the type of its input."""
+    mean_BL1 = hidden_BLH.pow(2).mean(-1, keepdim=True)
+    normed: Tensor = self.weight * (hidden_BLH * torch.rsqrt(mean_BL1 + self.variance_epsilon))
+    return normed
+
+
+class Lifted(HuggingFaceModel):
+    """Model ``hf`` without casts to float32."""
+
+    @override
+    def module(self, config: Any) -> Any:
+        module = super().module(config)
+        for part in module.modules():
+            if type(part).__name__.endswith("RMSNorm"):
+                part.forward = _normed.__get__(part)
+        if fault := os.environ.get("MESH_FAULT"):
+            FAULTS[fault](module)
+        return module
+
+
+def _mean_of_each_rank(module: Any) -> None:
+    """Average the loss over the tokens of each micro batch, not over those of the update."""
+
+    def losses(logits_BLV: Any, batch: Any) -> dict[str, Any]:
+        nll_BL, known_BL = network._nll(logits_BLV, batch["labels"])
+        return {"total": ops.sum(nll_BL) / ops.sum(ops.astype(known_BL, ops.dtype(nll_BL)))}
+
+    network.losses = losses
+
+
+def _bias_on_every_rank(module: Any) -> None:
+    """Add the bias of layers that are cut by rows on every rank of a tensor group."""
+    own = tensor_styles.TransposedParallel._apply
+
+    def applied(self: Any, part: Any, mesh: Any) -> Any:
+        shared = own(self, part, mesh)
+        if self._style == "rowwise":
+            shared.register_forward_hook(lambda part, inputs, output: output + part.bias.to_local())
+        return shared
+
+    tensor_styles.TransposedParallel._apply = applied
+
+
+def _norm_counted_twice(module: Any) -> None:
+    """Count in the norm what several ranks hold as often as they hold it."""
+
+    def norm(self: Any, held: Any, device: Any) -> Tensor:
+        squares = torch.stack([x.double().square().sum() for x in held.values()]).sum()
+        return self._collective.all_reduce(squares.reshape(1), "sum")[0].sqrt()
+
+    shards.Parts._norm_of_boxes = norm
+
+
+def _average_of_one_part(module: Any) -> None:
+    """Let the average follow on one rank of each tensor group alone."""
+    own = PartsAverage.follow
+    PartsAverage.follow = lambda self, update: own(self, update) if int(os.environ["RANK"]) % 2 == 0 else None
+
+
+def _ties_cut(module: Any) -> None:
+    """Give the embedding and the output layer a weight each once they are shared."""
+    tensor_styles.ties = lambda model: []
+
+
+FAULTS = {
+    "loss": _mean_of_each_rank,
+    "bias": _bias_on_every_rank,
+    "norm": _norm_counted_twice,
+    "average": _average_of_one_part,
+    "ties": _ties_cut,
+}

@@ -1,0 +1,155 @@
+"""Jobs on meshes through the real command line: they learn what one rank learns, and any backend goes on with them."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrain.testing import training
+from tests.own_model.runs import command, losses, refused
+from tests.tasks.mesh_jobs import CONFIGS, MESHES, largest_difference, learned, prepare, train
+
+OTHERS = [mesh for mesh in MESHES if mesh != "one rank"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with texts and specs of 8 updates, and the run ``one`` of Qwen3 on one rank."""
+    here = tmp_path_factory.mktemp("meshes")
+    prepare(here, updates=8)
+    train(here, "one", "qwen3", "one rank")
+    return here
+
+
+def test_a_tensor_group_learns_what_one_rank_learns(folder):
+    """Weights, averages and moments; with clipping, accumulation, groups of weight decay and an average."""
+    summary = train(folder, "tensor", "qwen3", "tensor 2", "-o", "train.accumulate=3")
+    assert summary["ranks"] == 2
+    difference = largest_difference(learned(folder, "one"), learned(folder, "tensor"))
+    print(f"tensor 2, 8 updates: largest difference {difference:.1e}")
+    assert 0 < difference <= 1e-12, "equal bits would mean that no layer was shared"
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_ranks_start(folder):
+    words = ["plan", "-c", "qwen3.yml", "--devices", "cpu"]
+    three = [*words, "--backend", "fsdp", "--nproc-per-node", "3"]
+    assert "start 2 or 4 ranks" in refused(folder, *three, "-o", "parallel.tensor=2")
+    assert "expected 4: start that many" in refused(folder, *three, "-o", "parallel={shard: 2, tensor: 2}")
+    assert "no model is divided into stages" not in refused(folder, *three, "-o", "parallel.pipeline=0")
+    assert "no model is divided into stages" in refused(folder, *three, "-o", "parallel.pipeline=3")
+    several = ["--backend", "fsdp", "--ips", "a,b", "--nproc-per-node", "3", "-o", "parallel.tensor=2"]
+    assert "a host of 3 ranks, so a tensor group would lie on two hosts" in refused(folder, *words, *several)
+    assert "parallel.plan" in refused(folder, *words, "--backend", "fsdp", "-o", "parallel.plan={a: colwise}")
+
+
+@pytest.mark.parametrize("backend", ["ddp", "deepspeed", "horovod", "solo"])
+def test_other_backends_refuse_a_mesh(folder, backend):
+    ranks = "1" if backend == "solo" else "2"
+    mesh = "parallel.shard=1" if backend == "solo" else "parallel.tensor=2"
+    said = refused(
+        folder, "plan", "-c", "qwen3.yml", "--devices", "cpu", "-b", backend, "--nproc-per-node", ranks, "-o", mesh
+    )
+    assert f"parallel: given with backend {backend}" in said
+    assert "use --backend fsdp" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "words", "reason"),
+    [
+        ("gpt2", ["parallel.tensor=2"], "GPT2LMHeadModel has no plan of its own"),
+        ("gpt2", ["parallel.tensor=2", "parallel.plan={transformer.h.*.attn.c_attn: colwise}"], "does not compute what it"),
+        ("qwen3", ["parallel.tensor=2", "parallel.plan={layers.*.mlp.up: colwise}"], "is the name of no layer"),
+        ("tied", ["parallel.tensor=2", "parallel.plan={lm_head: rowwise}"], "have one weight, and are not shared alike"),
+        ("qwen3", ["parallel.tensor=3", "train.accumulate=1"], "4 heads (num_attention_heads)"),
+        ("qwen3", ["parallel.tensor=2", "parallel.sequence=true", "data.length=25"], "texts of 25 tokens do not divide"),
+    ],
+)  # fmt: skip
+def test_layers_that_cannot_be_shared_are_refused_at_the_start(folder, config, words, reason):
+    ranks = "3" if "parallel.tensor=3" in words else "2"
+    start = ["train", "-c", f"{config}.yml", "--devices", "cpu", "--backend", "fsdp", "--nproc-per-node", ranks]
+    said = refused(folder, *start, *[word for value in words for word in ("-o", value)])
+    assert reason in said
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory) -> Path:
+    """A folder with texts and specs of 50 updates, and a run of each configuration on one rank, named after it."""
+    here = tmp_path_factory.mktemp("longer")
+    prepare(here, updates=50)
+    for config in CONFIGS:
+        train(here, config, config, "one rank")
+    return here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "mesh"),
+    [
+        *(("llama", mesh) for mesh in OTHERS),
+        *((config, mesh) for config in ("qwen3", "tied", "gpt2") for mesh in ("tensor 2", "shard 2 x tensor 2")),
+        ("qwen3", "shard 2 x tensor 2, sequence"),
+        ("tied", "tensor 2, sequence"),
+        ("gpt2", "replicate 2 x shard 2"),
+    ],
+)
+def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config, mesh):
+    name = f"{config} {mesh}".replace(" ", "-").replace(",", "")
+    train(longer, name, config, mesh, "-o", "train.accumulate=3")
+    difference = largest_difference(learned(longer, config), learned(longer, name))
+    worst = max(abs(a - b) for a, b in zip(losses(longer, config), losses(longer, name), strict=True))
+    print(f"{config} on {mesh}: state {difference:.1e}, losses {worst:.1e}")
+    assert difference <= 1e-12
+    assert worst <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        *(
+            ("shard 2 x tensor 2", mesh)
+            for mesh in ("one rank", "ddp 2", "ZeRO-3", "tensor 2", "replicate 2 x shard 2")
+        ),
+        *((mesh, "shard 2 x tensor 2") for mesh in ("one rank", "ddp 2", "ZeRO-3")),
+    ],
+)
+def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
+    name = f"{first} then {then}".replace(" ", "-")
+    train(folder, name, "qwen3", first, "-o", "train.updates=4")
+    train(folder, name, "qwen3", then, "--resume", f"runs/{name}", "-o", "train.updates=8")
+    difference = largest_difference(learned(folder, "one"), learned(folder, name))
+    print(f"{first}, then {then}: {difference:.1e}")
+    assert difference <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "config", "mesh"),
+    [
+        ("loss", "qwen3", "tensor 2"),
+        ("bias", "gpt2", "tensor 2"),
+        ("norm", "qwen3", "tensor 2"),
+        ("average", "qwen3", "tensor 2"),
+        ("ties", "tied", "tensor 2"),
+    ],
+)
+def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
+    if not (folder / "runs" / f"{config}-one").exists():
+        train(folder, f"{config}-one", config, "one rank")
+    monkeypatch.setenv("MESH_FAULT", fault)
+    train(folder, f"fault-{fault}", config, mesh, "-o", "train.accumulate=3")
+    expected, found = learned(folder, f"{config}-one"), learned(folder, f"fault-{fault}")
+    apart = training.differences(expected, found)
+    print(f"{fault}: {max(apart.values()):.1e}")
+    assert max(apart.values()) > 1e-6
+
+
+@pytest.mark.slow
+def test_evaluation_counts_each_text_once(folder):
+    """Ranks of a tensor group have the same samples; metrics are those of one rank."""
+    words = ["-o", "evaluate.every_updates=4", "-o", "train.updates=4", "-o", "evaluate.batch_size=5"]
+    one = train(folder, "scored-one", "qwen3", "one rank", *words)
+    four = train(folder, "scored-four", "qwen3", "shard 2 x tensor 2", *words)
+    assert four["best"] == pytest.approx(one["best"], abs=1e-12)
+    result = command(folder, "evaluate", "runs/scored-four")
+    assert result.returncode == 0, result.stdout + result.stderr
