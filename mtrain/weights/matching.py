@@ -122,7 +122,7 @@ def match(
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    arrays, prefix = _placed(neutral_names(file.arrays), required)
+    arrays, prefix = _placed(_renamed(neutral_names(file.arrays), required, published), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -192,6 +192,18 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
         f"model.weights: no array of {result.file.path} ({result.file.description}) fits the model by name and shape"
         + (hint or "; is it of another model?")
     )
+
+
+def _renamed(arrays: dict[str, Array], required: Mapping[str, EntryType], published: Published) -> dict[str, Array]:
+    """Return ``arrays`` with the names that the model has now; a name that it has stays, and so does its array."""
+    present = {name: array for name, array in arrays.items() if name in required or not published.renamed}
+    for name, array in arrays.items():
+        now = name
+        for pattern, replacement in published.renamed:
+            now = re.sub(pattern, replacement, now)
+        if name not in present and now not in present:
+            present[now] = array
+    return present
 
 
 def _placed(arrays: dict[str, Array], required: Mapping[str, EntryType]) -> tuple[dict[str, Array], str]:

@@ -76,6 +76,9 @@ class Published:
     """Patterns of entries whose shape depends on the number of classes."""
     of_data: Sequence[str] = ()
     """Patterns of entries that are computed from a job's data: training keeps its own, evaluation takes the file's."""
+    renamed: Sequence[tuple[str, str]] = ()
+    """(pattern, replacement) for names that the model does not have: what older files, or a second name of the same
+    array, are called. All are applied, in order."""
 
 
 class Model(Protocol):
@@ -146,6 +149,13 @@ class Model(Protocol):
         equally often.
         """
         ...
+
+    def entries(self, task: Task) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
+        """Return shape and type of each entry of the network's state, for a ``native`` model that can say it.
+
+        It is called in a process of its own, which may import the model's framework. None, the default: only ranks know.
+        """
+        return None
 
     def arranged(self, batch: HostBatch) -> HostBatch:
         """Return a micro batch of training as the network takes it, before it is sent to the device.
