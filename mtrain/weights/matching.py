@@ -195,15 +195,26 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
 
 
 def _renamed(arrays: dict[str, Array], required: Mapping[str, EntryType], published: Published) -> dict[str, Array]:
-    """Return ``arrays`` with the names that the model has now; a name that it has stays, and so does its array."""
-    present = {name: array for name, array in arrays.items() if name in required or not published.renamed}
+    """Return ``arrays`` under the names that the model has, see ``Published.renamed``.
+
+    A name that it has stays, and so does its array. An array of which the model has a second name gets that, too.
+    """
+    if not published.renamed:
+        return arrays
+    result = {name: array for name, array in arrays.items() if name in required}
     for name, array in arrays.items():
-        now = name
-        for pattern, replacement in published.renamed:
-            now = re.sub(pattern, replacement, now)
-        if name not in present and now not in present:
-            present[now] = array
-    return present
+        if name not in result:
+            result.setdefault(_now(name, published), array)
+    for name in required:
+        if name not in result and _now(name, published) in result:
+            result[name] = result[_now(name, published)]
+    return result
+
+
+def _now(name: str, published: Published) -> str:
+    for pattern, replacement in published.renamed:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _placed(arrays: dict[str, Array], required: Mapping[str, EntryType]) -> tuple[dict[str, Array], str]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from mtrain.core.interfaces.collective import Collective
+from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.tensors import Array, HostBatch, Module, Tensor
 
 
@@ -149,6 +150,16 @@ class Model(Protocol):
         equally often.
         """
         ...
+
+    def check_program(self, program: Program) -> None:
+        """Refuse a program for inference as which the network cannot be written; called before a rank starts.
+
+        The default refuses nothing.
+
+        Raises:
+            SpecError: It cannot be written so.
+        """
+        return
 
     def entries(self, task: Task) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
         """Return shape and type of each entry of the network's state, for a ``native`` model that can say it.

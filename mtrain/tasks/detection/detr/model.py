@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
+from mtrain.core.interfaces.program import Format, Program
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.pathnames import PathText
 from mtrain.tasks.detection.detr import network
@@ -51,7 +52,7 @@ class TransformersDetector(Model):
     recomputable: ClassVar[Sequence[str]] = (r"^model\.(encoder\.\w+|decoder)\.layers\.\d+$",)
     published: ClassVar[Published] = Published(
         per_class=(
-            r"\.class_embed\.\d+\.(weight|bias)$",
+            r"(^|\.)class_embed\.\d+\.(weight|bias)$",
             r"\.enc_score_head\.(weight|bias)$",
             r"\.denoising_class_embed\.weight$",
         ),
@@ -62,6 +63,8 @@ class TransformersDetector(Model):
         ),
     )
     model_type: ClassVar[str]
+    unwritable: ClassVar[Sequence[Format]] = ()
+    """Formats of programs that torch cannot write of the network."""
 
     def __init__(self, options: DetectorOptions | None = None) -> None:
         self.options = DetectorOptions() if options is None else options
@@ -114,6 +117,30 @@ class TransformersDetector(Model):
             raise SpecError(f"model.options: transformers cannot build {self.model_type}: {error}") from error
         self._check_queries(config, task.image_size)
         return module.float()
+
+    def check_program(self, program: Program) -> None:
+        """Refuse what torch cannot trace of these networks, and what was never compared with them.
+
+        Raises:
+            SpecError: The program is such a one.
+        """
+        name, problems = self.model_type, []
+        if program.batch is None:
+            problems.append(
+                f"--dynamic-batch: {name} is traced for one size of batch; give --no-dynamic-batch or --batch-size N"
+            )
+        if program.size_step:
+            problems.append(f"--dynamic-size: {name} is traced for one size of images; leave the flag out")
+        if program.raw:
+            problems.append(f"--form raw: {name} has no outputs before decoding; use --form decoded")
+        if program.half:
+            problems.append(f"--precision fp16: {name} is written in float32 only; leave the flag out")
+        if program.format in self.unwritable:
+            problems.append(
+                f"--format {program.format}: the exporter knows no form of an operator of {name}; use --format torch"
+            )
+        if problems:
+            raise SpecError(problems)
 
     def entries(self, task: Task) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """See ``Model.entries``: those of a module that is built and dropped."""
@@ -209,6 +236,7 @@ class DFine(TransformersDetector):
     """D-FINE: Peng et al. 2024, "D-FINE: Redefine Regression Task in DETRs"."""
 
     model_type = "d_fine"
+    unwritable: ClassVar[Sequence[Format]] = ("onnx",)
     published: ClassVar[Published] = network.with_layers(
         TransformersDetector.published, ("mlp.layers.0", "mlp.layers.1")
     )

@@ -71,10 +71,9 @@ def corners(boxes: Any) -> Any:
 
 
 def entries(module: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and type of each entry of a module's state; a parameter with several names has the first of them."""
-    own = [*module.named_parameters(), *module.named_buffers()]
-    kept = module.state_dict()
-    return {name: (tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2]) for name, tensor in own if name in kept}
+    """Return shape and type of each entry of a module's state; a parameter with several names has all of them."""
+    state = module.state_dict().items()
+    return {name: (tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2]) for name, tensor in state}
 
 
 def with_layers(published: Published, names: tuple[str, str]) -> Published:
