@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path):
     original("rt_detr").config.save_pretrained(tmp_path)
     with pytest.raises(SpecError, match=r"is of the model rt_detr, and model\.name is d_fine"):
         DFine(DetectorOptions(path=str(tmp_path))).config(("x",))
-    with pytest.raises(SpecError, match="84 cells of which they are chosen; give config: {num_queries: 84}"):
+    with pytest.raises(SpecError, match=r"84 cells of which they are chosen; give config: \{num_queries: 84\}"):
         RTDetr(DetectorOptions(config={**CONFIGS["rt_detr"], "num_queries": 300})).build(TASK, OneRank())
     with pytest.raises(SpecError, match="not a multiple of 32 as rt_detr needs; use 96"):
         plugin("rt_detr").prepare_task(replace(TASK, image_size=100), {})
