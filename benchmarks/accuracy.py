@@ -125,11 +125,12 @@ def one_run(pair: Pair, side: Side, seed: int) -> dict[str, Any]:
     values = {**pair.values, "seed": str(seed), "folder": str(folder)}
     environment = {**os.environ, **THREADS, **{k: v.format(**values) for k, v in side.environment.items()}}
     began, used = time.monotonic(), _children_s()
-    started(side.train, values, environment, folder)
+    started([word.format(**values) for word in side.train], environment, folder)
     trained_s, cpu_s = time.monotonic() - began, _children_s() - used
     judged = [latest(word.format(**values)) for word in side.judged]
     judge_values = {**values, "folder": str(folder / "judge")}
-    started([*pair.judge, *judged], judge_values, {**os.environ, **THREADS}, folder)
+    judge = [word.format(**judge_values) for word in pair.judge]
+    started([*judge, *judged], {**os.environ, **THREADS}, folder)
     metrics = judged_metrics(folder / "judge")
     shutil.rmtree(folder)
     return {
@@ -141,9 +142,8 @@ def one_run(pair: Pair, side: Side, seed: int) -> dict[str, Any]:
     }
 
 
-def started(words: Sequence[str], values: Mapping[str, str], environment: Mapping[str, str], folder: Path) -> None:
+def started(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     """Run one command. Ends the program with the last lines of its output if it fails, and keeps the folder."""
-    command = [word.format(**values) for word in words]
     result = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with {result.returncode}; {folder}\n{result.stdout[-3000:]}")

@@ -28,10 +28,26 @@ def specification(name: str, precision: str) -> dict:
             "format": "digits",
             "image_size": 96,
             "resize": "stretch",
-            "augment": {**dict.fromkeys(("mosaic", "translate", "scale", "hsv_h", "hsv_s", "hsv_v"), 0.0), "flip_lr": 0.5},
+            "augment": {
+                **dict.fromkeys(("mosaic", "translate", "scale", "hsv_h", "hsv_s", "hsv_v"), 0.0),
+                "flip_lr": 0.5,
+            },
         },
-        "train": {"updates": UPDATES, "batch_size": BATCH, "seed": SEED, "clip_norm": 0.1, "precision": precision, "ema": None},
-        "optimizer": {"rule": "adamw", "learning_rate": 0.001, "weight_decay": 0.01, "momentum": 0.9, "groups": [{"match": ""}]},
+        "train": {
+            "updates": UPDATES,
+            "batch_size": BATCH,
+            "seed": SEED,
+            "clip_norm": 0.1,
+            "precision": precision,
+            "ema": None,
+        },
+        "optimizer": {
+            "rule": "adamw",
+            "learning_rate": 0.001,
+            "weight_decay": 0.01,
+            "momentum": 0.9,
+            "groups": [{"match": ""}],
+        },
         "schedule": {"name": "constant", "warmup": None},
         "evaluate": {"enabled": False},
         "cluster": {"threads": 1},
@@ -71,7 +87,9 @@ def plain_losses(folder: Path, name: str) -> list[float]:
     order = Shuffled(len(source), global_batch=BATCH, seed=SEED)
     dtype = torch.float32 if name == "d_fine" else torch.float64
     torch.manual_seed(SEED)
-    model = AutoModelForObjectDetection.from_config(AutoConfig.for_model(name, **CONFIGS[name], num_labels=10)).to(dtype)
+    model = AutoModelForObjectDetection.from_config(AutoConfig.for_model(name, **CONFIGS[name], num_labels=10)).to(
+        dtype
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.01)
     model.train()
     found = []
