@@ -73,6 +73,8 @@ def main() -> int:
         return 0
     seeds = pair.seeds if arguments.seeds is None else arguments.seeds
     for seed, side in turns(pair, seeds, read_results(arguments.results)):
+        if arguments.only not in (None, side.name):
+            continue
         row = one_run(pair, side, seed)
         with arguments.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -87,6 +89,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("pair", type=Path, help="file of the study")
     parser.add_argument("results", type=Path, help="file of JSON lines, one for each run")
     parser.add_argument("--seeds", type=int, help="how many a side, in place of the pair's")
+    parser.add_argument(
+        "--only", metavar="SIDE", help="run this side alone, where the other one's lines are there already"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a value of the pair")
     return parser.parse_args()
 
