@@ -11,16 +11,28 @@ declared so that torchvision can be imported.
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+NOMINAL = "    nbs = 64  # nominal batch size\n"
+
 
 def main() -> None:
     """Run the original's ``train.py`` in this process, as ``python train.py`` would."""
     checkout, nominal = Path(sys.argv[1]).resolve(), int(sys.argv[2])
-    sys.modules["albumentations"] = None  # type: ignore[assignment]  # makes the import fail, as where it is not installed
+    started(checkout, {NOMINAL: f"    nbs = {nominal}\n"}, sys.argv[3:], {})
+
+
+def started(checkout: Path, edits: Mapping[str, str], arguments: Sequence[str], names: Mapping[str, Any]) -> None:
+    """Run ``train.py`` of ``checkout`` with ``edits`` of its text, and with ``names`` for what the edits use.
+
+    Ends the program if a text that is edited does not occur exactly once.
+    """
+    # None makes the import fail, as where the package is not installed.
+    sys.modules["albumentations"] = None  # type: ignore[assignment]
     library = named_operator()  # kept for the life of the process
     os.chdir(checkout)
     sys.path.insert(0, str(checkout))
@@ -29,12 +41,15 @@ def main() -> None:
 
     val.run, general.check_font = unvalidated, lambda *_, **__: None
     source = (checkout / "train.py").read_text()
-    line = "    nbs = 64  # nominal batch size\n"
-    if source.count(line) != 1:
-        raise SystemExit(f"{checkout}/train.py: expected one line {line.strip()!r}; this checkout has another recipe")
-    code = compile(source.replace(line, f"    nbs = {nominal}\n"), str(checkout / "train.py"), "exec")
-    sys.argv = ["train.py", *sys.argv[3:]]
-    exec(code, {"__name__": "__main__", "__file__": str(checkout / "train.py")})
+    for old, new in edits.items():
+        if source.count(old) != 1:
+            raise SystemExit(f"{checkout}/train.py: expected {old.strip()!r} once; this checkout has another recipe")
+        source = source.replace(old, new)
+    sys.argv = ["train.py", *arguments]
+    exec(
+        compile(source, str(checkout / "train.py"), "exec"),
+        {"__name__": "__main__", "__file__": str(checkout / "train.py"), **names},
+    )
     del library
 
 

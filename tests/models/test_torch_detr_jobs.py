@@ -18,6 +18,10 @@ from tests.models.detr_specs import CONFIGS
 
 UPDATES, BATCH, SEED = 5, 4, 3
 TOLERANCE = 1e-12
+RATES = {"rt_detr": 1e-3, "rt_detr_v2": 1e-3, "d_fine": 1e-6}
+"""D-FINE has no float64. A rounding can give an object to another query, and at larger rates updates do that soon."""
+ROUNDING = 1e-4
+"""Largest relative difference of a loss in float32, between other orders of additions and layouts."""
 
 
 def specification(name: str, precision: str) -> dict:
@@ -43,7 +47,7 @@ def specification(name: str, precision: str) -> dict:
         },
         "optimizer": {
             "rule": "adamw",
-            "learning_rate": 0.001,
+            "learning_rate": RATES[name],
             "weight_decay": 0.01,
             "momentum": 0.9,
             "groups": [{"match": ""}],
@@ -57,7 +61,7 @@ def specification(name: str, precision: str) -> dict:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with a spec for each model, and a run of RT-DETR in float64."""
+    """A folder with a spec for each model."""
     here = tmp_path_factory.mktemp("detr")
     for name in CONFIGS:
         precision = "fp32" if name == "d_fine" else "fp64"
@@ -79,6 +83,13 @@ def losses(folder: Path, name: str, run: str, *words: str) -> list[float]:
     return [record["losses"]["total"] for record in records if record["kind"] == "update"]
 
 
+def scored(folder: Path, run: str) -> dict[str, float]:
+    """Return the metrics of the last evaluation of a run."""
+    records = [json.loads(line) for line in (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+    found: dict[str, float] = [record["metrics"] for record in records if record.get("metrics")][-1]
+    return found
+
+
 def plain_losses(folder: Path, name: str) -> list[float]:
     """Train the same with a loop of torch and transformers alone, on mtrain's samples."""
     loaded = spec_config.load(str(folder / f"{name}.yml"))
@@ -90,7 +101,7 @@ def plain_losses(folder: Path, name: str) -> list[float]:
     model = AutoModelForObjectDetection.from_config(AutoConfig.for_model(name, **CONFIGS[name], num_labels=10)).to(
         dtype
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[name], weight_decay=0.01)
     model.train()
     found = []
     for update in range(UPDATES):
@@ -122,9 +133,8 @@ def test_one_rank_has_the_losses_of_a_plain_loop_of_transformers(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "bound"), [("rt_detr_v2", TOLERANCE), ("d_fine", 2e-4)])
+@pytest.mark.parametrize(("name", "bound"), [("rt_detr_v2", TOLERANCE), ("d_fine", ROUNDING)])
 def test_others_have_the_losses_of_a_plain_loop_too(folder, name, bound):
-    """The loss of D-FINE is computed in float32, so that updates of another order of additions move it."""
     found = losses(folder, name, name, "--backend", "solo", "--nproc-per-node", "1")
     expected = plain_losses(folder, name)
     assert found[0] == pytest.approx(expected[0], rel=1e-6)
@@ -144,7 +154,7 @@ def test_every_backend_on_torch_trains_the_same_losses(folder, name):
     expected = losses(folder, name, f"{name}-ddp", *two, "ddp")
     for run, words in backends.items():
         assert largest(losses(folder, name, f"{name}-{run}", *two, *words), expected) <= (
-            TOLERANCE if name == "rt_detr" else 2e-5
+            TOLERANCE if name == "rt_detr" else ROUNDING
         ), run
 
 
@@ -154,8 +164,8 @@ def test_a_run_is_written_as_weights_and_as_a_program_that_scores_as_it_does(fol
     ran(folder, "train", "-c", "rt_detr.yml", "--name", "shown", "--backend", "solo", "--nproc-per-node", "1", *extra)
     ran(folder, "weights", "export", "runs/shown", "--to", "shown.pt")
     ran(folder, "export", "--run", "runs/shown", "--no-dynamic-batch", "--out", "shown.onnx")
-    expected = json.loads((folder / "runs/shown/summary.json").read_text())["last"]
+    expected = scored(folder, "shown")
+    assert expected["AR100"] > 0
     for file in ("shown.pt", "shown.onnx"):
         ran(folder, "evaluate", "-c", "rt_detr.yml", "--backend", "solo", "--name", file, "--weights", file, *extra)
-        found = json.loads((folder / "runs" / file / "summary.json").read_text())["last"]
-        assert found["AR100"] == pytest.approx(expected["AR100"], abs=2e-3), file
+        assert scored(folder, file)["AR100"] == pytest.approx(expected["AR100"], abs=2e-3), file
