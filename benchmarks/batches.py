@@ -74,6 +74,7 @@ def ours(arguments: argparse.Namespace) -> Iterator[Sample]:
 
     root = yaml.safe_load(arguments.data.read_text())["path"]
     values = ["data.format=yolo", f"data.root={root}", "data.cache=ram", f"data.image_size={arguments.size}"]
+    values.append(f"train.epochs={arguments.epochs}")  # mosaics end with the job
     loaded = config.load("yolov5n_bccd_reference", overrides=[*values, "data.names=null"])
     opened = open_data(loaded.spec.data, registry=loaded.job.registry)
     source = loaded.job.task_named("detection")(loaded.spec, opened).sources()["train"]
