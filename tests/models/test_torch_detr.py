@@ -1,6 +1,7 @@
 """RT-DETR and D-FINE of transformers: batches, losses, predictions, published weights, refusals."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,13 @@ def test_the_state_that_the_plugin_says_is_that_of_its_module():
     state = built("d_fine").state_dict()
     assert {key: shape for key, (shape, _) in entries.items()} == {key: tuple(x.shape) for key, x in state.items()}
     assert entries["class_embed.0.weight"] == ((3, 16), "float32")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layers_that_are_recomputed_are_those_of_encoder_and_decoder(name):
+    (pattern,) = MODELS[name].recomputable
+    found = [key for key, _ in built(name).named_modules() if re.search(pattern, key)]
+    assert found == ["model.encoder.aifi.0.layers.0", "model.decoder.layers.0", "model.decoder.layers.1"]
 
 
 def test_a_folder_gives_the_sizes_and_the_data_the_classes(tmp_path):

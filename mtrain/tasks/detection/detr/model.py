@@ -49,7 +49,7 @@ class TransformersDetector(Model):
     native: ClassVar[bool] = True
     size_step: int = STRIDE
     # The layers of a stack are in a list, and have a number for a name: model.decoder.layers.3.
-    recomputable: ClassVar[Sequence[str]] = (r"^model\.(encoder\.\w+|decoder)\.layers\.\d+$",)
+    recomputable: ClassVar[Sequence[str]] = (r"^model\.(encoder\.aifi\.\d+|decoder)\.layers\.\d+$",)
     published: ClassVar[Published] = Published(
         per_class=(
             r"(^|\.)class_embed\.\d+\.(weight|bias)$",
