@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForObjectDetection
 from mtrain.backends._torch import nn, ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
-from mtrain.core.interfaces import Task
+from mtrain.core.interfaces import Model, Task
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.errors import SpecError
 from mtrain.tasks.detection.detr.model import DetectorOptions, DFine, RTDetr, RTDetrV2, best
@@ -141,6 +141,10 @@ def test_the_state_that_the_plugin_says_is_that_of_its_module():
     state = built("d_fine").state_dict()
     assert {key: shape for key, (shape, _) in entries.items()} == {key: tuple(x.shape) for key, x in state.items()}
     assert entries["class_embed.0.weight"] == ((3, 16), "float32")
+
+
+def test_predictions_of_varied_images_are_not_joined():
+    assert RTDetr.joined is Model.joined, "`evaluate.augment` is refused for models that do not say how"
 
 
 @pytest.mark.parametrize("name", MODELS)

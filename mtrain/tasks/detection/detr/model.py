@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
 from mtrain.core.interfaces.program import Format, Program
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.pathnames import PathText
@@ -189,10 +189,6 @@ class TransformersDetector(Model):
         sides = np.array([width, height, width, height], np.float32)
         pairs = zip(output["boxes"], output["scores"], strict=True)
         return [best(boxes_Q4 * sides, scores_QC, self.options.max_detections) for boxes_Q4, scores_QC in pairs]
-
-    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
-        """Refuse: predictions of varied images cannot be joined without suppressing some."""
-        raise NotImplementedError
 
     def _check_type(self, given: str) -> None:
         if given != self.model_type:
