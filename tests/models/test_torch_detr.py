@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForObjectDetection
 
+from mtrain.api.weights import ConvertRequest, import_weights
 from mtrain.backends._torch import nn, ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Model, Task
 from mtrain.core.interfaces.program import Program, ProgramInput
-from mtrain.errors import SpecError
+from mtrain.errors import SpecError, UsageError
 from mtrain.tasks.detection.detr.model import DetectorOptions, DFine, RTDetr, RTDetrV2, best
 from mtrain.weights.matching import entry_types, match
 from mtrain.weights.reading import read
@@ -134,6 +136,28 @@ def test_weights_as_they_are_published_are_taken_by_name_and_of_other_classes_on
     whole = match(file, entry_types(same), MODELS[name].published)
     for key, array in theirs.state_dict().items():
         assert np.array_equal(whole.matched[key], array.numpy()), key
+
+
+def test_a_published_file_is_imported_for_the_sizes_of_its_folder_and_loads_into_the_original(tmp_path):
+    theirs = original("d_fine", classes=5)
+    theirs.save_pretrained(tmp_path)
+    request = ConvertRequest(
+        file=tmp_path / "model.safetensors",
+        target=tmp_path / "out.safetensors",
+        model="d_fine",
+        options=(f"path={tmp_path}",),
+    )
+    told, warned = [], []
+    import_weights(request, tell=told.append, warn=warned.append)
+    count = len(theirs.state_dict())
+    assert f"d_fine with 5 classes: {count} of {count} arrays taken" in told
+    assert warned == []
+    other = original("d_fine", classes=5, seed=8)
+    other.load_state_dict(load_file(tmp_path / "out.safetensors"))
+    for key, array in theirs.state_dict().items():
+        assert torch.equal(other.state_dict()[key], array), key
+    with pytest.raises(UsageError, match="--option path: expected NAME=VALUE"):
+        import_weights(replace(request, options=("path",), force=True), tell=told.append, warn=warned.append)
 
 
 def test_the_state_that_the_plugin_says_is_that_of_its_module():
