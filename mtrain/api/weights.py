@@ -1,8 +1,9 @@
 """Files of weights: read, converted between the names of programs, and described."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from mtrain.core.interfaces import Array, Model
 from mtrain.core.named_models import models_in, of_model
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.registry import Registry
+from mtrain.spec.yaml_reader import parse_value
 from mtrain.weights.models import Expected, expected, fitted, registry_for
 from mtrain.weights.names import exported
 from mtrain.weights.own import WORDS
@@ -29,6 +31,8 @@ class ConvertRequest:
     target: Path
     model: str | None = None
     """The model that the weights are of; None: the file says it."""
+    options: Sequence[str] = ()
+    """``NAME=VALUE`` of ``model.options``, over those that the file says."""
     force: bool = False
     """Replace ``target``."""
     deploy: bool = False
@@ -101,10 +105,11 @@ def _target_model(file_weights: Weights, request: ConvertRequest) -> Expected:
             f"{request.file} does not say of which model it is; give --model NAME (mtrain plugins list)"
         )
     is_own = name == file_weights.model
+    stored = file_weights.options if is_own and file_weights.options else {}
     target_model = expected(
         file_weights,
         name,
-        options=file_weights.options if is_own else None,
+        options={**stored, **_options(request.options)},
         pruned=file_weights.pruned if is_own else None,
     )
     if target_model is None:
@@ -112,6 +117,19 @@ def _target_model(file_weights: Weights, request: ConvertRequest) -> Expected:
             f"--model {name}: its state is not known without a framework; train with it as model.weights"
         )
     return target_model
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return ``NAME=VALUE`` pairs as a mapping; values are read as YAML.
+
+    Raises:
+        UsageError: One of them is no pair.
+    """
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--option {pair}: expected NAME=VALUE, such as path=config.json")
+    split = (pair.split("=", 1) for pair in pairs)
+    return {name: parse_value(text) for name, text in split}
 
 
 def _write_folder(request: ConvertRequest, tell: Tell) -> None:

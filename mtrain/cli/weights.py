@@ -22,12 +22,20 @@ def weights() -> None:
 @click.option(
     "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written."
 )
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An entry of model.options, where the model is not as it comes: --option path=config.json.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT.")
-def import_(file: Path, model: str, target: Path, *, force: bool) -> None:
+def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, force: bool) -> None:
     """Read FILE (.pdparams, .pt, .pth, .safetensors, a checkpoint or run) and write it under the names used here."""
     from mtrain.api.weights import ConvertRequest, import_weights
 
-    import_weights(ConvertRequest(file=file, model=model, target=target, force=force), tell=terminal.say, warn=_warn)
+    request = ConvertRequest(file=file, model=model, target=target, options=options, force=force)
+    import_weights(request, tell=terminal.say, warn=_warn)
 
 
 @weights.command()

@@ -17,6 +17,7 @@ from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.core.quantising import trained_ranges
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, SpecError
+from mtrain.spec.references import is_reference
 from mtrain.spec.resolved import Resolved
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.description import describe_task
@@ -50,7 +51,7 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     extra: Mapping[str, Any] = store.load(weights).meta["extra"] if weights.is_dir() else {}
     spec, plugin = resolved.spec, resolved.model
-    if plugin.native:
+    if is_reference(spec.model.name):
         _export_own(resolved, folder, weights, request, plugin, leave=leave)
         return
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
@@ -221,4 +222,6 @@ def program_of(resolved: Resolved, plugin: Any, request: Mapping[str, Any]) -> P
             f"data.image_size: {side} is no multiple of {step}, the step of {spec.model.name}; use {max(round(side / step), 1) * step}"
         )
     inputs = [given.asked(channels_first=request["channels_first"], floats=request["floats"]) for given in inputs]
-    return _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)
+    program = _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)
+    plugin.check_program(program)
+    return program

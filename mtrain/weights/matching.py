@@ -122,7 +122,7 @@ def match(
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    arrays, prefix = _placed(neutral_names(file.arrays), required)
+    arrays, prefix = _placed(_renamed(neutral_names(file.arrays), required, published), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -192,6 +192,29 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
         f"model.weights: no array of {result.file.path} ({result.file.description}) fits the model by name and shape"
         + (hint or "; is it of another model?")
     )
+
+
+def _renamed(arrays: dict[str, Array], required: Mapping[str, EntryType], published: Published) -> dict[str, Array]:
+    """Return ``arrays`` under the names that the model has, see ``Published.renamed``.
+
+    A name that it has stays, and so does its array. An array of which the model has a second name gets that, too.
+    """
+    if not published.renamed:
+        return arrays
+    result = {name: array for name, array in arrays.items() if name in required}
+    for name, array in arrays.items():
+        if name not in result:
+            result.setdefault(_now(name, published), array)
+    for name in required:
+        if name not in result and _now(name, published) in result:
+            result[name] = result[_now(name, published)]
+    return result
+
+
+def _now(name: str, published: Published) -> str:
+    for pattern, replacement in published.renamed:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _placed(arrays: dict[str, Array], required: Mapping[str, EntryType]) -> tuple[dict[str, Array], str]:

@@ -149,13 +149,16 @@ def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:
 
 
 def _published(models: Sequence[str], registry: Registry) -> dict[str, Published]:
-    """Return each model's description of its published files, leaving out models that cannot be loaded."""
+    """Return each model's description of its published files, leaving out models that cannot be loaded, or only beside their
+    framework, which takes long."""
     descriptions: dict[str, Published] = {}
     for model in models:
         try:
-            descriptions[model] = registry.load("models", model).published
+            plugin = registry.load("models", model)
         except MtrainError:
             continue
+        if not plugin.native:
+            descriptions[model] = plugin.published
     return descriptions
 
 

@@ -106,10 +106,11 @@ def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None
     from mtrain.spec.registry import Registry
 
     plugin = Registry.read(question.policy).make("models", question.model, question.options, path="model.options")
-    if plugin.native:  # a user's own code, which runs in ranks alone
-        return None
     names = [str(i) for i in range(question.classes)]
     task = Task(kind=plugin.kind, class_names=names, image_size=question.image_size, global_batch=1)
+    if plugin.native:
+        entries: Mapping[str, tuple[tuple[int, ...], str]] | None = plugin.entries(task)
+        return None if entries is None else dict(entries)  # None: a user's own code, which runs in ranks alone
     network = pruned.build(plugin, task, OneRank(), question.pruned)
     return {name: (entry.shape, entry.dtype) for name, entry in network.state()}
 

@@ -186,7 +186,8 @@ def test_four_mistakes_in_one_file_give_four_messages(here):
     assert second == "a.yml:4 optimizer.momentun: unknown key; did you mean 'momentum'?"
     rules = "'sgd', 'adam', 'adamw', 'lion', 'rmsprop', 'adadelta' or 'lamb'"
     assert third == f"a.yml:5 optimizer.rule: given 'sdg', expected {rules}; did you mean 'sgd'?"
-    assert fourth.startswith("a.yml:6 model.name: no model 'yolov5q' (known: hf, liteseg, ppyoloe_l, ")
+    assert fourth.startswith("a.yml:6 model.name: no model 'yolov5q' (known: ")
+    assert "hf, liteseg, ppyoloe_l, " in fourth
 
 
 def test_mistakes_of_several_sources_are_told_together(here):

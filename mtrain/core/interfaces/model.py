@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from mtrain.core.interfaces.collective import Collective
+from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.tensors import Array, HostBatch, Module, Tensor
 
 
@@ -76,6 +77,9 @@ class Published:
     """Patterns of entries whose shape depends on the number of classes."""
     of_data: Sequence[str] = ()
     """Patterns of entries that are computed from a job's data: training keeps its own, evaluation takes the file's."""
+    renamed: Sequence[tuple[str, str]] = ()
+    """(pattern, replacement) for names that the model does not have: what older files, or a second name of the same
+    array, are called. All are applied, in order."""
 
 
 class Model(Protocol):
@@ -151,6 +155,23 @@ class Model(Protocol):
         """Return the native network for a plan, which reads the shapes of its parameters alone.
 
         It is called where the framework makes arrays without values. The default knows none.
+        """
+        return None
+
+    def check_program(self, program: Program) -> None:
+        """Refuse a program for inference as which the network cannot be written; called before a rank starts.
+
+        The default refuses nothing.
+
+        Raises:
+            SpecError: It cannot be written so.
+        """
+        return
+
+    def entries(self, task: Task) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
+        """Return shape and type of each entry of the network's state, for a ``native`` model that can say it.
+
+        It is called in a process of its own, which may import the model's framework. None, the default: only ranks know.
         """
         return None
 

@@ -1,0 +1,1 @@
+"""Detectors of Hugging Face's transformers as models of the detection task."""
