@@ -15,6 +15,7 @@ from mtrain.jobs import beside_run, start
 from mtrain.rank.predict import SKIPPED
 from mtrain.spec.request import SpecRequest
 from mtrain.system.runfolder import RunFolder
+from mtrain.weights.described import asked_or_said
 from mtrain.weights.own import refuse_own
 
 if TYPE_CHECKING:
@@ -118,17 +119,17 @@ def predict(request: PredictRequest) -> Prediction:
     config = request.spec.config
     if config is None:
         config = start.resumed_config(None, request.run if request.weights else str(weights))
+    config = exported_model.config_of(config, request.weights)
     loaded = _on_one_rank(config, request)
     if request.spec.config is not None:
         beside_run.say(request.spec.read(config), weights)
-    if not weights.is_dir() and not loaded.spec.data.names:
-        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    class_names = [] if weights.is_dir() else asked_or_said(weights, loaded.spec.data.names)
     content = {
         "images": {str(file): name for file, name in files.items()},
         "out": str(Path(request.out).absolute()),
         "confidence": request.confidence,
         "draw": request.draw,
-        "class_names": loaded.spec.data.names or [],
+        "class_names": class_names,
         "strict": request.strict,
     }
 

@@ -20,10 +20,10 @@ MIB = 2**20
 @click.option(
     "--format",
     "format",
-    type=click.Choice(["onnx", "torch", "paddle", "safetensors"]),
+    type=click.Choice(["onnx", "openvino", "torch", "paddle", "safetensors"]),
     default="onnx",
     show_default=True,
-    help="An ONNX graph, a torch.export program, a Paddle inference program, or the weights alone.",
+    help="An ONNX graph, OpenVINO's files, a torch.export program, a Paddle inference program, or the weights alone.",
 )
 @click.option("--out", "--output", "out", metavar="FILE", help="File to write; `-o FILE` too. Default: the run's name.")
 @click.option("--force", is_flag=True, help="Replace FILE.")

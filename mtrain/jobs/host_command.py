@@ -16,7 +16,7 @@ import psutil
 from mtrain.errors import LaunchError
 from mtrain.records.history import Tail
 from mtrain.spec.files import open_file
-from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder
+from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder, warm
 from mtrain.system.runfolder import RunFolder
 
 LOG_CHARACTERS = 256 * 1024
@@ -90,7 +90,8 @@ class HostCommand:
         self._tail = Tail(run.metrics)
         try:
             env = {**environment.joined(environ, orders.env), **self._mark.variables()}
-            self._process = processes.start(orders.argv, env=env, log=run.starter_log)
+            copy = warm.start(orders.argv, env=env, log=run.starter_log)
+            self._process = copy or processes.start(orders.argv, env=env, log=run.starter_log)
         except OSError as error:
             raise LaunchError(
                 f"{orders.argv[0]} cannot be started: {error.strerror or error}; "

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from mtrain.core import binding, pruned
-from mtrain.core.checkpoint import store
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, RankSession
 from mtrain.core.interfaces.capabilities import Export
@@ -36,8 +35,8 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
     """Write the program that ``export.json`` in ``folder`` asks for, and describe it in ``exported.json``.
 
     The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset``,
-    ``channels_first``, ``floats``, ``suppression`` (of a Paddle program) and ``class_names`` (of a file of weights, which does
-    not say them).
+    ``channels_first``, ``floats``, ``suppression`` (of a Paddle program) and ``class_names`` (of a file of weights; empty: those
+    of the checkpoint).
 
     Args:
         resolved: The spec and its plugins.
@@ -49,12 +48,13 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
         UsageError: The weights do not fit, or the model cannot be written in this form.
     """
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
-    extra: Mapping[str, Any] = store.load(weights).meta["extra"] if weights.is_dir() else {}
+    extra: Mapping[str, Any] = read(weights).labels
     spec, plugin = resolved.spec, resolved.model
     if is_reference(spec.model.name):
         _export_own(resolved, folder, weights, request, plugin, leave=leave)
         return
-    labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
+    named = request["class_names"] or extra.get("class_names") or spec.data.names or []
+    labels = extra if extra.get("class_names") == named else {"class_names": named}
     task = replace(
         describe_task(plugin.kind, spec, tuple(labels["class_names"])),
         details=extra.get("details") or {},

@@ -21,10 +21,12 @@ KILL_ROUNDS = 30
 """Number of attempts, of about a second each, to kill processes. One in uninterruptible sleep may outlive them all."""
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def start(
+    argv: Sequence[str], *, env: Mapping[str, str], log: Path, kept_files: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own and append its output to ``log``; it gets SIGTERM when this process dies.
 
-    SIGUSR1 ends neither it nor the processes that it starts, see ``prepared``.
+    SIGUSR1 ends neither it nor the processes that it starts, see ``prepared``. ``kept_files``: descriptors that it inherits.
 
     Raises:
         OSError: the program cannot be executed.
@@ -38,6 +40,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> "subproc
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=kept_files,
             preexec_fn=prepared(),
         )
 

@@ -190,16 +190,24 @@ class TorchTensor:
         tensor = cls(storage, offset, dimensions(shape), dimensions(strides))
         if len(tensor.shape) != len(tensor.strides):
             raise Refused("a tensor with as many strides as it has not axes")
-        count = math.prod(tensor.shape)
         last = offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
-        if count > storage.length or (count and last >= storage.length):
-            raise Refused(
-                f"a tensor of shape {tensor.shape} that is larger than its storage of {storage.length} elements"
-            )
+        if math.prod(tensor.shape) and last >= storage.length:
+            raise tensor._too_large()
         return tensor
 
+    def _too_large(self) -> Refused:
+        return Refused(
+            f"a tensor of shape {self.shape} that is larger than its storage of {self.storage.length} elements"
+        )
+
     def size_bytes(self) -> int:
-        """Implement ``Leaf``."""
+        """Implement ``Leaf``.
+
+        Only tensors that are weights come here. Others may repeat numbers of their storage, as the grids do that YOLOv5's last
+        layer keeps after an evaluation.
+        """
+        if math.prod(self.shape) > self.storage.length:
+            raise self._too_large()
         return _widened_bytes(math.prod(self.shape), self.storage.itemsize)
 
     def array(self) -> Array:

@@ -17,6 +17,7 @@ from mtrain.errors import CheckpointError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.files import open_file
 from mtrain.weights.arrays import MIB, check_growth, widened
+from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
 from mtrain.weights.pickles import Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
@@ -55,7 +56,9 @@ class Weights:
     own: Own | None = None
     """Whose module it is, if it is a user's own; ``model`` and ``options`` then say nothing."""
     labels: Mapping[str, Any] = field(default_factory=dict)
-    """What a checkpoint stores on its data: ``class_names``, and ``details`` of the task."""
+    """What a checkpoint stores on its data: ``class_names``, and ``details`` of the task. Of a file, its ``class_names``."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """The part of the job's spec that safetensors carry; see ``described.Description``."""
 
 
 def read(path: Path) -> Weights:
@@ -139,7 +142,7 @@ def _parsed(path: Path, content: bytes) -> Weights:
             return _torch(path, read_legacy(content), file_bytes=len(content))
         return _paddle(path, content)
     if content[8:9] == b"{":
-        return Weights(path=path, arrays=_safetensors(path, content), layout="neutral", description="safetensors")
+        return _described_safetensors(path, content)
     raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
 
 
@@ -147,7 +150,9 @@ def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
     leaves, description = weights_of(value)
     check_growth(leaves.values(), file_bytes=file_bytes)
     arrays = {name: leaf.array() for name, leaf in leaves.items()}
-    return Weights(path=path, arrays=arrays, layout="torch", description=f"torch, {description}")
+    return Weights(
+        path=path, arrays=arrays, layout="torch", description=f"torch, {description}", labels=pickled_labels(value)
+    )
 
 
 def _paddle(path: Path, content: bytes) -> Weights:
@@ -163,6 +168,23 @@ def _paddle(path: Path, content: bytes) -> Weights:
 def _from_paddle(array: Array) -> Array:
     """Widen bfloat16, which Paddle writes as unsigned 16-bit integers; Paddle has no such integers itself."""
     return widened(array) if array.dtype == np.uint16 else array
+
+
+def _described_safetensors(path: Path, content: bytes) -> Weights:
+    arrays = _safetensors(path, content)
+    said = said_by(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
+    return Weights(
+        path=path,
+        arrays=arrays,
+        layout="neutral",
+        description="safetensors",
+        model=said.model,
+        options=said.options,
+        pruned=said.pruned,
+        image_size=said.image_size,
+        labels=said.labels,
+        spec=said.spec,
+    )
 
 
 def _safetensors(path: Path, content: bytes) -> dict[str, Array]:

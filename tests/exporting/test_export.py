@@ -323,7 +323,9 @@ def test_every_format_and_form_of_a_run(exported):
     assert [step["type"] for step in steps] == ["Resize", "Pad", "NormalizeImage", "Permute"]
     given = "[x.transpose(0, 3, 1, 2).astype('float32') / 255, numpy.full((3, 2), 0.5, 'float32')]"
     rows = _alone(exported, "paddle", predicted.format("deployed/model", given))
-    from mtrain.deploy.exported.model import ExportedModel
+    from safetensors.numpy import load_file
+
+    from mtrain.deploy.exported.model import ExportedModel, read_metadata
 
     model = ExportedModel.open(exported / "small.onnx", threads=1).with_options({"confidence": 0.001})
     found = np.concatenate(model.predictions({"images": _images()}))
@@ -332,10 +334,11 @@ def test_every_format_and_form_of_a_run(exported):
     # The images were made from ones of twice the size, in whose pixels the boxes are.
     np.testing.assert_allclose(rows[:, 2:].sum(), 2 * found[:, :4].sum(), rtol=1e-4)
     done("export", "--run", "runs/small", "--format", "safetensors", cwd=exported)
-    names = f"data.names={','.join('0123456789')}"
-    arguments = ("-c", "runs/small/spec.yml", "--weights", "small.safetensors", "-o", names)
-    done("export", *arguments, "-o", "again.onnx", cwd=exported)
+    assert not [name for name in load_file(exported / "small.safetensors") if name.endswith("num_batches_tracked")]
+    done("export", "--weights", "small.safetensors", "-o", "again.onnx", cwd=exported)
     np.testing.assert_array_equal(_outputs(exported, "again.onnx"), expected)
+    again, first = (read_metadata(exported / name) for name in ("again.onnx", "small.onnx"))
+    assert (again.class_names, again.category_ids) == (first.class_names, first.category_ids)
     done("export", "--run", "runs/small", "--form", "nms", "-o", "nms.onnx", cwd=exported)
     done("evaluate", "--weights", "nms.onnx", "-o", "data.root=digits", cwd=exported)
     done("evaluate", "--run", "runs/small", "--name", "by-torch", cwd=exported)
@@ -362,6 +365,40 @@ def test_other_layouts_of_images_give_the_same_outputs(exported):
     done("export", "--run", "runs/small", "--form", "raw", "--precision", "fp16", "-o", "raw16.onnx", cwd=exported)
     raw = onnxruntime.InferenceSession(exported / "raw16.onnx", providers=["CPUExecutionProvider"])
     assert {output.type for output in raw.get_outputs()} == {"tensor(float)"}
+
+
+@pytest.mark.slow
+def test_openvinos_own_files_compute_what_the_onnx_file_computes(exported):
+    openvino = pytest.importorskip("openvino", reason="writes its own files")
+    images = _images()
+    for form, arguments in {"decoded": (), "fixed": ("--form", "nms-fixed", "--confidence", "0.0001")}.items():
+        for out in (f"{form}.xml", f"{form}-of-it.onnx"):
+            kind = "openvino" if out.endswith(".xml") else "onnx"
+            done("export", "--run", "runs/small", "--format", kind, *arguments, "-o", out, cwd=exported)
+        model = openvino.Core().read_model(exported / f"{form}.xml")
+        compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        session = onnxruntime.InferenceSession(exported / f"{form}-of-it.onnx", providers=["CPUExecutionProvider"])
+        found, expected = compiled(images), session.run(None, {"images": images})
+        for number, array in enumerate(expected):
+            # Scores that differ by rounding alone may change the order of rows.
+            mine, its = (x[..., 4] if form == "fixed" and x.ndim == 3 else x for x in (found[number], array))
+            difference = np.abs(mine.astype(float) - its).max() / np.abs(its).max()
+            print(form, session.get_outputs()[number].name, difference)
+            assert difference < 1e-5
+        told = json.loads(model.get_rt_info(["mtrain"]).value)
+        assert told["class_names"] == list("0123456789")
+        assert model.input().get_any_name() == "images"
+    assert (exported / "fixed.bin").is_file()
+    refused = mtrain("export", "--run", "runs/small", "--format", "openvino", "-o", "fixed.xml", cwd=exported)
+    assert refused.returncode == 2
+    assert "fixed.xml exists already" in refused.stderr
+
+
+def test_without_openvino_its_format_is_refused_with_the_command_that_installs_it(exported, monkeypatch, capsys):
+    monkeypatch.chdir(exported)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert main(["export", "--run", "runs/small", "--format", "openvino"]) == 2
+    assert "pip install openvino" in capsys.readouterr().err
 
 
 def _images() -> np.ndarray:

@@ -125,6 +125,23 @@ def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folde
     assert (told["model"], told["spec"], told["options"]) == ("nets.py:Net", {}, {})
 
 
+def test_a_program_of_torch_export_takes_what_predictions_read_and_returns_them(folder, capsys):
+    torch.manual_seed(0)
+    net = classes()["Net"]()
+    net.scores(torch.randn(32, 1, 6, 5), torch.randn(32, 3))
+    run_of(folder, net)
+    assert main(["export", "--run", "runs/own", "-c", spec(folder), "--format", "torch"]) == 0, capsys.readouterr().err
+    told = {"mtrain.json": ""}
+    program = torch.export.load("own.pt2", extra_files=told).module()
+    assert json.loads(told["mtrain.json"]) == {"inputs": ["image", "more.0"], "outputs": ["scores", "best"]}
+    for size in (2, 5):
+        image, facts = torch.randn(size, 1, 6, 5), torch.randn(size, 3)
+        expected, _ = net.eval().predict({"image": image, "more": (facts, None), "label": None})
+        scores, best = program(image, facts)
+        torch.testing.assert_close(scores, expected["scores"])
+        assert best.tolist() == expected["best"].tolist()
+
+
 @pytest.mark.slow
 def test_the_module_of_a_script_is_called_with_the_first_part_of_a_batch(folder, capsys):
     net = classes()["Plain"]()
@@ -147,7 +164,7 @@ def test_a_model_whose_forward_is_the_loss_needs_predict(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--format", "torch"], "--format torch"),
+        (["--format", "paddle"], "--format paddle"),
         (["--format", "safetensors"], "--format safetensors"),
         (["--precision", "fp16"], "--precision fp16"),
         (["--form", "raw"], "--form raw"),

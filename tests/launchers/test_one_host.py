@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.backends._torch import forked, starter
+from mtrain.system import copied
 from mtrain.system.rank_starter import read_deaths
 
 COMMON = ["--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29500"]
@@ -126,7 +127,7 @@ def test_where_the_kernel_forbids_it_to_show_a_command_line_no_rank_is_a_copy(mo
     def refuse(line):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(forked, "_write_line", refuse)
+    monkeypatch.setattr(copied, "_write_line", refuse)
     assert forked.program("mtrain.rank.worker", WORKER[2:]) is None
 
 

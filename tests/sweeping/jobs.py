@@ -34,6 +34,7 @@ def sweep_request(folder: Path, **settings: Any) -> SweepRequest:
         "space": SPACE,
         "out": folder,
         "tell": lambda text: None,
+        "shares": False,
     }
     return SweepRequest(**{**said, **settings})
 

@@ -50,7 +50,10 @@ def wait_for(what: Callable[[], object], process: "subprocess.Popen[str]") -> No
 
 def commands(sweep: "subprocess.Popen[str]") -> list[psutil.Process]:
     """Return the commands of the trials that run now."""
-    return [child for child in psutil.Process(sweep.pid).children() if "train" in child.cmdline()]
+    below = psutil.Process(sweep.pid).children(
+        recursive=True
+    )  # they may be copies of a process that the sweep has started
+    return [child for child in below if "train" in child.cmdline()]
 
 
 LONGER = ("-o", "train.updates=600", "evaluate.every_updates=100", "checkpoint.every_updates=100")

@@ -90,6 +90,7 @@ def tree(state):
         else: module.register_buffer(leaf, tensor)
     root.register_buffer("scratch", torch.zeros(3), persistent=False)
     root.names, root.stride, root.yaml = {0: "person"}, torch.tensor([8.0, 16.0, 32.0]), {"nc": 80}
+    root.anchor_grid = [torch.ones(1, 3, 1, 1, 2).expand(1, 3, 4, 4, 2)]  # of YOLOv5's last layer, after an evaluation
     return root
 state = dict(np.load("state.npz"))
 model, ema = tree({n: a * 0 for n, a in state.items()}), tree(state)
@@ -133,6 +134,7 @@ def test_of_a_yolov5_checkpoint_the_averaged_weights_are_taken_and_it_is_said(by
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in golden.yolov5("n").items()}
     golden.equal(found.arrays, halved)
     assert found.description == "torch, a checkpoint, averaged weights (`ema`)"
+    assert found.labels == {"class_names": ["person"]}
 
 
 @needs("torch")

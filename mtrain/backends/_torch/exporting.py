@@ -1,8 +1,12 @@
 """Write a model as an ONNX graph or as a program of ``torch.export``, in evaluation mode."""
 
+import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import torch
@@ -13,6 +17,8 @@ from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.errors import MtrainError, SpecError, UsageError
 
+NAMES = "mtrain.json"
+"""Extra file of a program of ``torch.export``: the names of its ``inputs`` and ``outputs``, in order."""
 _EXAMPLES = 2
 """Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
 
@@ -23,12 +29,16 @@ class _Traced(nn.Module):
     def __init__(self, network: nn.Module, program: Program) -> None:
         super().__init__()
         self.network = network
+        self.program = program
         self.inputs = list(program.inputs)
         self.raw = program.raw
         self.names: list[str] = []
+        self.left_out: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        """Inputs that no output depends on. The network may still look for them in its batch, so they are zeros there."""
 
     def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
         batch = {given.key: _loaded(array, given) for given, array in zip(self.inputs, arrays, strict=True)}
+        batch |= {key: torch.zeros(shape, dtype=kind) for key, (shape, kind) in self.left_out.items()}
         outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)  # type: ignore[operator]
         self.names = list(outputs)
         return tuple(value.float() if value.dtype == torch.float16 else value for value in outputs.values())
@@ -55,15 +65,36 @@ def write(network: nn.Module, weights: Mapping[str, Array], program: Program) ->
     traced = _Traced(network, program).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's exporter about its own parts
-        exported = _exported(traced, program)
+        exported = _exported(traced)
         if program.format == "torch":
-            torch.export.save(exported, program.path)
+            exported = _without_unread(exported, traced)
+            named = {"inputs": [given.name or given.key for given in traced.inputs], "outputs": traced.names}
+            torch.export.save(exported, program.path, extra_files={NAMES: json.dumps(named)})
         else:
             _write_onnx(exported, program, names=traced.names)
     return traced.names
 
 
-def _exported(traced: _Traced, program: Program) -> Any:
+def _without_unread(exported: Any, traced: _Traced) -> Any:
+    """Return the program without the inputs that no output depends on: a batch of a user's own data holds targets too.
+
+    Raises:
+        SpecError: No input is left.
+    """
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    read = [bool(nodes[name].users) for name in exported.graph_signature.user_inputs]
+    if all(read):
+        return exported
+    if not any(read):
+        raise SpecError("the model's predictions depend on no array of a batch, so there is nothing to export")
+    examples = {given.key: _example(given, traced.program) for given in compress(traced.inputs, map(not_, read))}
+    traced.left_out = {key: (example.shape, example.dtype) for key, example in examples.items()}
+    traced.inputs = list(compress(traced.inputs, read))
+    return _exported(traced)
+
+
+def _exported(traced: _Traced) -> Any:
+    program = replace(traced.program, inputs=traced.inputs)
     examples = tuple(_example(given, program) for given in program.inputs)
     try:
         traced(*examples)  # notes the names of the outputs

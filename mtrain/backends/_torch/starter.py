@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int | None:
     is_script = SCRIPT_MODE in itertools.pairwise(options.command)
     name, *words = options.command
     with ranks.handling_signals():
-        pays = options.module and (is_script or options.nproc_per_node > 1)
+        pays = options.module and (is_script or options.nproc_per_node > 1 or "torch" in sys.modules)
         program = forked.program(name, words) if pays else None
         if program is None and is_script and not ranks.end_requested:
             return None

@@ -2,35 +2,46 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.record_files import write_json
+from mtrain.deploy.export import openvino_ir
 from mtrain.deploy.export.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain.deploy.export.request import ExportRequest
 from mtrain.deploy.export.suppression import settings_of
 from mtrain.deploy.exported.metadata import SUPPRESSED
-from mtrain.deploy.exported.model import is_exported
+from mtrain.deploy.exported.model import is_exported, spec_with
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
-from mtrain.spec.disclosure import shortened
+from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
+from mtrain.weights.described import Description, asked_or_said
+from mtrain.weights.names import COUNTER
 from mtrain.weights.own import own_kind_of, refuse_own
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source
 
-SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2", "paddle": "", "safetensors": ".safetensors"}
+SUFFIXES: dict[str, str] = {
+    "onnx": ".onnx",
+    "openvino": ".xml",
+    "torch": ".pt2",
+    "paddle": "",
+    "safetensors": ".safetensors",
+}
 """Ending of each format's file. Paddle writes several files, which share the name."""
 PADDLE_FILES = (".json", ".pdmodel", ".pdiparams")
 """Endings that Paddle adds; which of the first two depends on its version."""
-FRAMEWORK_OF: dict[str, str] = {"onnx": "torch", "torch": "torch", "paddle": "paddle"}
+FRAMEWORK_OF: dict[str, str] = {"onnx": "torch", "openvino": "torch", "torch": "torch", "paddle": "paddle"}
 """The framework that writes each format."""
+GRAPHS = ("onnx", "openvino")
+"""Formats of which a rank writes an ONNX graph, which is completed here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,27 +74,31 @@ def export(request: ExportRequest) -> Exported:
         _check_own(request, request.spec.read(config))
     if is_exported(weights):
         raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
-    if not weights.is_dir() and not loaded.spec.data.names and not is_reference(loaded.spec.model.name):
-        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    names: list[str] = []
+    if not weights.is_dir() and not is_reference(loaded.spec.model.name):
+        names = asked_or_said(weights, loaded.spec.data.names)
     out = request.out or Path(_name_of(weights) + SUFFIXES[request.format])
     _check_target(out, request)
     if request.format == "safetensors":
-        return _arrays_written(loaded, weights, out)
+        return _arrays_written(loaded, weights, out, names=names)
     if not is_reference(loaded.spec.model.name):
-        _check_model(loaded, weights, request)
+        _check_model(loaded, weights, request, names=names)
     with _work_folder(out) as folder:
-        made = folder / f"program{SUFFIXES[request.format]}"
-        write_json(folder / REQUEST, _rank_request(request, loaded, made, weights))
+        is_graph = request.format in GRAPHS
+        made = folder / f"program{SUFFIXES['onnx' if is_graph else request.format]}"
+        write_json(folder / REQUEST, {**_rank_request(request, loaded, made, weights), "class_names": names})
         where = start.Where(run_dir=folder, checkpoint=weights.absolute())
         code = start.run_job(loaded, where, mode="export", quiet=True).code
         if code != 0:
             return Exported(code=code)
         facts = parse_json((folder / FACTS).read_bytes())
-        if request.format == "onnx":
+        if is_graph:
             from mtrain.deploy.export.onnx_file import finish
 
             metadata = finish(made, request=request, facts=facts, loaded=loaded, weights=weights)
             facts = {**facts, "outputs": list(metadata.outputs)}
+        if request.format == "openvino":
+            made = openvino_ir.convert(made, made.with_suffix(".xml"), metadata)
         files = _moved(made, out)
     if (request.format, request.form) == ("paddle", "nms"):
         config = infer_config(loaded, facts, dynamic_size=request.dynamic_size)
@@ -99,9 +114,13 @@ def _check(request: ExportRequest) -> None:
     """
     if request.form != "decoded" and request.format == "safetensors":
         raise UsageError(f"--form {request.form}: safetensors holds weights only; leave --form out")
-    if request.form in SUPPRESSED and request.format != "onnx" and (request.format, request.form) != ("paddle", "nms"):
+    if (
+        request.form in SUPPRESSED
+        and request.format not in GRAPHS
+        and (request.format, request.form) != ("paddle", "nms")
+    ):
         raise UsageError(
-            f"--form {request.form}: is for --format onnx; {request.format} programs have --form decoded or raw"
+            f"--form {request.form}: is for --format {' and '.join(GRAPHS)}; {request.format} programs have --form decoded or raw"
         )
     if request.suppression and request.form not in SUPPRESSED:
         raise UsageError(
@@ -111,17 +130,19 @@ def _check(request: ExportRequest) -> None:
         if given and request.format == "safetensors":
             raise UsageError(f"{flag}: is for programs; safetensors holds weights only; leave the flag out")
     if request.precision == "fp16" and request.format in ("safetensors", "paddle"):
-        raise UsageError(f"--precision fp16: is for --format onnx and torch, not for {request.format}")
+        raise UsageError(f"--precision fp16: is for --format onnx, openvino and torch, not for {request.format}")
     if request.dynamic_size and request.format == "safetensors":
         raise UsageError("--dynamic-size: is for programs; safetensors holds weights only; leave the flag out")
-    if request.opset is not None and request.format != "onnx":
-        raise UsageError(f"--opset: is for --format onnx, not for {request.format}")
-    if request.format == "onnx":
+    if request.opset is not None and request.format not in GRAPHS:
+        raise UsageError(f"--opset: is for --format {' and '.join(GRAPHS)}, not for {request.format}")
+    if request.format == "openvino":
+        openvino_ir.need_openvino()
+    if request.format in GRAPHS:
         try:
             import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
         except ImportError:
             raise UsageError(
-                "--format onnx needs the package onnx; install it with: pip install 'mtrain[export]'"
+                f"--format {request.format} needs the package onnx; install it with: pip install 'mtrain[export]'"
             ) from None
 
 
@@ -139,8 +160,10 @@ def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
             raise CheckpointError(f"export: no intact checkpoint in {weights}; give a run folder or a checkpoint")
         weights = best
     config = request.spec.config
-    if config is None:
-        config = start.resumed_config(None, request.run if request.weights and not weights.is_dir() else str(weights))
+    if config is None and request.weights and not weights.is_dir():
+        config = start.resumed_config(None, request.run) or spec_with(str(weights))
+    elif config is None:
+        config = start.resumed_config(None, str(weights))
     return weights, config
 
 
@@ -182,7 +205,7 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
             "weights in your code (`mtrain weights export RUN --to x.pdparams`), and call paddle.onnx.export or paddle.jit.save"
         )
     asked = {
-        f"--format {request.format}": request.format != "onnx",
+        f"--format {request.format}": request.format in ("paddle", "safetensors"),
         f"--form {request.form}": request.form != "decoded",
         f"--precision {request.precision}": request.precision != "fp32",
         "--dynamic-size": request.dynamic_size,
@@ -192,11 +215,12 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
     for flag, given in asked.items():
         if given:
             raise UsageError(
-                f"{flag}: an own model is exported as ONNX in fp32, with the outputs of its predict; leave the flag out"
+                f"{flag}: an own model is exported as ONNX, OpenVINO or a program of torch.export, in fp32, with the outputs of "
+                "its predict; leave the flag out"
             )
 
 
-def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> None:
+def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest, *, names: Sequence[str]) -> None:
     """Refuse, before a rank is started, what the model cannot do, and weights that are not its own.
 
     Raises:
@@ -211,14 +235,14 @@ def _check_model(loaded: "Loaded", weights: Path, request: ExportRequest) -> Non
                 "--form nms: Paddle suppresses boxes by class; give -o model.options.class_agnostic=false, or --format onnx"
             )
     if not weights.is_dir():
-        whole_weights(loaded.job, weights, classes=len(loaded.spec.data.names or []))
+        whole_weights(loaded.job, weights, classes=len(names))
 
 
 def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights: Path) -> dict[str, Any]:
     for_paddle_detection = (request.format, request.form) == ("paddle", "nms")
     plugin: Any = loaded.job.model
     return {
-        "format": request.format,
+        "format": "onnx" if request.format in GRAPHS else request.format,
         "path": str(made.absolute()),
         "raw": request.form == "raw",
         "half": request.precision == "fp16",
@@ -230,7 +254,6 @@ def _rank_request(request: ExportRequest, loaded: "Loaded", made: Path, weights:
         "suppression": settings_of({"options": plugin.options.model_dump()}, request.suppression)
         if for_paddle_detection
         else {},
-        "class_names": loaded.spec.data.names or [],
         "own": own_kind_of(weights),
     }
 
@@ -256,6 +279,8 @@ def _check_target(out: Path, request: ExportRequest) -> None:
     paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
     if (request.format, request.form) == ("paddle", "nms"):
         paths.append(out.with_name(INFER_CONFIG))
+    if request.format == "openvino":
+        paths.append(out.with_suffix(openvino_ir.WEIGHTS_SUFFIX))
     existing = next((path for path in paths if path.exists()), None)
     if out.is_dir():
         raise UsageError(f"-o {out}: is a folder; give the name of a file")
@@ -277,22 +302,31 @@ def _work_folder(out: Path) -> Iterator[Path]:
 
 def _moved(made: Path, out: Path) -> tuple[Path, ...]:
     """Move the files that were made to their place."""
-    files = []
-    for path in sorted(made.parent.glob(f"{made.name}*")):
-        target = out.with_name(out.name + path.name.removeprefix(made.name))
-        path.replace(target)
-        files.append(target)
-    return tuple(files)
+    targets = {
+        path: out.with_name(out.name + path.name.removeprefix(made.name)) for path in made.parent.glob(f"{made.name}*")
+    }
+    if made.suffix == SUFFIXES["openvino"]:
+        targets[made.with_suffix(openvino_ir.WEIGHTS_SUFFIX)] = out.with_suffix(openvino_ir.WEIGHTS_SUFFIX)
+    return tuple(path.replace(targets[path]) for path in sorted(targets))
 
 
-def _arrays_written(loaded: "Loaded", weights: Path, out: Path) -> Exported:
-    """Write the neutral weights alone, which needs no framework and no rank."""
+def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequence[str]) -> Exported:
+    """Write the neutral weights, with their classes and model in the header; this needs no framework and no rank.
+
+    BatchNorm's counters of batches are left out, because nothing that infers reads them.
+    """
     from safetensors.numpy import save_file
 
     from mtrain.core.checkpoint import store
 
-    extra = store.load(weights).meta["extra"] if weights.is_dir() else {}
-    names = extra.get("class_names") or loaded.spec.data.names or []
-    arrays = whole_weights(loaded.job, weights, classes=len(names))
-    save_file({name: array.copy() for name, array in arrays.items()}, out)
-    return Exported(code=0, files=(out,), facts={"outputs": [], "class_names": list(names), "arrays": len(arrays)})
+    labels = {"class_names": names, **(store.load(weights).meta["extra"] if weights.is_dir() else {})}
+    description = Description(
+        class_names=tuple(labels["class_names"]),
+        category_ids=tuple(labels.get("category_ids") or ()),
+        spec=needed_to_evaluate(loaded.spec),
+    )
+    state = whole_weights(loaded.job, weights, classes=len(description.class_names))
+    arrays = {name: array.copy() for name, array in state.items() if name.rpartition(".")[2] != COUNTER}
+    save_file(arrays, out, metadata=description.entries())
+    facts = {"outputs": [], "class_names": list(description.class_names), "arrays": len(arrays)}
+    return Exported(code=0, files=(out,), facts=facts)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from mtrain.deploy.exported.metadata import Form
 from mtrain.spec.request import SpecRequest
 
-ExportFormat: TypeAlias = Literal["onnx", "torch", "paddle", "safetensors"]
+ExportFormat: TypeAlias = Literal["onnx", "openvino", "torch", "paddle", "safetensors"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

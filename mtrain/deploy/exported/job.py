@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.deploy.exported.model import is_exported, read_metadata, spec_values
+from mtrain.deploy.exported.model import is_exported, read_metadata, spec_values, spec_with
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import start
 from mtrain.records.console import make_display
@@ -20,13 +20,15 @@ __all__ = ["config_of", "evaluate", "is_exported", "predict"]
 
 
 def config_of(config: "Source", weights: str | None) -> "Source":
-    """Return the spec to read: ``config``; without one, where ``weights`` is an exported model, the spec in that file.
+    """Return the spec to read: ``config``; without one, that in the file ``weights``: an exported model, or safetensors.
 
     Raises:
         CheckpointError: The file cannot be used.
     """
-    if config is not None or not is_exported(weights):
+    if config is not None:
         return config
+    if not is_exported(weights):
+        return spec_with(weights)
     return spec_values(read_metadata(str(weights)), name=str(weights))
 
 

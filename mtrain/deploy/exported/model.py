@@ -190,8 +190,31 @@ def spec_values(metadata: Metadata, *, name: str) -> dict[str, Any]:
     Raises:
         CheckpointError: The spec names code of a user's own, or is damaged.
     """
+    return carried_spec(metadata.spec, name=name)
+
+
+def spec_with(weights: str | None) -> dict[str, Any] | None:
+    """Return the spec that a file of weights carries, as values; None: it carries none.
+
+    Raises:
+        CheckpointError: The file cannot be read, or see ``spec_values``.
+    """
+    from mtrain.weights.reading import read
+
+    if weights is None or not Path(weights).is_file():
+        return None
+    spec = read(Path(weights)).spec
+    return carried_spec(spec, name=weights) if spec else None
+
+
+def carried_spec(spec: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """Return the part of a spec that a file carries as values that run no code; see ``spec_values``.
+
+    Raises:
+        CheckpointError: see ``spec_values``.
+    """
     left_out = {"plugins", "backend", "cluster", "launcher", "report", "checkpoint"}
-    values = {key: value for key, value in metadata.spec.items() if key not in left_out}
+    values = {key: value for key, value in spec.items() if key not in left_out}
     odd = [key for key in ("data", "model") if not isinstance(values.get(key) or {}, Mapping)]
     if odd:
         raise CheckpointError(f"{name}: its spec has no section {odd[0]} with settings; export the model again")

@@ -31,6 +31,8 @@ class SweepRequest:
     resume: bool = False
     max_failures: int = 3
     """So many failed trials in a row end the sweep."""
+    shares: bool = True
+    """Trials may be copies of one process that has imported what they need; see ``sharing``."""
     tell: Callable[[str], None] = print
     """Receives one line at a time about the progress."""
 

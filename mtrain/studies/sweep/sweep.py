@@ -21,8 +21,9 @@ from mtrain.studies.sweep.places import Place
 from mtrain.studies.sweep.proposals import judged, proposed
 from mtrain.studies.sweep.records import Records, Score, best
 from mtrain.studies.sweep.request import SweepRequest
+from mtrain.studies.sweep.sharing import Copies, copies_for
 from mtrain.studies.sweep.table import shown_params
-from mtrain.studies.sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob
+from mtrain.studies.sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob, caller_without_values
 from mtrain.system import placement, runfolder
 from mtrain.system.processes import Requests
 
@@ -92,7 +93,8 @@ def run(plan: SweepPlan) -> Verdict:
         journal = Journal(plan.folder, direction=plan.definition.direction)
         plan.request.tell(f"sweep folder: {plan.folder}")
         try:
-            verdict = _Sweep(plan, journal, requests).run()
+            with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
+                verdict = sweep.run()
             outputs.write(plan.folder, plan.definition, journal.trials())
         finally:
             journal.close()
@@ -112,6 +114,14 @@ class _Sweep:
         self._stopped = 0
         self._failures = 0
         self._last_reason = ""
+        self._copies: Copies | None = None
+        """The process of which trials are copies, from the first one on where there are several."""
+        self._may_share = plan.request.shares
+
+    def close(self) -> None:
+        """End the process of which trials were copies."""
+        if self._copies is not None:
+            self._copies.close()
 
     def run(self) -> Verdict:
         try:
@@ -174,7 +184,19 @@ class _Sweep:
         for folder in (place.spec.parent, place.log.parent, place.runs):
             make_folder(folder)
         write_text(place.spec, dumped(loaded.values))
-        return QueuedTrial(place, loaded) if self._plan.queued else LocalJob(place, gpus=gpus)
+        if self._plan.queued:
+            return QueuedTrial(place, loaded)
+        copies = self._shared()
+        return LocalJob(place, gpus=gpus) if copies is None else LocalJob(place, gpus=gpus, copies=copies)
+
+    def _shared(self) -> Copies | None:
+        """Return the process of which trials are copies; it is started when it is first needed."""
+        if self._may_share:
+            self._may_share = False
+            ended = sum(trial.state.is_finished() for trial in self._journal.trials())
+            if self._definition.trials - ended > 1:
+                self._copies = copies_for(self._plan, caller_without_values)
+        return self._copies if self._copies is not None and self._copies.is_ready else None
 
     # ------------------------------------------------------------------------------------------------ watching trials
     def _step(self, running: _Running) -> None:

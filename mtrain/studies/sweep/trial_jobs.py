@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from mtrain.jobs import submission
 from mtrain.spec.files import open_file
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.studies.sweep.places import Place
+from mtrain.studies.sweep.sharing import CopiedJob, Copies
 from mtrain.system import environment, processes
 from mtrain.system.devices import HIDING
 
@@ -59,17 +60,36 @@ class TrialJob(Protocol):
         ...
 
 
+class Process(Protocol):
+    """The part of a process that ``LocalJob`` needs."""
+
+    def poll(self) -> int | None: ...  # noqa: D102
+
+    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
+
+
 class LocalJob:
     """A command of this machine; it saves and ends when this process dies."""
 
-    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None) -> None:
-        """Start the command. ``gpus``: those that it may use, as ``CUDA_VISIBLE_DEVICES`` names them; None: all."""
+    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None, copies: Copies | None = None) -> None:
+        """Start the command.
+
+        Args:
+            place: The files of the trial.
+            gpus: Those that it may use, as ``CUDA_VISIBLE_DEVICES`` names them; None: all.
+            copies: A process of which the command becomes a copy; None: it is started anew.
+        """
         end_leftovers(place)
         self._log = place.log
         self._before = place.log.stat().st_size if place.log.exists() else 0
         argv = [sys.executable, "-m", "mtrain", "train", "-c", str(place.spec), "--resume", "if-any"]
-        variables = _without_values(environment.caller()) | ({} if gpus is None else {HIDING: ",".join(gpus)})
-        self._process = processes.start(argv, env=variables, log=place.log)
+        variables = caller_without_values() | ({} if gpus is None else {HIDING: ",".join(gpus)})
+        pid = None if copies is None else copies.start(argv, env=variables, log=place.log)
+        self._process: Process
+        if copies is None or pid is None:
+            self._process = processes.start(argv, env=variables, log=place.log)
+        else:
+            self._process = CopiedJob(copies, pid)
 
     def poll(self) -> Ended | None:
         """See ``TrialJob``."""
@@ -159,11 +179,11 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-def _without_values(environ: Mapping[str, str]) -> dict[str, str]:
+def caller_without_values() -> dict[str, str]:
     """Return the environment without values of a spec: the trial's spec has them, and they would replace its own."""
     return {
         name: value
-        for name, value in environ.items()
+        for name, value in environment.caller().items()
         if name not in FOREIGN and (not name.startswith(PREFIX) or name in RESERVED)
     }
 
