@@ -8,7 +8,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class RankJob:
     """Returns whether this rank was asked to end."""
     save_requested: SaveRequest
     """Returns whether this rank was asked to save and to go on."""
+    take_back: Callable[[], None] = field(default=lambda: None)
+    """Takes over the signals of this rank; a script that does not know mtrain has them to itself until then."""
     leave: Callable[[BaseException], None]
     """Records an error for the starter, see ``process.Leaving``."""
     display: Display | None = None
@@ -86,6 +88,7 @@ def running() -> Running:
 
 
 IMPORTS_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
+NAMES_MTRAIN = re.compile(r"\bmtrain\b")
 SETS_VARIABLES = re.compile(r"\b(?:environ|putenv)\b")
 
 
@@ -97,6 +100,15 @@ def allows_torch_ahead(script: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return bool(IMPORTS_TORCH.search(text)) and not SETS_VARIABLES.search(text)
+
+
+def knows_mtrain(script: Path) -> bool:
+    """Return whether ``script`` mentions mtrain, so that it may ask whether it is to end. An unreadable one is refused later."""
+    try:
+        with open_file(script) as file:
+            return bool(NAMES_MTRAIN.search(file.read().decode("utf-8", errors="replace")))
+    except OSError:
+        return True
 
 
 def import_ahead(backend: Backend) -> None:

@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from mtrain.core.interfaces.recipe import Recipe
 from mtrain.core.interfaces.session import RankSession
 
+NEUTRAL_FRAMEWORKS = ("torch", "paddle")
+"""Frameworks on which mtrain's layers and functions exist."""
+
 
 class Backend(Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
@@ -18,12 +21,13 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``.
+    that are not abstract: ``check``, ``before_script``.
     """
 
     Options: ClassVar[type[BaseModel]]
     framework: str
-    """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle"."""
+    """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle". On any other one, such as "tensorflow", it
+    has neither and starts scripts alone, which join the ranks themselves."""
     rendezvous: str
     """Name of the way in which its ranks find each other, one of those that its launcher ``provides``; "none": it has one
     rank."""
