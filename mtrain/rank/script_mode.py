@@ -11,10 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import mtrain
 from mtrain.core.interfaces import Backend
-from mtrain.errors import ScriptError, UsageError
+from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank.process import SaveRequest
 from mtrain.rank.records import log_to_stderr
 from mtrain.records.display import Display
@@ -44,6 +45,8 @@ class RankJob:
     """Takes over the signals of this rank; a script that does not know mtrain has them to itself until then."""
     leave: Callable[[BaseException], None]
     """Records an error for the starter, see ``process.Leaving``."""
+    at_end: list[Callable[[Literal["done", "interrupted", "failed"]], None]] = field(default_factory=list)
+    """Called when the script has ended, with the reason."""
     display: Display | None = None
     """Shows the records of this rank; None: the process that started the ranks does."""
     trial: Trial | None = None
@@ -134,6 +137,12 @@ def without_own_frames(error: BaseException) -> BaseException:
     return error if trace is None else error.with_traceback(trace)
 
 
+def _ended(job: RankJob, reason: Literal["done", "interrupted", "failed"]) -> None:
+    """Tell those who want to know that the script has ended."""
+    for call in job.at_end:
+        call(reason)
+
+
 def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: str | None) -> None:
     """Run ``script`` as the main program of this rank.
 
@@ -161,12 +170,19 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     sys.path.insert(0, str(script.parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
+        _ended(job, "done")
     except SystemExit as error:
         # A script may end with sys.exit(0); anything else is a failure of this rank.
+        _ended(job, "failed" if error.code not in (None, 0) else "done")
         if error.code not in (None, 0):
             raise
+    except Interrupted as error:
+        job.leave(error)
+        _ended(job, "interrupted")
+        raise
     except BaseException as error:
         job.leave(without_own_frames(error))  # before the frames of mtrain are added again
+        _ended(job, "failed")
         raise
     finally:
         RUNNING.reset(before)

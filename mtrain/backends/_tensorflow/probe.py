@@ -12,6 +12,11 @@ NEWEST = (2, 15)
 """Newest TensorFlow with which Horovod 0.28.1 trains: the variables of Keras 3, which comes with 2.16, have no ``ref``."""
 
 
+def device() -> str:
+    """Return the kind of device on which TensorFlow computes here, as records name it."""
+    return "cuda" if tf.config.list_physical_devices("GPU") else "cpu"
+
+
 def look() -> list[dict[str, Any]]:
     """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
     cuda = tf.sysconfig.get_build_info().get("cuda_version")

@@ -165,8 +165,21 @@ class Records:
         state = self._saved.meta["extra"].get("stream")
         return None if state is None else kept.from_plain(state, self._tensor)
 
-    def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
-        """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
+    def save(
+        self,
+        state: Any,
+        progress: Progress,
+        *,
+        score: float | None,
+        why: Why,
+        spec: Any,
+        stream: Any,
+        further: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint in the background.
+
+        ``stream``: state of the stream that is read, None where it has none. ``further``: plain values of the loop's own.
+        """
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         extra = {
             "kept": states,
@@ -174,6 +187,7 @@ class Records:
             "script": script_mark(),
             random_layers.KEY: self.shards,
             "results": {"best": self._best, "last": self._last},
+            **(further or {}),
         }
         content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
         names, self._names = self._names, []
