@@ -46,7 +46,7 @@ def main() -> None:
         checkpoint_dir=folder, hooks=hooks, save_checkpoint_steps=10, log_step_count_steps=None
     ) as session:
         # The broadcast hook has given all ranks the step of rank 0, from which the job goes on.
-        done = session.run_step_fn(lambda context: context.session.run(step))
+        done = session.run_step_fn(lambda step_context: step_context.session.run(step))
         while not session.should_stop():
             rows = np.arange(done * GLOBAL_BATCH, (done + 1) * GLOBAL_BATCH)[hvd.rank() :: hvd.size()] % SAMPLES
             final = session.run(after, {x: inputs[rows], y: targets[rows]})

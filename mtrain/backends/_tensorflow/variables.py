@@ -11,6 +11,8 @@ from mtrain.backends._tensorflow import internals
 from mtrain.core.interfaces import State
 from mtrain.errors import CheckpointError
 
+PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
 
 class Variables:
     """The variables of a model and of its optimizer, under the names that they have in checkpoints.
@@ -62,6 +64,11 @@ class Variables:
                 **{name: float(variable.numpy()) for name, variable in self._counters.items()},
             },
         )
+
+    def precision(self) -> str:
+        """Return the type of the weights, as specs name it."""
+        dtype = next(iter(self._weights.values())).dtype.name
+        return PRECISIONS.get(dtype, dtype)
 
     def restore(self, state: State) -> None:
         """Give the variables the values of a checkpoint.

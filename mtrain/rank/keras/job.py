@@ -33,6 +33,10 @@ class Variables(Protocol):
         """Return copies of all arrays."""
         ...
 
+    def precision(self) -> str:
+        """Return the type of the weights, as specs name it."""
+        ...
+
     def restore(self, state: State) -> None:
         """Give the variables the values of a checkpoint."""
         ...
@@ -110,11 +114,11 @@ class KerasJob:
             self._place = own["place"]
         self._records.announce(
             self._job.spec,
-            model="of the script",
+            model="Keras",
             samples=None,
             updates_per_epoch=updates_per_epoch,
             total_updates=total or 0,
-            fields={},
+            fields={"precision": variables.precision()},
         )
         self._updated_at = time.monotonic()
         return self._place
@@ -209,7 +213,9 @@ class KerasJob:
         self._is_over = True
         if self._variables is not None and reason == "done":
             self.finished()
-        self._records.end(reason, self.progress, spec=self._job.spec, total_updates=self._total, stepped=None, measured=None)
+        self._records.end(
+            reason, self.progress, spec=self._job.spec, total_updates=self._total, stepped=None, measured=None
+        )
 
     def _end_alone(self) -> None:
         """End the job of plain Python."""
@@ -223,4 +229,3 @@ def rest(of: Iterator[Any], done: int) -> Iterator[Any]:
     for _ in range(done):
         next(of, None)
     return of
-
