@@ -90,7 +90,7 @@ class Connection:
 
     def actions(self) -> dict[str, Callable[[ModuleType], None]]:
         """Return what is done after the import of each module."""
-        return {"torch": self._torch, "deepspeed.runtime.engine": self._deepspeed}
+        return {"torch": self._torch, "deepspeed.runtime.engine": self._deepspeed, "tensorflow": self._tensorflow}
 
     def begin(self) -> None:
         """Connect to what is imported, and wait for the rest."""
@@ -104,6 +104,12 @@ class Connection:
         from mtrain_trace import torch_hooks
 
         self._listener = torch_hooks.install(self.recorder)
+
+    def _tensorflow(self, _: ModuleType) -> None:
+        from mtrain_trace import tensorflow_hooks
+
+        if "torch" not in sys.modules:  # a script of torch may import TensorFlow for its data or its boards
+            tensorflow_hooks.install(self.recorder)
 
     def _deepspeed(self, module: ModuleType) -> None:
         from mtrain_trace import torch_deepspeed
