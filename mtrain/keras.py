@@ -26,7 +26,7 @@ from mtrain.rank.keras.job import KerasJob, rest
 __all__ = ["Attached", "Callback", "attach"]
 
 
-def Callback() -> Any:  # noqa: N802 - scripts read it as the class of Keras that it makes
+def Callback() -> Any:
     """Return a callback of Keras for ``model.fit``; every rank must give one, behind those that average metrics.
 
     It writes the running means that Keras shows to ``metrics.jsonl`` and all reporters, saves as the section ``checkpoint`` of

@@ -25,7 +25,7 @@ def lines(comparison: Comparison) -> list[str]:
     """Return the comparison as text for a terminal or a log."""
     a, b = comparison.a, comparison.b
     found = [f"A {_describe(a)}", f"B {_describe(b)}", *(f"note: {remark}" for remark in comparison.remarks), ""]
-    found += [*parting(comparison), *among_ranks(comparison), "", *_table(comparison)]
+    found += [*among_ranks(comparison), *parting(comparison), "", *_table(comparison)]
     if len(a.updates) != len(b.updates):
         found.append(f"A has {len(a.updates)} updates, B {len(b.updates)}; the first {comparison.updates} are compared")
     return found

@@ -18,7 +18,7 @@ def main() -> None:
     optimizer = tf.optimizers.Adam(0.001)
 
     @tf.function
-    def training_step(images: tf.Tensor, labels: tf.Tensor, first_batch: bool) -> tf.Tensor:
+    def training_step(images: tf.Tensor, labels: tf.Tensor, *, first_batch: bool) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, model(images, training=True))
         tape = hvd.DistributedGradientTape(tape)
@@ -30,7 +30,7 @@ def main() -> None:
         return loss
 
     for batch, (images, labels) in enumerate(data.take(common.EPOCHS * common.STEPS)):
-        loss = training_step(images, labels, batch == 0)
+        loss = training_step(images, labels, first_batch=batch == 0)
         if batch % 10 == 0 and hvd.rank() == 0:
             print(f"step {batch}, loss {float(loss):.6f}")
     if hvd.rank() == 0:

@@ -20,7 +20,7 @@ def main() -> None:
     optimizer = tf.optimizers.Adam(0.001)
 
     @tf.function
-    def training_step(images: tf.Tensor, labels: tf.Tensor, first_batch: bool) -> tf.Tensor:
+    def training_step(images: tf.Tensor, labels: tf.Tensor, *, first_batch: bool) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, model(images, training=True))
         tape = hvd.DistributedGradientTape(tape)
@@ -34,7 +34,7 @@ def main() -> None:
     updates = common.EPOCHS * common.STEPS
     training = mtrain.keras.attach(model, optimizer, updates=updates, updates_per_epoch=common.STEPS)
     for images, labels in training.batches(data):
-        loss = training_step(images, labels, training.update == 0)
+        loss = training_step(images, labels, first_batch=training.update == 0)
         training.step(loss=loss)
     if hvd.rank() == 0:
         common.save(model, "weights.npz")

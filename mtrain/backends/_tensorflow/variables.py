@@ -84,7 +84,7 @@ class Variables:
 
     def random_state(self) -> dict[str, Any]:
         """Return the states of the random numbers of this rank, as plain values."""
-        kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - the one that scripts use
+        kind, keys, *rest = np.random.get_state()
         version, words, gauss = random.getstate()
         layers = [] if self._model is None else [state.numpy().tolist() for state in internals.generators(self._model)]
         return {
@@ -97,7 +97,7 @@ class Variables:
     def restore_random_state(self, saved: Mapping[str, Any]) -> None:
         """Set the random numbers of this rank to a state that ``random_state`` has returned."""
         kind, keys, *rest = saved["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
         version, words, gauss = saved["python"]
         random.setstate((version, tuple(words), gauss))
         tf.random.get_global_generator().state.assign(saved["tensorflow"])

@@ -202,9 +202,8 @@ class KerasJob:
         self._saved_at, self._last_saved = time.monotonic(), self.progress.update
         own = {"place": dict(self._place), "random": self._collective.all_gather(self._variables.random_state())}
         state = self._variables.state(updates=self.progress.update) if self._collective.rank == 0 else State()
-        self._records.save(
-            state, self.progress, score=None, why=why, spec=self._job.spec, stream=None, further={KEY: own}
-        )
+        self._records.further = {KEY: own}
+        self._records.save(state, self.progress, score=None, why=why, spec=self._job.spec, stream=None)
 
     def end(self, reason: Literal["done", "interrupted", "failed"]) -> None:
         """Write the last checkpoint, unless the script has failed, and the summary; can be called twice."""
