@@ -186,6 +186,10 @@ class Hooks:
         ]
         dropouts = [layer for layer in layers if "Dropout" in type(layer).__name__ and getattr(layer, "rate", 0)]
         self._states = states if dropouts else []
+        generators = [getattr(layer, "_random_generator", None) for layer in dropouts]
+        seeds = [getattr(generator, "_seed", None) for generator in generators]
+        if dropouts and not states and None not in seeds:  # the operations of dropout count from these seeds
+            self._listener.seeds = repr(seeds)
         return {
             "framework": "tensorflow",
             "tensorflow": tf.__version__,

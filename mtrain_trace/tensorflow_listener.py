@@ -27,6 +27,8 @@ class TensorflowListener:
         self._updates: dict[int, int] = {}
         self._open: dict[int, dict[str, Any]] = {}
         self._last: dict[int, int] = {}
+        self.seeds = ""
+        """Seeds of the operations from which dropout draws, where no variables have their states."""
 
     def see_samples(self, *arrays: Any) -> None:
         """Note the samples of a pass: rows of the first array, and of others with as many."""
@@ -80,13 +82,18 @@ class TensorflowListener:
             "optimizer": number,
             "rates": [options],
             "steps": steps,
-            "rng": _joined(states) if states and self._out.is_detailed(update) else None,
+            "rng": self._random(states) if self._out.is_detailed(update) else None,
             "weights_changed_outside": number in self._last and self._last[number] != _digest(begin),
             "skipped": False,
             "micro_batches": [micro],
             "clip": None,
             "parts": {"gradients": _measured(names, gradients)} if self._out.is_full(update) else {},
         }
+
+    def _random(self, states: list[Any]) -> str | None:
+        if states:
+            return _joined(states)
+        return hashlib.blake2b(self.seeds.encode(), digest_size=6).hexdigest() if self.seeds else None
 
     def after_step(self, number: int, names: list[str], weights: list[Any], moments: dict[str, Any]) -> None:
         """Write the update with the weights and moments that it has left."""

@@ -6,9 +6,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples/ports/horovod_keras"))
 sys.argv.append("--fp64")
 
-import common
-import horovod.tensorflow.keras as hvd
-import tensorflow as tf
+import common  # noqa: E402
+import horovod.tensorflow.keras as hvd  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 FAULT = sys.argv[1]
 hvd.init()
@@ -49,7 +49,7 @@ def fit():
     if FAULT != "metric_not_averaged":
         callbacks.append(hvd.callbacks.MetricAverageCallback())
     if RANK == 0 or FAULT == "saved_on_all":
-        callbacks.append(tf.keras.callbacks.ModelCheckpoint("saved-{epoch}.h5"))
+        callbacks.append(tf.keras.callbacks.ModelCheckpoint("saved-{epoch}", save_weights_only=True))
     network.fit(data, steps_per_epoch=steps, epochs=1, callbacks=callbacks, verbose=0)
 
 

@@ -16,7 +16,7 @@ NAMED = {
     "tape_not_wrapped": "they are not exchanged",
     "averaged_twice": "averaged twice, or divided by the ranks besides",
     "steps_not_divided": "the steps of an epoch are not divided by the number of ranks",
-    "saved_on_all": "2 ranks write saved-1.h5",
+    "saved_on_all": "2 ranks write saved-1",
     "same_dropout": "all ranks draw the same random numbers",
     "metric_not_averaged": "they are not averaged over the ranks (hvd.callbacks.MetricAverageCallback)",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mtrain_trace.command
 import mtrain_trace.comparing
+import mtrain_trace.rank_checks
 import mtrain_trace.reading
 import mtrain_trace.running
 import mtrain_trace.wording
@@ -86,4 +87,15 @@ def _run(request: RanksRequest, number: int, trace: Path) -> None:
     except mtrain_trace.reading.TraceError as error:
         raise UsageError(str(error)) from error
     if status:
-        raise UsageError(f"{request.script}: the job of {number} ranks has ended with exit code {status}; see {log}")
+        told = "".join(f"; {words}" for words in _findings(trace))
+        raise UsageError(
+            f"{request.script}: the job of {number} ranks has ended with exit code {status}; see {log}{told}"
+        )
+
+
+def _findings(trace: Path) -> list[str]:
+    """Return what is wrong among the ranks of a job that has failed, as far as its trace goes."""
+    try:
+        return mtrain_trace.rank_checks.findings(mtrain_trace.reading.read(trace))
+    except mtrain_trace.reading.TraceError:
+        return []
