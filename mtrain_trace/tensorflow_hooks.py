@@ -184,12 +184,13 @@ class Hooks:
             for layer in layers
             if getattr(getattr(layer, "_random_generator", None), "_generator", None) is not None
         ]
-        dropouts = [layer for layer in layers if "Dropout" in type(layer).__name__ and getattr(layer, "rate", 0)]
+        dropouts = [layer for layer in layers if "Dropout" in type(layer).__name__ and getattr(layer, "rate", False)]
         self._states = states if dropouts else []
         generators = [getattr(layer, "_random_generator", None) for layer in dropouts]
         seeds = [getattr(generator, "_seed", None) for generator in generators]
-        if dropouts and not states and None not in seeds:  # the operations of dropout count from these seeds
-            self._listener.seeds = repr(seeds)
+        of_all, _ = tf.compat.v1.get_seed(1)
+        if dropouts and not states and of_all is not None:  # the operations of dropout count from these seeds
+            self._listener.seeds = repr((of_all, seeds))
         return {
             "framework": "tensorflow",
             "tensorflow": tf.__version__,

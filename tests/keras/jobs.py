@@ -66,10 +66,10 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
 def started(here: Path, script: Path, ranks: int, *words: str, until: str) -> "subprocess.Popen[str]":
     """Start a job, and return once a file matches the pattern ``until``."""
     here.mkdir(parents=True, exist_ok=True)
-    log = (here / "first.log").open("w")
-    job = subprocess.Popen(
-        command(script, ranks, *words), cwd=here, env=environment(), stdout=log, stderr=log, text=True
-    )
+    with (here / "first.log").open("w") as log:
+        job = subprocess.Popen(
+            command(script, ranks, *words), cwd=here, env=environment(), stdout=log, stderr=log, text=True
+        )
     deadline = time.monotonic() + 240
     while not list(here.glob(until)):
         assert job.poll() is None, (here / "first.log").read_text()
