@@ -50,6 +50,14 @@ $(VENV)-paddle2/.installed: pyproject.toml constraints.txt
 	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev,vision,report,tensorboard]' 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
+# TensorFlow, Horovod for it, and what a rank of mtrain needs: an older numpy, and no torch.
+$(VENV)-tf/.installed: pyproject.toml mtrain/backends/_horovod/build.sh
+	@echo "installing TensorFlow into $(VENV)-tf, and building Horovod for it: 3 to 5 minutes"
+	@test -x $(VENV)-tf/bin/python || scripts/quietly scripts/make-venv $(VENV)-tf
+	@scripts/quietly $(VENV)-tf/bin/python -m pip install -e '.[tensorflow]' scikit-learn
+	@scripts/build-horovod $(VENV)-tf/bin/python tensorflow
+	@touch $@
+
 # A client and a server of S3. Their library wants an older python-dateutil than the client of Kubernetes, so they have an
 # environment of their own, in which all packages of the first one are visible behind its own.
 $(VENV)-s3/.installed: pyproject.toml $(VENV)/.installed-dev
@@ -70,13 +78,13 @@ slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine;
 
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
-test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## the tests, without the slow ones
+test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 	$(MAKE) --no-print-directory test-s3
 
-test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-s3/.installed  ## all tests
+test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed  ## all tests
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
@@ -156,4 +164,4 @@ ends:      ## the oldest and the newest versions of what mtrain needs, each in a
 	scripts/ends
 
 clean:     ## remove the environment and caches; run folders stay
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-s3 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-paddle2 $(VENV)-tf $(VENV)-s3 $(VENV)-bench $(VENV)-oldest $(VENV)-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -146,13 +146,25 @@ def _sizes(comparison: Comparison, ours: Update, theirs: Update, count_a: int, c
     if math.isclose(factor, b.ranks / a.ranks):
         return [
             f"{words}: the batch size is per rank, and B has {b.ranks} rank(s) where A has {a.ranks}; divide it, or scale the "
-            "learning rate on purpose"
+            f"learning rate on purpose{_is_scaled(ours, theirs, factor)}"
         ]
     if math.isclose(factor, theirs.micro_batches / ours.micro_batches):
         return [
             f"{words}: B accumulates {theirs.micro_batches} micro batches, A {ours.micro_batches}, of the same size"
         ]
     return [f"{words}: the batch sizes differ"]
+
+
+def _is_scaled(ours: Update, theirs: Update, factor: float) -> str:
+    """Say whether the learning rate has grown with the batch; empty where it is not known."""
+    mine, other = (update.rates[0].get("lr") if update.rates else None for update in (ours, theirs))
+    if not isinstance(mine, (int, float)) or not isinstance(other, (int, float)) or not mine:
+        return ""
+    if math.isclose(other / mine, factor, rel_tol=1e-5):
+        return f": it is {other:g} in place of {mine:g}, scaled as the batch is"
+    if math.isclose(other, mine, rel_tol=1e-5):
+        return f": it is {mine:g} in both, not scaled"
+    return ""
 
 
 def _targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
@@ -261,8 +273,8 @@ def _gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Up
         if update.ranks_agree.get("gradients") is False:
             sentences.append(
                 f"the ranks of {side} do not have the same gradients when the optimizer uses them: they are not exchanged "
-                "(no_sync around the last micro batch, a model that is not wrapped, parameters that DDP does not know), or they are "
-                "clipped or scaled on each rank before the exchange"
+                "(no_sync around the last micro batch, a model, tape or optimizer that is not wrapped, parameters that DDP does not know), "
+                "or they are clipped or scaled on each rank before the exchange"
             )
     if sentences:
         return sentences

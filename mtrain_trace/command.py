@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain_trace import bisecting, causes, comparing, reading, running, wording
+from mtrain_trace import bisecting, causes, comparing, rank_checks, reading, running, wording
 
 SAME, DIFFERENT, WRONG_USE = 0, 1, 2
 
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     traces = sorted(options.out.glob("rank-*")) if options.out.exists() else []
     if not traces:
         print(
-            f"mtrain-trace: nothing was recorded: no process took a step of a torch optimizer (exit code {status})",
+            f"mtrain-trace: nothing was recorded: no process took a step of an optimizer of torch or Keras (exit code {status})",
             file=sys.stderr,
         )
         return status or WRONG_USE
@@ -124,6 +124,10 @@ def compare_folders(
         traces = reading.read(a, optimizer=number), reading.read(b, optimizer=number)
         result = comparing.compare(*traces, calibration=nudged)
         result.sentences = causes.explain(result)
+        known = {*rank_checks.findings(traces[0])}
+        result.findings = [words for words in rank_checks.findings(traces[1]) if words not in known]
+        if result.parting is None:
+            result.findings += rank_checks.length(*traces)
         results.append(result)
     return results
 
@@ -135,7 +139,10 @@ def _compare(options: argparse.Namespace) -> int:
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
     else:
         print("\n".join(wording.text(results)))
-    parted = any(result.parting is not None or (options.bits and result.verdict != "same bits") for result in results)
+    parted = any(
+        result.parting is not None or result.findings or (options.bits and result.verdict != "same bits")
+        for result in results
+    )
     return DIFFERENT if parted else SAME
 
 

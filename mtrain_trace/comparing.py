@@ -57,6 +57,8 @@ class Comparison:
     sentences: list[str] = field(default_factory=list)
     """The likely cause and the remedy."""
     remarks: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    """What is wrong among the ranks of B, whether or not it has parted the trainings."""
 
     @property
     def verdict(self) -> str:

@@ -94,6 +94,7 @@ class Connection:
             "torch": self._torch,
             "torch._dynamo": self._dynamo,
             "deepspeed.runtime.engine": self._deepspeed,
+            "tensorflow": self._tensorflow,
         }
 
     def begin(self) -> None:
@@ -113,6 +114,12 @@ class Connection:
         from mtrain_trace import torch_hooks
 
         torch_hooks.keep_from(module)
+
+    def _tensorflow(self, _: ModuleType) -> None:
+        from mtrain_trace import tensorflow_hooks
+
+        if "torch" not in sys.modules:  # a script of torch may import TensorFlow for its data or its boards
+            tensorflow_hooks.install(self.recorder)
 
     def _deepspeed(self, module: ModuleType) -> None:
         from mtrain_trace import torch_deepspeed

@@ -25,7 +25,7 @@ def lines(comparison: Comparison) -> list[str]:
     """Return the comparison as text for a terminal or a log."""
     a, b = comparison.a, comparison.b
     found = [f"A {_describe(a)}", f"B {_describe(b)}", *(f"note: {remark}" for remark in comparison.remarks), ""]
-    found += [*parting(comparison), "", *_table(comparison)]
+    found += [*among_ranks(comparison), *parting(comparison), "", *_table(comparison)]
     if len(a.updates) != len(b.updates):
         found.append(f"A has {len(a.updates)} updates, B {len(b.updates)}; the first {comparison.updates} are compared")
     return found
@@ -47,6 +47,11 @@ def parting(comparison: Comparison) -> list[str]:
     return found
 
 
+def among_ranks(comparison: Comparison) -> list[str]:
+    """Return what is wrong among the ranks of B."""
+    return [f"RANKS OF B: {_capital(words)}." for words in comparison.findings]
+
+
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as a value for JSON."""
     parting = comparison.parting
@@ -66,6 +71,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         },
         "differences": {what: [_number(value) for value in curve] for what, curve in comparison.curves.items()},
         "remarks": comparison.remarks,
+        "findings": comparison.findings,
     }
 
 
@@ -80,7 +86,7 @@ def _describe(trace: Trace) -> str:
         f"{trace.ranks} rank{'s' if trace.ranks > 1 else ''}",
         f"{trace.samples_per_update} samples an update" if trace.samples_per_update else "samples not seen",
         f"{described['rule']}",
-        f"torch {first.get('torch', '?')}",
+        f"{first.get('framework', 'torch')} {first.get(first.get('framework', 'torch'), '?')}",
     ]
     if trace.updates and trace.updates[0].micro_batches > 1:
         parts.insert(2, f"{trace.updates[0].micro_batches} micro batches")

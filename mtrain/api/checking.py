@@ -27,7 +27,13 @@ def check(request: DoctorRequest, *, stream: IO[str] | None = None) -> Checkup:
     return examine(request, report=report)
 
 
-def build_horovod() -> int:
-    """Run the build script of mtrain for the interpreter that runs mtrain; return the script's exit code."""
+def build_horovod(python: str | None = None, frameworks: str | None = None) -> int:
+    """Run the build script of mtrain; return the script's exit code.
+
+    Args:
+        python: the interpreter for which Horovod is built; None: the one that runs mtrain.
+        frameworks: ``torch``, ``tensorflow``, or both with a comma; None: the script chooses.
+    """
     script = Path(mtrain.__file__).parent / "backends" / "_horovod" / "build.sh"
-    return subprocess.run(["bash", str(script), sys.executable], check=False).returncode  # noqa: S603, S607 - ours
+    words = [python or sys.executable, *([] if frameworks is None else [frameworks])]
+    return subprocess.run(["bash", str(script), *words], check=False).returncode  # noqa: S603, S607 - ours

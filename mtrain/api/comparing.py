@@ -8,13 +8,14 @@ import mtrain_trace.command
 import mtrain_trace.reading
 import mtrain_trace.wording
 from mtrain.errors import UsageError
-from mtrain.studies.compare import jobs
+from mtrain.studies.compare import jobs, over_ranks
+from mtrain.studies.compare.over_ranks import RanksRequest, RanksResult
 from mtrain.studies.compare.request import CompareRequest
 from mtrain.studies.compare.results import Comparison
 from mtrain.studies.compare.tables import Table, agreement, speeds
 from mtrain.studies.compare.wording import Sentence, headline, summary
 
-__all__ = ["CompareRequest", "Compared", "compare", "compare_traces"]
+__all__ = ["CompareRequest", "Compared", "RanksRequest", "RanksResult", "compare", "compare_ranks", "compare_traces"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,15 @@ def compare(request: CompareRequest) -> Compared:
     comparison = jobs.compare(request)
     numbers, page = jobs.write(comparison, request.folder)
     return Compared(comparison=comparison, numbers=numbers, page=page)
+
+
+def compare_ranks(request: RanksRequest) -> Sequence[RanksResult]:
+    """Run a script on several numbers of ranks, and compare each with the first one.
+
+    Raises:
+        UsageError: a job has failed, or left no trace.
+    """
+    return over_ranks.compare(request)
 
 
 def compare_traces(a: Path, b: Path) -> tuple[Sequence[str], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
-from mtrain.errors import SpecError
+from mtrain.errors import LaunchError, SpecError
 
 if TYPE_CHECKING:
     from mtrain.backends._horovod.engine import HorovodEngine
@@ -28,6 +29,11 @@ class Horovod(TorchBackend):
     class Options(TorchOptions):
         """Options of backend ``horovod``."""
 
+        framework: Literal["torch", "tensorflow"] = Field(
+            "torch",
+            description="with tensorflow, `mtrain run` starts a script of Horovod's own form; a script that imports TensorFlow and "
+            "not torch sets it",
+        )
         compression: Literal["none", "fp16"] = Field(
             "none",
             description="how gradients are sent (Horovod 0.28 knows no bfloat16); fp16 rounds them and changes the bits of the "
@@ -63,6 +69,7 @@ class Horovod(TorchBackend):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.framework = options.framework
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
@@ -71,6 +78,11 @@ class Horovod(TorchBackend):
 
     @override
     def __enter__(self) -> HorovodEngine:
+        if self.framework != "torch":
+            raise LaunchError(
+                f"backend.options.framework: {self.framework} given, whose scripts train with Horovod themselves; use "
+                "mtrain.keras in the place of mtrain.session, or take the framework torch"
+            )
         from mtrain.backends._horovod import library
         from mtrain.backends._torch import device
 
@@ -93,6 +105,17 @@ class Horovod(TorchBackend):
         import horovod.torch as hvd
 
         hvd.shutdown()
+
+    @override
+    def before_script(self) -> None:
+        """Set Horovod's own variables for the options that are about waiting, and not about how mtrain sends gradients.
+
+        A script that joins the ranks itself reads them. A variable that is set already is kept.
+        """
+        own = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_CACHE_CAPACITY")
+        for name, value in self._settings().items():
+            if name not in own:
+                os.environ.setdefault(name, value)
 
     def _settings(self) -> dict[str, str]:
         """Return the environment variables that configure Horovod."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mtrain.api.comparing import Compared
 
 PROFILES = ("bitwise", "float32", "loose")
+LENGTH = 50
+"""Updates of each job unless the command line says otherwise."""
 SCRIPT_ARGUMENTS = "mtrain.rank.script_arguments"
 """Key of the words after ``--`` in the context of the command."""
 
@@ -45,10 +47,13 @@ class CompareCommand(JobCommand):
     metavar="A,B:OPTION=VALUE,...",
     help="The reference first. OPTION is one of the backend's, or a path of the spec: ddp,deepspeed:stage=3,solo:framework=paddle.",
 )
-@click.option("--updates", type=click.IntRange(min=1), default=50, show_default=True, help="Length of each job.")
 @click.option(
-    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Of backends that can have several."
+    "--updates", type=click.IntRange(min=1), help="Length of each job: 50; with several --ranks that of the script."
 )
+@click.option(
+    "--ranks", default="2", show_default=True, metavar="N[,N...]",
+    help="Of backends that can have several. With several numbers and --script: run any script on each, and compare them.",
+)  # fmt: skip
 @click.option(
     "--profile",
     type=click.Choice(PROFILES),
@@ -83,6 +88,9 @@ def compare(context: click.Context, /, **params: Any) -> None:
     traces = params.pop("traces")
     if traces:
         context.exit(show_traces(traces, backends=params["backends"]))
+    ranks = _numbers(params["ranks"])
+    if len(ranks) > 1:
+        context.exit(show_ranks(ranks, params, context.meta[SCRIPT_ARGUMENTS]))
     if params["backends"] is None:
         raise click.UsageError("--backends is missing; or give two folders of `mtrain-trace run`")
     arguments = context.meta[SCRIPT_ARGUMENTS]
@@ -90,11 +98,47 @@ def compare(context: click.Context, /, **params: Any) -> None:
         raise click.UsageError(
             f"-- {' '.join(arguments)}: arguments for a script, but no script; name it with --script FILE"
         )
+    params = {**params, "ranks": ranks[0], "updates": params["updates"] or LENGTH}
     request = comparing.CompareRequest(arguments=arguments, tell=lambda text: terminal.say(text, err=True), **params)
     result = comparing.compare(request)
     show(result)
     terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
     context.exit(0 if result.comparison.agree else 1)
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of ranks that ``--ranks`` lists."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise click.UsageError(f"--ranks {text}: expected a number from 1, or several with commas, such as 1,2,3")
+    return [int(word) for word in words]
+
+
+def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, ...]) -> int:
+    """Run a script on several numbers of ranks and print the comparisons; return 0 if all agree, else 1."""
+    from mtrain.api import comparing
+
+    if params["script"] is None:
+        raise click.UsageError(
+            f"--ranks {params['ranks']}: several numbers are for a script; name it with --script FILE"
+        )
+    backend = params["backends"] or "horovod"
+    if "," in backend or ":" in backend:
+        raise click.UsageError(f"--backends {backend}: expected one backend beside several numbers of ranks")
+    config = [] if params.get("config") is None else ["-c", str(params["config"])]
+    request = comparing.RanksRequest(
+        script=params["script"],
+        ranks=ranks,
+        words=[*config, "--backend", backend, *(word for text in params["overrides"] for word in ("-o", text))],
+        arguments=arguments,
+        updates=params["updates"],
+        folder=params["out"] or Path("runs/compare-ranks"),
+        tell=lambda text: terminal.say(text, err=True),
+    )
+    results = comparing.compare_ranks(request)
+    for result in results:
+        terminal.say("\n".join(["", f"{ranks[0]} and {result.ranks} ranks:", *result.text()]))
+    return 0 if all(result.agree for result in results) else 1
 
 
 def show_traces(traces: tuple[Path, ...], *, backends: str | None) -> int:

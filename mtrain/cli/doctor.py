@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="Leave out the all-reduce of each backend.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option(
-    "--build-horovod", is_flag=True, help="Build Horovod for this interpreter's torch and install it; checks nothing."
-)
+    "--build-horovod", is_flag=True,
+    help="Build Horovod for the torch or TensorFlow of the ranks' interpreter (backend.python) and install it; checks nothing.",
+)  # fmt: skip
+@click.option(
+    "--with", "frameworks", metavar="FRAMEWORKS",
+    help="With --build-horovod: torch, tensorflow, or torch,tensorflow; else torch where it is installed, else TensorFlow.",
+)  # fmt: skip
 @click.pass_context
 def doctor(context: click.Context, /, **params: Any) -> None:
     """Check this host and the hosts of --ips, and let each installed backend (or that of -b) add up numbers over its ranks.
@@ -31,9 +36,11 @@ def doctor(context: click.Context, /, **params: Any) -> None:
     """
     from mtrain.api import checking
 
+    if params["frameworks"] is not None and not params["build_horovod"]:
+        raise click.UsageError(f"--with {params['frameworks']}: given without --build-horovod, to which it belongs")
+    loaded = load_job(params)  # refuses flags that contradict each other
     if params["build_horovod"]:
-        context.exit(checking.build_horovod())
-    load_job(params)  # refuses flags that contradict each other
+        context.exit(checking.build_horovod(loaded.spec.backend.python, params["frameworks"]))
     request = checking.DoctorRequest(
         config=config_of(params),
         backend=params["backend"],

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs import job, start
 from mtrain.jobs.brief import PREFLIGHT_ONLY, TRIAL, Brief
@@ -127,7 +128,16 @@ class _Examination:
         self._report(this_host(environ))
         python = spec.backend.python or sys.executable
         cleaned = environment.cleaned(environ)
-        self._report(libraries(self._backends(), chosen=self._requested_backend(), python=python, environ=cleaned))
+        self._report(
+            libraries(
+                self._backends(),
+                chosen=self._requested_backend(),
+                python=python,
+                environ=cleaned,
+                of_scripts=self._frameworks_of_scripts(),
+                framework=self._loaded.job.backend.framework,
+            )
+        )
         registry = self._loaded.registry
         self._report(extras([entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]))
         if self._request.config is None and Path(config.HERE).is_file():
@@ -145,6 +155,18 @@ class _Examination:
         """Return all enabled backends, or the only one to check."""
         entries = self._loaded.registry.usable("backends")
         return [entry for entry in entries if self._request.backend in (None, entry.name)]
+
+    def _frameworks_of_scripts(self) -> dict[str, "Entry"]:
+        """Return the frameworks on which backends run scripts alone, see ``core.interfaces.Backend.framework``."""
+        found = {}
+        for entry in self._backends():
+            if entry.rivals:
+                continue
+            options = self._loaded.registry.load("backends", entry.name).Options
+            field = options.model_fields.get("framework")
+            choices = get_args(field.annotation) if field is not None else ()
+            found.update({name: entry for name in choices if name not in NEUTRAL_FRAMEWORKS})
+        return found
 
     def _spec(self) -> list[Finding]:
         """Return what keeps the spec from training here, in the words of ``mtrain train``."""

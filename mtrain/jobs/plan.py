@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core import meshes
-from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher, Recipe
+from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Cluster, Command, Host, HostedJob, Launcher, Recipe
 from mtrain.core.recipe import make_recipe
 from mtrain.core.schedule import total_updates
 from mtrain.errors import SpecError
@@ -165,6 +165,11 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         elastic.check_passes(recipe, size=size, model=loaded.script.path.name, spans_ranks=False)
         _check_script(spec)
     else:
+        if team.backend.framework not in NEUTRAL_FRAMEWORKS:
+            raise SpecError(
+                f"backend.options.framework: {team.backend.framework} given, on which mtrain has no models; it is for scripts of "
+                "your own: mtrain run --backend horovod SCRIPT"
+            )
         recipe = make_recipe(spec, size=size)
     if loaded.script is None and mode in ("train", "compare"):
         model = loaded.job.model_class if recipe.shards is not None else None

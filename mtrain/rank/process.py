@@ -91,6 +91,7 @@ class StopRequest:
         """The signal that was received; None: none."""
         self.save = SaveRequest()
         """The request to save and to go on, which has a signal of its own."""
+        self._is_left = False
 
     def __call__(self) -> bool:
         """Return whether a request was received."""
@@ -101,6 +102,27 @@ class StopRequest:
         self.save.listen()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._on_signal)
+
+    def leave_to_script(self) -> None:
+        """Let the signals act as in any program, for a script that never asks whether it is to end.
+
+        SIGTERM and SIGINT end it, and SIGUSR1, by which a whole job is asked to save, does nothing, until the script sets
+        handlers of its own.
+        """
+        self._is_left = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        if self.signal is not None:  # it came before the script had begun
+            os.kill(os.getpid(), self.signal)
+
+    def take_back(self) -> None:
+        """Take over the signals that were left to the script: it asks after all, from another file."""
+        if self._is_left:
+            self._is_left = False
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            self.listen()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

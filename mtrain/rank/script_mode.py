@@ -8,13 +8,14 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import mtrain
 from mtrain.core.interfaces import Backend
-from mtrain.errors import ScriptError, UsageError
+from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank.process import SaveRequest
 from mtrain.rank.records import log_to_stderr
 from mtrain.records.display import Display
@@ -40,8 +41,12 @@ class RankJob:
     """Returns whether this rank was asked to end."""
     save_requested: SaveRequest
     """Returns whether this rank was asked to save and to go on."""
+    take_back: Callable[[], None] = field(default=lambda: None)
+    """Takes over the signals of this rank; a script that does not know mtrain has them to itself until then."""
     leave: Callable[[BaseException], None]
     """Records an error for the starter, see ``process.Leaving``."""
+    at_end: list[Callable[[Literal["done", "interrupted", "failed"]], None]] = field(default_factory=list)
+    """Called when the script has ended, with the reason."""
     display: Display | None = None
     """Shows the records of this rank; None: the process that started the ranks does."""
     trial: Trial | None = None
@@ -86,6 +91,7 @@ def running() -> Running:
 
 
 IMPORTS_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
+NAMES_MTRAIN = re.compile(r"\bmtrain\b")
 SETS_VARIABLES = re.compile(r"\b(?:environ|putenv)\b")
 
 
@@ -97,6 +103,15 @@ def allows_torch_ahead(script: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return bool(IMPORTS_TORCH.search(text)) and not SETS_VARIABLES.search(text)
+
+
+def knows_mtrain(script: Path) -> bool:
+    """Return whether ``script`` mentions mtrain, so that it may ask whether it is to end. An unreadable one is refused later."""
+    try:
+        with open_file(script) as file:
+            return bool(NAMES_MTRAIN.search(file.read().decode("utf-8", errors="replace")))
+    except OSError:
+        return True
 
 
 def import_ahead(backend: Backend) -> None:
@@ -120,6 +135,12 @@ def without_own_frames(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
     return error if trace is None else error.with_traceback(trace)
+
+
+def _ended(job: RankJob, reason: Literal["done", "interrupted", "failed"]) -> None:
+    """Tell those who want to know that the script has ended."""
+    for call in job.at_end:
+        call(reason)
 
 
 def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: str | None) -> None:
@@ -149,12 +170,19 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     sys.path.insert(0, str(script.parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
+        _ended(job, "done")
     except SystemExit as error:
         # A script may end with sys.exit(0); anything else is a failure of this rank.
+        _ended(job, "failed" if error.code not in (None, 0) else "done")
         if error.code not in (None, 0):
             raise
+    except Interrupted as error:
+        job.leave(error)
+        _ended(job, "interrupted")
+        raise
     except BaseException as error:
         job.leave(without_own_frames(error))  # before the frames of mtrain are added again
+        _ended(job, "failed")
         raise
     finally:
         RUNNING.reset(before)

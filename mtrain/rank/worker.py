@@ -113,9 +113,12 @@ def run_own_script(
     stop: process.StopRequest,
     leave: process.Leaving,
 ) -> None:
-    """Run the user's script, which calls ``mtrain.session``."""
-    from mtrain.rank.script_mode import RankJob, run_script
+    """Run the user's script, which calls ``mtrain.session`` or joins the ranks itself."""
+    from mtrain.rank.script_mode import RankJob, knows_mtrain, run_script
 
+    script, *words = arguments.script
+    if not knows_mtrain(Path(script)):
+        stop.leave_to_script()
     job = RankJob(
         resolved=resolved,
         run_folder=run_folder,
@@ -124,9 +127,9 @@ def run_own_script(
         trial=arguments.trial,
         stop=stop,
         save_requested=stop.save,
+        take_back=stop.take_back,
         leave=leave,
     )
-    script, *words = arguments.script
     run_script(job, Path(script), words, digest=arguments.script_digest)
 
 

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Build Horovod against the torch of an interpreter, and install it there. usage: build-horovod PYTHON
+# Build Horovod against torch, TensorFlow or both of an interpreter, and install it there. usage: build-horovod PYTHON [FRAMEWORKS]
+#
+# FRAMEWORKS: torch, tensorflow, or torch,tensorflow; without it, torch where it is installed, else TensorFlow.
 #
 # The source of the last release, 0.28.1, is fetched with pip and changed in two places:
-# - It is compiled as C++14, but the headers of torch 2.1 and newer need C++17.
+# - It is compiled as C++14, but the headers of torch 2.1 and newer, and of TensorFlow 2.10 and newer, need C++17.
 # - Over gloo its stall check never notices a rank that others wait for: the list of ranks that it goes through has memory
 #   reserved (`reserve`) but no entries (`resize`).
 # The wheel is cached under ~/.cache/mtrain/wheels, named after the versions that it was built for. With a torch for CUDA it is
 # built with NCCL. Nothing happens where a Horovod that fits is installed already.
+#
+# Horovod 0.28.1 trains with TensorFlow up to 2.15: from 2.16 on its Keras 3 has variables that Horovod does not know.
 set -euo pipefail
 version=0.28.1
 changes=2  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
-python=${1:?usage: build-horovod PYTHON}
+python=${1:?usage: build-horovod PYTHON [FRAMEWORKS]}
+frameworks=${2:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 fail() {
@@ -18,26 +23,64 @@ fail() {
   exit 2
 }
 
-# Prints what a wheel depends on: torch's version, Python's tag, the platform and the device.
+# Prints the frameworks to build for, in the order in which a wheel is named after them.
+choose='
+import sys
+from importlib.util import find_spec
+known = ("torch", "tensorflow")
+wanted = known if sys.argv[1] == "auto" else sys.argv[1].split(",")
+there = [name for name in known if name in wanted and find_spec(name)]
+print(*(there[:1] if sys.argv[1] == "auto" else there))
+'
+# Prints what a wheel depends on: the versions of the frameworks, the tag of Python, the platform and the device.
 describe='
-import sys, sysconfig, torch
+import sys, sysconfig
+names, device = [], "cpu"
+for name in sys.argv[1:]:
+    if name == "torch":
+        import torch
+        names.append(f"torch-{torch.__version__}")
+        cuda = torch.version.cuda
+    else:
+        import tensorflow
+        names.append(f"tensorflow-{tensorflow.__version__}")
+        cuda = tensorflow.sysconfig.get_build_info().get("cuda_version")
+    device = f"cu{cuda}" if cuda else device
 tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-device = f"cu{torch.version.cuda}" if torch.version.cuda else "cpu"
-print(f"torch-{torch.__version__}-{tag}-{sysconfig.get_platform()}-{device}")
+print(f"{chr(45).join(names)}-{tag}-{sysconfig.get_platform()}-{device}")
 '
 # Succeeds if the installed Horovod can be imported, has gloo, and was not built by this script for something else.
 check_installed='
-import importlib.metadata, sys
-import horovod.torch as hvd
+import importlib, importlib.metadata, sys
+wheel, *frameworks = sys.argv[1:]
+modules = [importlib.import_module(f"horovod.{name}") for name in frameworks]
 origin = importlib.metadata.distribution("horovod").read_text("direct_url.json") or ""
-sys.exit(not hvd.gloo_built() or ("/mtrain/wheels/" in origin and sys.argv[1] not in origin))
+sys.exit(not all(module.gloo_built() for module in modules) or ("/mtrain/wheels/" in origin and wheel not in origin))
 '
+case $frameworks in
+auto | torch | tensorflow | torch,tensorflow | tensorflow,torch) ;;
+*) fail "--with $frameworks given; expected torch, tensorflow, or torch,tensorflow" ;;
+esac
 command -v "$python" >/dev/null || fail "$python: there is no such interpreter"
-built_for=$("$python" -W ignore -c "$describe" 2>/dev/null) ||
-  fail "$python has no torch, against which Horovod is built; install it first: $python -m pip install torch"
+read -r -a chosen <<<"$("$python" -W ignore -c "$choose" "$frameworks")"
+wanted=${frameworks//[!,]/}
+if [ ${#chosen[@]} -eq 0 ] || { [ "$frameworks" != auto ] && [ ${#chosen[@]} -le ${#wanted} ]; }; then
+  case $frameworks in
+  auto) fail "$python has neither torch nor TensorFlow, against which Horovod is built; install one first: $python -m pip install torch" ;;
+  torch) fail "$python has no torch, against which Horovod is built; install it first: $python -m pip install torch" ;;
+  tensorflow) fail "$python has no TensorFlow, against which Horovod is built; install it first: $python -m pip install 'tensorflow-cpu==2.15.1' 'numpy<2'" ;;
+  *) fail "$python does not have both torch and TensorFlow, against which Horovod is built; install them first, or name one of them: --with tensorflow" ;;
+  esac
+fi
+built_for=$(TF_CPP_MIN_LOG_LEVEL=3 "$python" -W ignore -c "$describe" "${chosen[@]}" 2>/dev/null) ||
+  fail "$python: ${chosen[*]} cannot be imported; see: $python -c 'import ${chosen[0]}'"
+if [[ $built_for =~ tensorflow-([0-9]+)\.([0-9]+) ]] &&
+  { [ "${BASH_REMATCH[1]}" -gt 2 ] || { [ "${BASH_REMATCH[1]}" = 2 ] && [ "${BASH_REMATCH[2]}" -gt 15 ]; }; }; then
+  fail "$python has TensorFlow ${BASH_REMATCH[1]}.${BASH_REMATCH[2]}; Horovod $version trains with 2.15 at most: $python -m pip install 'tensorflow-cpu==2.15.1' 'numpy<2'"
+fi
 device=${built_for##*-}
 key="horovod-$version-$changes-${built_for//[^A-Za-z0-9._-]/_}"
-if "$python" -W ignore -c "$check_installed" "$key" >/dev/null 2>&1; then
+if TF_CPP_MIN_LOG_LEVEL=3 "$python" -W ignore -c "$check_installed" "$key" "${chosen[@]}" >/dev/null 2>&1; then
   exit 0
 fi
 
@@ -72,10 +115,23 @@ change() {  # Replaces text $2 by $3 in file $1; neither may contain characters 
   sed -i.orig "s/$2/$3/" "$1"
 }
 
+has() {  # Succeeds if Horovod is built for framework $1.
+  [[ " ${chosen[*]} " == *" $1 "* ]]
+}
+
 build() {  # Builds the wheel in folder $1. Runs in a subshell.
   local work=$1
   local -x MAKEFLAGS PYTHONPATH="$work/tools" CMAKE_POLICY_VERSION_MINIMUM=3.5
-  local -x HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
+  local -x HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 TF_CPP_MIN_LOG_LEVEL=3
+  local tools=(setuptools wheel packaging cffi cloudpickle psutil pyyaml)
+  if has tensorflow; then
+    export HOROVOD_WITH_TENSORFLOW=1
+    tools[0]="setuptools<70"
+  else
+    export HOROVOD_WITHOUT_TENSORFLOW=1
+    tools+=(numpy)  # TensorFlow's own has to stay the one that is found
+  fi
+  if has torch; then export HOROVOD_WITH_PYTORCH=1; else export HOROVOD_WITHOUT_PYTORCH=1; fi
   MAKEFLAGS=-j$(jobs)
   if [ "$device" != cpu ]; then
     export HOROVOD_GPU_OPERATIONS=NCCL
@@ -84,7 +140,7 @@ build() {  # Builds the wheel in folder $1. Runs in a subshell.
     export HOROVOD_WITHOUT_MPI=1
   fi
   echo "--- tools and source"
-  "$python" -m pip install --target "$work/tools" setuptools wheel packaging numpy cffi cloudpickle psutil pyyaml
+  "$python" -m pip install --target "$work/tools" "${tools[@]}"
   "$python" -m pip download --no-binary :all: --no-deps --no-build-isolation --dest "$work" "horovod==$version"
   tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
   local source="$work/horovod-$version"
@@ -102,7 +158,7 @@ wheel=$(find "$cache" -maxdepth 1 -name "horovod-$version-*.whl" 2>/dev/null | h
 if [ -z "$wheel" ]; then
   need_tools
   if [ "$device" != cpu ] && ! command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" nvcc >/dev/null; then
-    fail "torch is built for CUDA ${device#cu}, but there is no nvcc; install that CUDA toolkit and NCCL's headers, and set CUDA_HOME"
+    fail "${chosen[*]} is built for CUDA ${device#cu}, but there is no nvcc; install that CUDA toolkit and NCCL's headers, and set CUDA_HOME"
   fi
   echo "building Horovod $version for $built_for: 3 to 5 minutes on two cores"
   work=$(mktemp -d "$cache/build.XXXXXX")
@@ -118,9 +174,9 @@ fi
 
 "$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
 "$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
-if ! "$python" -W ignore -c "$check_installed" "$key" >>"$log" 2>&1; then
+if ! "$python" -W ignore -c "$check_installed" "$key" "${chosen[@]}" >>"$log" 2>&1; then
   tail -n 30 "$log" >&2
   rm -f "$wheel"  # else the next call would install it again instead of building another
-  fail "$wheel was installed, but horovod.torch cannot be imported; the wheel is removed; the whole log: $log"
+  fail "$wheel was installed, but ${chosen[*]/#/horovod.} cannot be imported; the wheel is removed; the whole log: $log"
 fi
 echo "Horovod $version for $built_for is installed"

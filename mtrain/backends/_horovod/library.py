@@ -1,5 +1,6 @@
 """Load the Horovod library, configure and start it."""
 
+import importlib
 import os
 import shlex
 import sys
@@ -13,37 +14,41 @@ STARTERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Environment variables of Horovod's launchers; each launcher sets one of them for its ranks."""
 
 
-def load() -> ModuleType:
-    """Import ``horovod.torch`` with its native library.
+def load(framework: str = "torch") -> ModuleType:
+    """Import Horovod's module for a framework, such as ``horovod.torch``, with its native library.
 
     Raises:
-        PluginError: Horovod is missing, was built without torch or for another torch, with neither gloo nor MPI, or without
-            gloo, over which the ranks were started.
+        PluginError: Horovod is missing, was built without the framework or for another version of it, with neither gloo nor
+            MPI, or without gloo, over which the ranks were started.
     """
+    advice = remedy(framework)
     try:
-        import horovod.torch as hvd
+        hvd = importlib.import_module(f"horovod.{framework}")
     except (ImportError, OSError) as error:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
-        raise PluginError(f"backend horovod: Horovod {what}", remedy=remedy()) from error
-    if not hasattr(hvd, "init"):  # without its native extension, importing horovod.torch only prints a warning
-        raise PluginError("backend horovod: Horovod was built without torch", remedy=remedy())
+        raise PluginError(f"backend horovod: Horovod {what}", remedy=advice) from error
+    # Without its native extension, importing horovod.torch only prints a warning; horovod.tensorflow says so in these words.
+    if not hasattr(hvd, "init"):
+        raise PluginError(f"backend horovod: Horovod was built without {framework}", remedy=advice)
     if not (hvd.gloo_built() or hvd.mpi_built()):
-        raise PluginError("backend horovod: Horovod was built with neither gloo nor MPI", remedy=remedy())
+        raise PluginError("backend horovod: Horovod was built with neither gloo nor MPI", remedy=advice)
     if os.environ.get("HOROVOD_CONTROLLER") == "gloo" and not hvd.gloo_built():
         raise PluginError(
             "backend horovod: horovodrun has started the ranks over gloo, but Horovod was built without it",
-            remedy=remedy(),
+            remedy=advice,
         )
-    module: ModuleType = hvd
-    return module
+    return hvd
 
 
-def remedy() -> str:
-    """Return the advice that names the command which builds Horovod for the torch of this interpreter."""
-    return (
-        f"`{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod` builds it for the installed torch "
-        "(released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
-    )
+def remedy(framework: str = "torch") -> str:
+    """Return the advice that names the command which builds Horovod for a framework of this interpreter."""
+    command = f"{shlex.quote(sys.executable)} -m mtrain doctor --build-horovod"
+    if framework == "torch":
+        return (
+            f"`{command}` builds it for the installed torch "
+            "(released wheels and `pip install horovod` do not fit torch 2.1 and newer)"
+        )
+    return f"`{command} --with {framework}` builds it for the installed {framework}"
 
 
 def start(hvd: ModuleType, settings: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ and ``allocation`` (of schedulers), ``reporter``, ``live`` (predictions on image
 evaluation) and ``program`` (exports). Nothing here names a particular backend, framework or kind of task.
 """
 
-from mtrain.core.interfaces.backend import Backend
+from mtrain.core.interfaces.backend import NEUTRAL_FRAMEWORKS, Backend
 from mtrain.core.interfaces.capabilities import Capabilities
 from mtrain.core.interfaces.cluster import Cluster, HostedJob
 from mtrain.core.interfaces.collective import Collective
@@ -24,6 +24,7 @@ from mtrain.core.interfaces.task import ImageData, JobData, Remark, Table, TaskD
 from mtrain.core.interfaces.tensors import Array, Batch, HostBatch, Module, Precision, T, Tensor
 
 __all__ = [
+    "NEUTRAL_FRAMEWORKS",
     "Array",
     "Backend",
     "Batch",

@@ -10,6 +10,9 @@ from pydantic import BaseModel
 from mtrain.core.interfaces.recipe import Recipe
 from mtrain.core.interfaces.session import RankSession
 
+NEUTRAL_FRAMEWORKS = ("torch", "paddle")
+"""Frameworks on which mtrain's layers and functions exist."""
+
 
 class Backend(Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
@@ -24,7 +27,8 @@ class Backend(Protocol):
 
     Options: ClassVar[type[BaseModel]]
     framework: str
-    """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle"."""
+    """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle". On any other one, such as "tensorflow", it
+    has neither and starts scripts alone, which join the ranks themselves."""
     rendezvous: str
     """Name of the way in which its ranks find each other, one of those that its launcher ``provides``; "none": it has one
     rank."""

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 import mtrain
+from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS
 from mtrain.jobs.preflight.facts import interpreter
 from mtrain.jobs.preflight.findings import Finding, State
 from mtrain.spec import remedies
@@ -67,7 +68,13 @@ def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
 
 
 def libraries(
-    entries: Sequence[Entry], *, chosen: str | None, python: str = sys.executable, environ: Mapping[str, str]
+    entries: Sequence[Entry],
+    *,
+    chosen: str | None,
+    python: str = sys.executable,
+    environ: Mapping[str, str],
+    of_scripts: Mapping[str, Entry] | None = None,
+    framework: str | None = None,
 ) -> list[Finding]:
     """Check the libraries that backends need; return findings, library by library.
 
@@ -76,13 +83,16 @@ def libraries(
         chosen: the backend of the job; a library that it needs and that is missing is "bad", otherwise "absent".
         python: the interpreter in which to look for the libraries.
         environ: environment of that interpreter.
+        of_scripts: frameworks that no backend needs, but on which one can run a script: name -> backend.
+        framework: the framework of the job; a missing one of those that its backend can run on, but it does not, is "absent".
     """
     needed: dict[str, list[Entry]] = {}
     for entry in entries:
         for module in (*([entry.needs] if entry.needs is not None else []), *entry.libraries):
             if entry.enabled:
                 needed.setdefault(module, []).append(entry)
-    interpreter_facts = interpreter(python, list(needed), Path())
+    further = of_scripts or {}
+    interpreter_facts = interpreter(python, [*needed, *further], Path())
     if "error" in interpreter_facts:
         remedy = "set backend.python to the interpreter of the ranks"
         return [Finding(check="libraries", state="bad", text=interpreter_facts["error"], remedy=remedy)]
@@ -91,18 +101,31 @@ def libraries(
         findings_of = dict(
             zip(
                 present,
-                pool.map(lambda module: _probe_library(module, needed[module], python, environ), present),
+                pool.map(
+                    lambda module: _probe_library(module, _users(module, needed, further), python, environ), present
+                ),
                 strict=True,
             )
         )
     findings: list[Finding] = []
     for module, users in needed.items():
-        findings += findings_of.get(module) or [_absent(module, users, chosen, python)]
+        has_other = framework in further or any(name in present and one in users for name, one in further.items())
+        is_other = has_other and module in NEUTRAL_FRAMEWORKS
+        findings += findings_of.get(module) or [_absent(module, users, None if is_other else chosen, python)]
+    for module, entry in further.items():
+        if module in present:
+            findings += findings_of[module]
+        elif module == framework:
+            text, remedy = (
+                f"not installed; scripts of {entry.name} with {module} cannot run without it",
+                _install(module, python),
+            )
+            findings.append(Finding(check=module, state="bad", text=text, remedy=remedy))
     frameworks = sorted({entry.needs for entry in entries if entry.needs is not None and entry.needs in present})
     if len(frameworks) > 1:
         text = f"{' and '.join(frameworks)} clash in one process: a rank imports one of them, the starter none"
         findings.append(Finding(check="libraries", state="ok", text=text))
-    if not frameworks:
+    if not frameworks and not any(module in present for module in further):
         text = "no backend can train here: no framework is installed"
         remedy = f"install one, for example {remedies.install('ddp', python=python)}"
         findings.append(Finding(check="libraries", state="bad", text=text, remedy=remedy))
@@ -130,6 +153,14 @@ def extras(entries: Sequence[Entry]) -> list[Finding]:
         text = f"{', '.join(plots)}: not installed; needed by results.png and report.html"
         findings.append(Finding(check=plugin_packages.PLOTS_EXTRA, state="absent", text=text, remedy=remedy))
     return findings
+
+
+def _users(module: str, needed: Mapping[str, Sequence[Entry]], further: Mapping[str, Entry]) -> Sequence[Entry]:
+    return needed[module] if module in needed else [further[module]]
+
+
+def _install(module: str, python: str) -> str:
+    return f"install it with: {remedies.install(module, python=python)}"
 
 
 def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str) -> Finding:

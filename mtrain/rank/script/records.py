@@ -50,6 +50,8 @@ class Records:
         """Number of parts of an update that draw random numbers of their own."""
         self.choices: Sequence[tuple[str, str]] = ()
         """Messages about what was chosen for ``auto``: (kind, sentence)."""
+        self.further: Mapping[str, Any] = {}
+        """Plain values of the loop's own that the next checkpoints hold."""
         self.report = self._report(reporters)
         self.training = TrainingRecords(job.spec, job.run_folder, rank, self.report, saved)
         copying.catch_up(self.training.copies, job.run_folder)
@@ -165,7 +167,16 @@ class Records:
         state = self._saved.meta["extra"].get("stream")
         return None if state is None else kept.from_plain(state, self._tensor)
 
-    def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
+    def save(
+        self,
+        state: Any,
+        progress: Progress,
+        *,
+        score: float | None,
+        why: Why,
+        spec: Any,
+        stream: Any,
+    ) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         extra = {
@@ -174,6 +185,7 @@ class Records:
             "script": script_mark(),
             random_layers.KEY: self.shards,
             "results": {"best": self._best, "last": self._last},
+            **self.further,
         }
         content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
         names, self._names = self._names, []

@@ -70,6 +70,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
     with ExitStack() as stack:
         job = around.job or stack.enter_context(solo_job(framework))
+        job.take_back()
         backend = job.resolved.backend
         rank = stack.enter_context(backend)
         check_session(rank, backend=backend, name=job.spec.backend.name)

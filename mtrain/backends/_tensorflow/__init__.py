@@ -1,0 +1,1 @@
+"""What mtrain adds to scripts that train with TensorFlow and Keras: ``mtrain.keras``."""

@@ -1,0 +1,53 @@
+"""Communication among the ranks of a script that trains with Horovod and TensorFlow."""
+
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from mtrain.core.serialization import packed, unpacked
+
+T = TypeVar("T")
+
+
+class TensorflowCollective:
+    """``core.interfaces.Collective`` over the ranks of ``hvd.init()``, for values on the host.
+
+    Calls of the script's own have other names, so that Horovod never takes one for the other.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.local_rank: int = hvd.local_rank()
+        self.size: int = hvd.size()
+
+    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
+        """See ``Collective.all_reduce``."""
+        array = np.asarray(x)
+        tensor = tf.convert_to_tensor(array)
+        name = f"mtrain.{op}.{array.dtype}.{array.shape}"
+        total = self._hvd.allreduce(tensor, op=self._hvd.Max if op == "max" else self._hvd.Sum, name=name).numpy()
+        return total / self.size if op == "mean" else total
+
+    def all_gather(self, value: T) -> list[T]:
+        """See ``Collective.all_gather``."""
+        payload = np.frombuffer(packed(value), dtype=np.uint8)
+        sizes = self._hvd.allgather(tf.constant([payload.size]), name="mtrain.objects.sizes").numpy()
+        gathered = self._hvd.allgather(tf.convert_to_tensor(payload), name="mtrain.objects").numpy()
+        return [unpacked(part.tobytes()) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
+
+
+class Alone:
+    """``core.interfaces.Collective`` of a single process, with or without Horovod."""
+
+    rank = local_rank = 0
+    size = 1
+
+    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
+        """See ``Collective.all_reduce``."""
+        return np.array(x)
+
+    def all_gather(self, value: T) -> list[T]:
+        """See ``Collective.all_gather``."""
+        return [value]

@@ -1,0 +1,1 @@
+"""``mtrain.keras``: scripts that train with TensorFlow and Keras, alone or with Horovod."""
