@@ -23,7 +23,7 @@ LAYERS = (
     {"data", "weights", "models", "backends", "records"},
     {"tasks"},
     {"rank"},
-    {"jobs"},
+    {"jobs", "keras"},
     {"launchers", "deploy"},
     {"studies"},
     {"testing"},

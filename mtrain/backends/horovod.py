@@ -112,6 +112,8 @@ class Horovod(TorchBackend):
 
         A script that joins the ranks itself reads them. A variable that is set already is kept.
         """
+        if self.framework == "torch":
+            super().before_script()
         own = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_CACHE_CAPACITY")
         for name, value in self._settings().items():
             if name not in own:

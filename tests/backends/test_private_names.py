@@ -99,7 +99,7 @@ def test_private_names_of_foreign_libraries_are_used_in_internals_only() -> None
 def test_every_library_with_internals_says_which_versions_were_tested() -> None:
     modules = [file for file in sources() if file.name == "internals.py"]
     folders = {file.parent.name for file in modules}
-    assert folders == {"_torch", "_paddle", "_deepspeed", "_horovod", "_ray", "_fsdp", "mtrain_sharded"}
+    assert folders == {"_torch", "_paddle", "_deepspeed", "_horovod", "_ray", "_fsdp", "_tensorflow", "mtrain_sharded"}
     for file in modules:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         (versions,) = [

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+TESTED = ("2.15.1",)
+"""Versions of TensorFlow, with its own Keras, with which these internals were tested; see docs/versions.md."""
+
 
 def begin_at(model: Any, place: Callable[[], tuple[int, int]]) -> None:
     """Let the next ``model.fit`` begin at ``place()``: (epoch, batch of that epoch), as Keras does after a worker was lost."""

@@ -12,6 +12,7 @@ import mtrain_trace.reading
 import mtrain_trace.running
 import mtrain_trace.wording
 from mtrain.errors import UsageError
+from mtrain.spec import outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +80,9 @@ def _run(request: RanksRequest, number: int, trace: Path) -> None:
         *("--name", f"ranks-{number}", "--nproc-per-node", str(number), str(request.script), *request.arguments),
     ]
     log = request.folder / f"ranks-{number}.log"
-    request.folder.mkdir(parents=True, exist_ok=True)
+    outputs.make_folder(request.folder)
     try:
-        with log.open("w", encoding="utf-8") as file:
+        with outputs.open_to_write(log, "w", encoding="utf-8") as file:
             settings = mtrain_trace.running.Settings(updates=request.updates)
             status = mtrain_trace.running.run(command, trace, settings, log=file)
     except mtrain_trace.reading.TraceError as error:
