@@ -12,7 +12,9 @@ import mtrain
 SCRIPT = Path(mtrain.__file__).parent / "backends/_horovod/build.sh"
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
-  *"import sys, sysconfig, torch"*) echo torch-9.9-cp312-linux-cpu ;;
+  *find_spec*) echo torch ;;
+  *sysconfig*) echo torch-9.9-cp312-linux-cpu ;;
+  *gloo_built*) echo "undefined symbol: _Z5hello"; exit 1 ;;
   *"pip download"*)
     [ "$FAULT" = download ] && { echo "no source in sight"; exit 1; }
     folder=${@: -2:1}
@@ -27,7 +29,6 @@ case "$*" in
     mkdir -p "$folder"
     echo "compiled without complaint"
     touch "$folder/horovod-0.28.1-cp312.whl" ;;
-  *horovod.torch*) echo "undefined symbol: _Z5hello"; exit 1 ;;
   *"pip install"*) ;;
   *) exit 1 ;;
 esac
