@@ -9,6 +9,8 @@ SOURCES = (ROOT / "mtrain", ROOT / "examples")
 DOCUMENTED = ("_exit", "_fields")
 """Names of Python's own library that its documentation lists: ``os._exit``, and ``_fields`` of named tuples."""
 ALLOWED = {
+    "atexit._clear": "a copied process must not do at its end what the one it was copied from would do",
+    "atexit._run_exitfuncs": "a copied process ends without leaving Python, after its own functions have run",
     "etree._Element": "the documented class of lxml's elements, which annotations name",
     "getattr(_class_of(config), '_tied_weights_keys', None)": "transformers says nowhere else which arrays a class shares",
     "safetensors.numpy._TYPES": "safetensors has no other table of the types of numbers",
