@@ -15,8 +15,8 @@ from mtrain.jobs import beside_run, start
 from mtrain.rank.predict import SKIPPED
 from mtrain.spec.request import SpecRequest
 from mtrain.system.runfolder import RunFolder
-from mtrain.weights.described import asked_or_said
 from mtrain.weights.own import refuse_own
+from mtrain.weights.reading import asked_or_said
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source

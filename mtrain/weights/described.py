@@ -7,12 +7,10 @@ anybody, so what is not as expected is left out as if it were not there.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mtrain.errors import UsageError
 from mtrain.weights.pickles import Inert
 
 KEY = "mtrain"
@@ -104,18 +102,3 @@ def pickled_labels(value: object) -> dict[str, Any]:
         if names:
             return {"class_names": names}
     return {}
-
-
-def asked_or_said(path: Path, asked: Sequence[str] | None) -> list[str]:
-    """Return the classes of a file of weights, in label order: those that were asked for, else those that it says.
-
-    Raises:
-        CheckpointError: It cannot be read.
-        UsageError: Neither is there.
-    """
-    from mtrain.weights.reading import read
-
-    names = list(asked or ()) or list(read(path).labels.get("class_names") or ())
-    if not names:
-        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
-    return names

@@ -13,7 +13,7 @@ import numpy as np
 from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
-from mtrain.errors import CheckpointError
+from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.files import open_file
 from mtrain.weights.arrays import MIB, check_growth, widened
@@ -75,6 +75,19 @@ def read(path: Path) -> Weights:
             return _read_folder(path) if path.is_dir() else _read_file(path)
     except MemoryError as error:
         raise CheckpointError(f"{path}: too large for the memory of this process{_size_of(path)}") from error
+
+
+def asked_or_said(path: Path, asked: Sequence[str] | None) -> list[str]:
+    """Return the classes of a file of weights, in label order: those that were asked for, else those that it says.
+
+    Raises:
+        CheckpointError: It cannot be read.
+        UsageError: Neither is there.
+    """
+    names = list(asked or ()) or list(read(path).labels.get("class_names") or ())
+    if not names:
+        raise UsageError("--weights FILE does not say its classes; give them in label order: -o data.names=cat,dog")
+    return names
 
 
 def _size_of(path: Path) -> str:

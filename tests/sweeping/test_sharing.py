@@ -141,7 +141,7 @@ def test_where_ranks_must_not_be_copied_no_trial_is(tmp_path: Path, monkeypatch:
 def test_what_decides_a_process_is_searched_with_processes_of_their_own(name: str, tmp_path: Path) -> None:
     choices = ["cpu", "auto"] if name.startswith("backend") else [1, 2]
     plan = settled(tmp_path / "s", space={name: {"choices": choices}})
-    assert sharing.copies_for(plan, lambda: dict(os.environ)) is None
+    assert sharing.copies_for(plan.definition, plan.folder, variables=lambda: dict(os.environ)) is None
 
 
 def test_a_rank_with_other_variables_than_those_that_libraries_have_read_is_no_copy(

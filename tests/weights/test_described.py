@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from mtrain.errors import UsageError
-from mtrain.weights.described import KEY, Description, asked_or_said, class_names, pickled_labels
+from mtrain.weights.described import KEY, Description, class_names, pickled_labels
 from mtrain.weights.pickles import Inert, Name
-from mtrain.weights.reading import read
+from mtrain.weights.reading import asked_or_said, read
 
 YOLO = Name("models.yolo", "DetectionModel")
 SPEC = {"model": {"name": "yolov5n", "options": {"width": 1}, "pruned": {"a": [1, 2]}}, "data": {"image_size": 96}}

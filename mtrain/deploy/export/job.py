@@ -21,9 +21,10 @@ from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
 from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
-from mtrain.weights.described import Description, asked_or_said
+from mtrain.weights.described import Description
 from mtrain.weights.names import COUNTER
 from mtrain.weights.own import own_kind_of, refuse_own
+from mtrain.weights.reading import asked_or_said
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source

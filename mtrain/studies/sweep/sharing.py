@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrain.errors import MtrainError
+from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.places import Place
 from mtrain.system import environment, processes
 from mtrain.system.warm import PADDING, Ahead
-
-if TYPE_CHECKING:
-    from mtrain.studies.sweep.sweep import SweepPlan
 
 LOG = "warm.log"
 """What the warm process itself has printed: beside the logs of the trials."""
@@ -139,19 +137,20 @@ class CopiedJob:
         self._copies.send(self._pid, signal.Signals(number))
 
 
-def copies_for(plan: "SweepPlan", variables: Callable[[], Mapping[str, str]]) -> Copies | None:
+def copies_for(
+    definition: SweepDefinition, folder: Path, *, variables: Callable[[], Mapping[str, str]]
+) -> Copies | None:
     """Return a warm process for the trials of a sweep; None where each has to be a process of its own.
 
-    They have to where GPUs are visible, on several hosts and in queues, where what is searched decides what a process imports, and
-    where only one trial is left. ``variables`` returns those of the trials; libraries that a plan imports may change them.
+    They have to where GPUs are visible, on several hosts, and where what is searched decides what a process imports. ``variables``
+    returns those of the trials; libraries that a plan imports may change them.
     """
     from mtrain.jobs import means, start
 
-    definition = plan.definition
     searched = [
         path for one in definition.parameters for path in (one.name, *(key for keys in one.settings for key in keys))
     ]
-    if plan.queued or plan.gpus or any(name.startswith(OF_A_PROCESS) for name in searched):
+    if any(name.startswith(OF_A_PROCESS) for name in searched):
         return None
     loaded = definition.trial_spec({one.name: one.extremes()[0] for one in definition.parameters})
     if means.is_several(loaded.spec) or loaded.spec.backend.python is not None:
@@ -160,7 +159,7 @@ def copies_for(plan: "SweepPlan", variables: Callable[[], Mapping[str, str]]) ->
         copier = _copier(loaded.job.backend.framework)
         if copier is None:
             return None
-        first = start.planned(loaded, start.Where(run_dir=Place(plan.folder, 0).run_dir, checkpoint=None)).commands[0]
+        first = start.planned(loaded, start.Where(run_dir=Place(folder, 0).run_dir, checkpoint=None)).commands[0]
         kinds = [type(loaded.job.model), loaded.job.task_named(loaded.job.model_class.kind)]
         ahead = Ahead(
             copier=copier,
@@ -170,7 +169,7 @@ def copies_for(plan: "SweepPlan", variables: Callable[[], Mapping[str, str]]) ->
             parts=[*PARTS, *(kind.__module__ for kind in kinds)],
         )
         env = environment.joined(environment.cleaned(variables()), first.env)
-        copies = Copies(ahead, env=env, log=plan.folder / "logs" / LOG)
+        copies = Copies(ahead, env=env, log=folder / "logs" / LOG)
     except (MtrainError, OSError):
         return None  # whatever is wrong, a trial says better
     if not copies.is_ready:

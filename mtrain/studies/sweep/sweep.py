@@ -194,8 +194,8 @@ class _Sweep:
         if self._may_share:
             self._may_share = False
             ended = sum(trial.state.is_finished() for trial in self._journal.trials())
-            if self._definition.trials - ended > 1:
-                self._copies = copies_for(self._plan, caller_without_values)
+            if self._definition.trials - ended > 1 and not self._plan.gpus:
+                self._copies = copies_for(self._definition, self._plan.folder, variables=caller_without_values)
         return self._copies if self._copies is not None and self._copies.is_ready else None
 
     # ------------------------------------------------------------------------------------------------ watching trials
