@@ -9,6 +9,8 @@ SOURCES = (ROOT / "mtrain", ROOT / "examples")
 DOCUMENTED = ("_exit", "_fields")
 """Names of Python's own library that its documentation lists: ``os._exit``, and ``_fields`` of named tuples."""
 ALLOWED = {
+    "atexit._clear": "a copy of a process must forget what that one is to do at its end, and Python says no other way",
+    "atexit._run_exitfuncs": "the copy ends without returning to the code of that process, which would run twice",
     "etree._Element": "the documented class of lxml's elements, which annotations name",
     "getattr(_class_of(config), '_tied_weights_keys', None)": "transformers says nowhere else which arrays a class shares",
     "safetensors.numpy._TYPES": "safetensors has no other table of the types of numbers",
