@@ -103,7 +103,7 @@ ALLOWED = {
         "tasks/language/readers/python_docs.py"
     ),
     "files of the kernel": (
-        "backends/_torch/forked.py jobs/hosts/agent.py spec/bounds.py system/attempts.py jobs/preflight/facts.py launchers/withheld.py "
+        "system/copied.py jobs/hosts/agent.py spec/bounds.py system/attempts.py jobs/preflight/facts.py launchers/withheld.py "
         "system/placement.py system/vectors.py"
     ),
     "files that the same job has just written": (

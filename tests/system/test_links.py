@@ -187,7 +187,7 @@ ELSEWHERE = {
     "mtrain/tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",
     "mtrain/tasks/segmentation/readers/digits_masks.py": "a new folder, renamed when it is complete",
     "mtrain/data/made.py": "a new folder, renamed when it is complete",
-    "mtrain/backends/_torch/forked.py": "descriptors of this process",
+    "mtrain/system/copied.py": "descriptors of this process",
     "mtrain/core/checkpoint/store.py": "a new folder, renamed when it is complete",
     "mtrain/system/attempts.py": "a lock that is kept open, with O_NOFOLLOW",
 }
