@@ -55,6 +55,8 @@ def test_rows_without_a_label_are_left_out():
 def test_too_little_text_names_both_numbers():
     with pytest.raises(DataError, match=r"16 tokens in a row, but 1 documents have 4"):
         rows_of("abc", length=16)
+    with pytest.raises(DataError, match="a split has no document"):
+        pack([], Bytes(), length=16)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])

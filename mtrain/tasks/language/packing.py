@@ -52,8 +52,10 @@ def pack(
     ``template`` renders conversations.
 
     Raises:
-        DataError: There are too few tokens for one row, or no template for conversations.
+        DataError: There are too few tokens for one row, or no document, or no template for conversations.
     """
+    if not documents:
+        raise DataError("data: a split has no document; give it files with text, or make the other split smaller")
     tokens, labels, starts = _stream(documents, tokenizer, template)
     count = len(tokens) // length
     if not count:
