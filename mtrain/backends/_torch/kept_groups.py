@@ -2,8 +2,7 @@
 
 The module ``DistributedDataParallel`` holds the last reference to its group once ``destroy_process_group`` was called. Torch frees
 it with Python's lock held, waits for gloo's thread meanwhile, and that thread needs the lock if it has not yet finished with the last
-exchange. On a busy machine a rank then hangs after its last line. (Seen with torch 2.13: ``c10d::Reducer`` is bound without releasing the
-lock, ``ProcessGroup`` with.)
+exchange. On a busy machine a rank then hangs after its last line (docs/found/torch-group-deadlock.md, torch 2.13).
 """
 
 import functools
@@ -35,7 +34,7 @@ def _wrap(module: Any) -> None:
         destroy(group)
 
     def init_process_group(*arguments: Any, **options: Any) -> None:
-        # Released from here, a group is freed without the lock, and so is its port. Models in cycles of references go before.
+        # By now gloo's thread has finished with it. Its port becomes free. Models in cycles of references go before.
         if kept:
             gc.collect()
             kept.clear()
