@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from mtrain.cli import COMMANDS, COMPLETE, SECTIONS, Front, completing_bash, front, helping, main
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
@@ -197,7 +199,10 @@ def test_without_a_command_train_is_meant(typed, run, monkeypatch):
         (["config", "show", "-o", "x"], "error: -o x: expected PATH=VALUE"),
         (["config", "validate"], "error: FILE... is missing; the command is: mtrain config validate"),
         (["evaluate", "--run", "absent"], "error: absent: no such run folder"),
-        (["predict", "--weights", __file__, __file__], "-o data.names=cat,dog"),
+        (
+            ["predict", "--weights", __file__, __file__],
+            "test_front_door.py: not a file of weights; expected .safetensors",
+        ),
     ],
 )
 def test_wrong_use_ends_with_2_and_says_what_is_meant(args, message, capsys):
@@ -205,6 +210,12 @@ def test_wrong_use_ends_with_2_and_says_what_is_meant(args, message, capsys):
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err
+
+
+def test_a_file_of_weights_without_classes_asks_for_them(tmp_path, capsys):
+    save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "plain.safetensors")
+    assert main(["predict", "--weights", str(tmp_path / "plain.safetensors"), __file__]) == 2
+    assert "-o data.names=cat,dog" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
