@@ -121,7 +121,7 @@ def _model_rows() -> list[tuple[str, str]]:
         if entry.name == "hf":
             rows.append((LANGUAGE, f"| `hf` | as its config says | - | - | {entry.summary} |"))
             continue
-        kind, _ = counted(entry.name, {}, classes=2, side=64)
+        kind, _ = counted(entry.name, {}, classes=2, side=160)
         classes, side = STANDARD[kind]
         _, millions = counted(entry.name, {}, classes=classes, side=side)
         what = re.sub(r", [\d.]+ M parameters|; [\d.]+ M parameters as it comes", "", entry.summary)

@@ -73,8 +73,6 @@ def export(request: ExportRequest) -> Exported:
         beside_run.say(request.spec.read(config), weights)
     if is_reference(loaded.spec.model.name):
         _check_own(request, request.spec.read(config))
-    if is_exported(weights):
-        raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
     names: list[str] = []
     if not weights.is_dir() and not is_reference(loaded.spec.model.name):
         names = asked_or_said(weights, loaded.spec.data.names)
@@ -155,6 +153,8 @@ def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
         absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
         missing = f"{weights} does not exist" if weights != run else f"{absent} {run}"
         raise CheckpointError(f"export: {missing}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    if is_exported(weights):
+        raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
     if weights.is_dir() and not (weights / "weights.safetensors").exists():
         best = start.best_of(weights)
         if best is None:
