@@ -150,6 +150,8 @@ def test_a_rank_with_other_variables_than_those_that_libraries_have_read_is_no_c
     ready = warm._Warm(programs={"m": lambda words: 0}, environ={"OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(warm, "_warm", [ready])
     monkeypatch.setattr(warm, "_copy", lambda words, *, env, log: "copied")
+    # Tests before this one may have left threads in this process.
+    monkeypatch.setattr(warm.threading, "active_count", lambda: 1)
     argv = [sys.executable, "-u", "-m", "m", "x"]
     attempt = {"OMP_NUM_THREADS": "1", "MTRAIN_JOB_ATTEMPT": "a:1:2:"}
     assert warm.start(argv, env=attempt, log=tmp_path / "log") == "copied"

@@ -195,10 +195,11 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 def test_values_of_the_environment_do_not_replace_those_of_a_trial(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mtrain.studies.sweep.trial_jobs import _without_values
+    from mtrain.studies.sweep import trial_jobs
 
     environ = {"MTRAIN_OPTIMIZER__RATE": "9", "FLAGS_START_PORT": "7000", "MTRAIN_DEBUG": "1", "PATH": "/bin"}
-    assert _without_values(environ) == {"MTRAIN_DEBUG": "1", "PATH": "/bin"}
+    monkeypatch.setattr(trial_jobs.environment, "caller", lambda: environ)
+    assert trial_jobs.caller_without_values() == {"MTRAIN_DEBUG": "1", "PATH": "/bin"}
 
 
 @pytest.mark.slow
