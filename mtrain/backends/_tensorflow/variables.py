@@ -54,7 +54,7 @@ class Variables:
             rate = rate(getattr(self._optimizer, "iterations", 0))
         return None if rate is None else float(rate)
 
-    def state(self, *, updates: int) -> State:
+    def copies(self, *, updates: int) -> State:
         """Return copies of all arrays."""
         return State(
             weights={name: np.array(variable.numpy()) for name, variable in self._weights.items()},

@@ -29,7 +29,7 @@ class Variables(Protocol):
         """Return the learning rate of the next update."""
         ...
 
-    def state(self, *, updates: int) -> State:
+    def copies(self, *, updates: int) -> State:
         """Return copies of all arrays."""
         ...
 
@@ -201,7 +201,7 @@ class KerasJob:
         assert self._variables is not None
         self._saved_at, self._last_saved = time.monotonic(), self.progress.update
         own = {"place": dict(self._place), "random": self._collective.all_gather(self._variables.random_state())}
-        state = self._variables.state(updates=self.progress.update) if self._collective.rank == 0 else State()
+        state = self._variables.copies(updates=self.progress.update) if self._collective.rank == 0 else State()
         self._records.further = {KEY: own}
         self._records.save(state, self.progress, score=None, why=why, spec=self._job.spec, stream=None)
 
