@@ -194,6 +194,10 @@ def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:
     assert done.stdout == "hello\n"
 
 
+FRAMEWORKS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}}
+"""First word of a file's name -> what the file may import besides numpy."""
+
+
 def test_the_package_keeps_to_the_syntax_of_python_3_9_and_to_numpy() -> None:
     package = Path(reading.__file__).parent
     for file in package.rglob("*.py"):
@@ -205,4 +209,5 @@ def test_the_package_keeps_to_the_syntax_of_python_3_9_and_to_numpy() -> None:
             node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
         }
         foreign = imported - set(sys.stdlib_module_names) - {"mtrain_trace", "numpy"}
-        assert foreign <= ({"torch"} if file.name.startswith("torch_") else set()), file
+        framework = file.name.partition("_")[0]
+        assert foreign <= FRAMEWORKS.get(framework, set()), file
