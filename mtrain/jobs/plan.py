@@ -175,8 +175,7 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
-    takes_meshes = getattr(team.backend, "takes_meshes", False)  # a class need not be derived from Backend
-    meshes.check_backend(recipe, takes_meshes=takes_meshes, backend=spec.backend.name)
+    meshes.check_backend(recipe, takes_meshes=team.backend.takes_meshes, backend=spec.backend.name)
     meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)
     return recipe

@@ -176,13 +176,9 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         _ended(job, "failed" if error.code not in (None, 0) else "done")
         if error.code not in (None, 0):
             raise
-    except Interrupted as error:
-        job.leave(error)
-        _ended(job, "interrupted")
-        raise
     except BaseException as error:
         job.leave(without_own_frames(error))  # before the frames of mtrain are added again
-        _ended(job, "failed")
+        _ended(job, "interrupted" if isinstance(error, Interrupted) else "failed")
         raise
     finally:
         RUNNING.reset(before)

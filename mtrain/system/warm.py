@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -26,6 +27,8 @@ from mtrain.system import copied
 from mtrain.system.copied import CopiedProcess, Copy
 
 POLL_S = 0.05
+FIRST_S = 60.0
+"""Seconds in which the other end must have said what is to be imported."""
 PADDING = 4096
 """Bytes that the command line of a warm process has room for, in which copies show theirs."""
 OWN_VARIABLES = ("MTRAIN_JOB_ATTEMPT", "MTRAIN_JOB_SECRET", "MASTER_ADDR", "MASTER_PORT", "LD_LIBRARY_PATH")
@@ -33,6 +36,44 @@ OWN_VARIABLES = ("MTRAIN_JOB_ATTEMPT", "MTRAIN_JOB_SECRET", "MASTER_ADDR", "MAST
 one each time it is imported; the loader of libraries has read it when the process began."""
 
 Program = Callable[[Sequence[str]], int]
+
+
+class Messages:
+    """Objects as lines of JSON over a socket; knows whether one has arrived, which the buffer of a file would hide."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+        self.is_closed = False
+        """Whether the other end is closed."""
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send an object.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def arrives(self, timeout_s: float) -> bool:
+        """Return whether an object arrives in time; False once the other end is closed."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._received and not self.is_closed:
+            if not select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+            try:
+                received = self._connection.recv(1 << 16)
+            except OSError:
+                received = b""
+            self._received += received
+            self.is_closed = not received
+        return b"\n" in self._received
+
+    def hear(self) -> Mapping[str, Any]:
+        """Return the object that has arrived, see ``arrives``."""
+        line, _, self._received = self._received.partition(b"\n")
+        message: Mapping[str, Any] = json.loads(line)
+        return message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +138,13 @@ def _copy(words: Sequence[str], *, env: Mapping[str, str], log: Path) -> CopiedP
 def main(argv: Sequence[str]) -> int:
     """Serve the socket whose descriptor is the first argument until its other end is closed."""
     descriptor = int(argv[0])
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rw", encoding="utf-8") as lines:
-        is_ready = _import(Ahead(**json.loads(lines.readline())), without=descriptor)
-        _say(lines, {"ready": is_ready})
-        if is_ready:
-            _serve(connection, lines)
+    with socket.socket(fileno=descriptor) as connection:
+        messages = Messages(connection)
+        if messages.arrives(FIRST_S):
+            is_ready = _import(Ahead(**messages.hear()), without=descriptor)
+            messages.say({"ready": is_ready})
+            if is_ready:
+                _serve(messages)
     return 0
 
 
@@ -126,19 +169,11 @@ def _open_files() -> frozenset[int]:
     return frozenset(number for number in listed if os.path.exists(f"/proc/self/fd/{number}"))
 
 
-def _say(lines: Any, message: Mapping[str, Any]) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()
-
-
-def _serve(connection: socket.socket, lines: Any) -> None:
+def _serve(messages: Messages) -> None:
     running: dict[int, CopiedProcess] = {}
-    while True:
-        if select.select([connection], [], [], POLL_S)[0]:
-            text = lines.readline()
-            if not text:
-                return  # copies get SIGTERM when this process ends, and save
-            message = json.loads(text)
+    while not messages.is_closed:  # copies get SIGTERM when this process ends, and save
+        if messages.arrives(POLL_S):
+            message = messages.hear()
             if "signal" in message:
                 pid, number = message["signal"]
                 if pid in running:
@@ -146,10 +181,10 @@ def _serve(connection: socket.socket, lines: Any) -> None:
             else:
                 process, answer = _started(message["start"])
                 running |= {} if process is None else {process.pid: process}
-                _say(lines, answer)
+                messages.say(answer)
         for pid, process in list(running.items()):
             if (status := process.poll()) is not None:
-                _say(lines, {"ended": [pid, status]})
+                messages.say({"ended": [pid, status]})
                 del running[pid]
 
 

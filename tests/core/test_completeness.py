@@ -163,14 +163,20 @@ def test_what_is_not_a_session_is_refused_with_the_remedy(
     assert caught.value.exit_code == 2
 
 
-def test_a_backend_without_check_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "unchecked.py").write_text(
-        "from pydantic import BaseModel\nclass Unchecked:\n    class Options(BaseModel):\n        pass\n    nn = ops = None\n"
+@pytest.mark.parametrize("absent", ["check", "before_script", "takes_meshes", "mesh_arrays"])
+def test_a_backend_without_a_member_that_has_a_default_is_refused_when_it_is_loaded(
+    tmp_path: Path, absent: str
+) -> None:
+    members = {"nn", "ops", "check", "before_script", "takes_meshes", "mesh_arrays"} - {absent}
+    (tmp_path / f"without_{absent}.py").write_text(
+        "from pydantic import BaseModel\nclass Partial:\n    class Options(BaseModel):\n        pass\n"
+        f"    {' = '.join(sorted(members))} = None\n"
     )
     policy = tmp_path / "plugins.toml"
-    policy.write_text('[backends.unchecked]\nmodule = "unchecked:Unchecked"\n')
-    with pytest.raises(PluginError, match=r"has no `check`: derive the class from mtrain\.core\.interfaces\.Backend"):
-        plugins.load("backends", "unchecked", policy=plugins.read_policy(policy))
+    policy.write_text(f'[backends.partial]\nmodule = "without_{absent}:Partial"\n')
+    message = rf"has no `{absent}`: derive the class from mtrain\.core\.interfaces\.Backend"
+    with pytest.raises(PluginError, match=message):
+        plugins.load("backends", "partial", policy=plugins.read_policy(policy))
 
 
 def test_a_derived_backend_refuses_nothing_by_default() -> None:

@@ -18,7 +18,7 @@ class Mine:
         timeout_s: int = 5
         retries: int = 0
     framework = "none"
-    nn = ops = check = None
+    nn = ops = check = before_script = takes_meshes = mesh_arrays = None
     rendezvous = "none"
 
 class Bare:

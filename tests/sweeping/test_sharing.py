@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -158,3 +159,20 @@ def test_a_rank_with_other_variables_than_those_that_libraries_have_read_is_no_c
     assert warm.start(argv, env={**attempt, "OMP_NUM_THREADS": "2"}, log=tmp_path / "log") is None
     assert warm.start(argv, env={**attempt, "MKL_CBWR": "COMPATIBLE"}, log=tmp_path / "log") is None
     assert warm.start([sys.executable, "-m", "n"], env=attempt, log=tmp_path / "log") is None
+
+
+def test_two_messages_that_arrive_at_once_are_both_heard() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b'{"started": 1}\n{"ended": [1, 0]}\n{"st')
+        messages = warm.Messages(other)
+        heard = []
+        while messages.arrives(0.0):
+            heard.append(messages.hear())
+        assert heard == [{"started": 1}, {"ended": [1, 0]}]
+        one.sendall(b'arted": 2}\n')
+        one.shutdown(socket.SHUT_WR)
+        assert messages.arrives(5.0)
+        assert messages.hear() == {"started": 2}
+        assert not messages.arrives(5.0)
+        assert messages.is_closed

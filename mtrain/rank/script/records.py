@@ -167,16 +167,7 @@ class Records:
         state = self._saved.meta["extra"].get("stream")
         return None if state is None else kept.from_plain(state, self._tensor)
 
-    def save(
-        self,
-        state: Any,
-        progress: Progress,
-        *,
-        score: float | None,
-        why: Why,
-        spec: Any,
-        stream: Any,
-    ) -> None:
+    def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         extra = {

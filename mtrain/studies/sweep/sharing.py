@@ -1,6 +1,5 @@
 """One warm process of which the trials of a sweep are copies, see ``system.warm``: its other end, which a sweep holds."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from mtrain.errors import MtrainError
 from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.places import Place
 from mtrain.system import environment, processes
-from mtrain.system.warm import PADDING, Ahead
+from mtrain.system.warm import PADDING, Ahead, Messages
 
 LOG = "warm.log"
 """What the warm process itself has printed: beside the logs of the trials."""
@@ -54,11 +53,10 @@ class Copies:
             argv = [sys.executable, "-u", "-m", "mtrain.system.warm", str(its.fileno()), "." * PADDING]
             self._process = processes.start(argv, env=env, log=log, kept_files=(its.fileno(),))
         self._connection = mine
-        self._lines = mine.makefile("rw", encoding="utf-8")
+        self._messages = Messages(mine)
         self._ended: dict[int, int] = {}
         self.is_ready = False
         """Whether trials can be its copies."""
-        mine.settimeout(READY_S)
         self._say({name: getattr(ahead, name) for name in Ahead.__slots__})
         answer = self._answer("ready")
         self.is_ready = bool(answer)
@@ -71,16 +69,9 @@ class Copies:
 
     def status(self, pid: int) -> int | None:
         """Return the exit status of a copy, negative for a signal; None while it runs."""
-        while self.is_ready and pid not in self._ended:
-            self._connection.settimeout(0.0)
-            try:
-                if not self._connection.recv(1, socket.MSG_PEEK):
-                    self.is_ready = False
-                    break
-            except OSError:  # nothing was said
-                break
-            self._connection.settimeout(ANSWER_S)
+        while pid not in self._ended and self._messages.arrives(0.0):
             self._hear()
+        self.is_ready = self.is_ready and not self._messages.is_closed
         return self._ended.get(pid, None if self.is_ready else LOST)
 
     def send(self, pid: int, number: signal.Signals) -> None:
@@ -89,37 +80,31 @@ class Copies:
 
     def close(self) -> None:
         """End the process. Copies that still run are asked to save."""
-        with suppress(OSError):
-            self._lines.close()
         self._connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=ANSWER_S)
 
     def _say(self, message: Mapping[str, Any]) -> None:
         try:
-            self._lines.write(json.dumps(message) + "\n")
-            self._lines.flush()
+            self._messages.say(message)
         except OSError:
             self.is_ready = False
 
     def _hear(self) -> Mapping[str, Any]:
-        try:
-            message: Mapping[str, Any] = json.loads(self._lines.readline() or "{}")
-        except (OSError, ValueError):
-            message = {}
+        message = self._messages.hear()
         if "ended" in message:
             pid, status = message["ended"]
             self._ended[pid] = status
-        elif not message:
-            self.is_ready = False
         return message
 
     def _answer(self, name: str) -> object:
         """Return the answer of that name; None: something else was answered, or nothing."""
-        self._connection.settimeout(READY_S)
-        while (message := self._hear()) and "ended" in message:
-            continue
-        return message.get(name)
+        while self._messages.arrives(READY_S):
+            message = self._hear()
+            if "ended" not in message:
+                return message.get(name)
+        self.is_ready = False
+        return None
 
 
 class CopiedJob:
