@@ -88,10 +88,7 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     seen: dict[str, float] = {}
     narrow = _is_narrow(a) or _is_narrow(b)
     cast = _is_cast(a, b)
-    if cast:
-        result.remarks.append(
-            f"the samples are in other formats ({precision_of(a)} and {precision_of(b)}), and only their labels are compared"
-        )
+    result.remarks += _formats(a, b, cast=cast)
     for place in range(updates):
         ours, theirs = a.updates[place], b.updates[place]
         parted = result.parting is not None
@@ -276,9 +273,19 @@ def _pairs(update: Update) -> Any:
 
 
 def precision_of(trace: Trace) -> str:
-    """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast``."""
+    """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast to bfloat16``."""
     dtypes = list(trace.processes[0].get("model_dtypes") or trace.described["dtypes"])
-    return ", ".join([*dtypes, *(["autocast"] if any(update.autocast for update in trace.updates[:1]) else [])])
+    casts = {f"autocast to {update.autocast}" for update in trace.updates[:1] if update.autocast}
+    return ", ".join([*dtypes, *casts])
+
+
+def _formats(a: Trace, b: Trace, *, cast: bool) -> list[str]:
+    """Say where the sides compute in other formats, and what is compared all the same."""
+    mine, other = precision_of(a), precision_of(b)
+    if cast:
+        return [f"the samples are in other formats ({mine} and {other}), and only their labels are compared"]
+    words = "differences as large as the rounding of the narrower format are called rounding"
+    return [f"A computes in {mine}, B in {other}: {words}"] if mine != other else []
 
 
 def _is_narrow(trace: Trace) -> bool:

@@ -50,7 +50,8 @@ class Holding:
     """Whether each rank holds parts that add up, and no copies."""
 
     def pieces(self, parameter: Any, tensor: Any, *, front: str = "") -> Iterator[Piece]:
-        """Yield the pieces of a tensor that is laid out as a parameter: itself, its gradient, a moment."""
+        """Yield the pieces of a tensor that is laid out as a parameter: itself, its gradient (a sparse one too), a moment."""
+        tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
         segments = self.segments.get(id(parameter))
         if segments is None:
             yield (front + self.names[id(parameter)], *local_part(tensor.detach()))

@@ -67,6 +67,21 @@ def options_of(group: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def autocast_format() -> str | None:
+    """Return the format that autocast computes in where this is called, such as ``bfloat16``; None where it is off."""
+    if hasattr(torch, "get_autocast_dtype"):  # since torch 2.4, where the older functions warn
+        formats = [torch.get_autocast_dtype(device) for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
+    else:
+        formats = [torch.get_autocast_gpu_dtype()] if torch.is_autocast_enabled() else []
+        formats += [torch.get_autocast_cpu_dtype()] if torch.is_autocast_cpu_enabled() else []
+    return str(formats[0]).split(".")[-1] if formats else None
+
+
+def is_recomputing() -> bool:
+    """Return whether a backward pass is running: modules that are called then repeat a forward pass that was seen."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def steps_of(optimizer: Any, parameters: Iterable[Any]) -> int | None:
     """Return how many steps the first parameter's state has counted; None where there is no state, or it is on a device."""
     for parameter in parameters:

@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mtrain_trace import torch_facts
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.torch_listener import TorchListener
 
@@ -53,6 +54,8 @@ def _wrap_calls(listener: TorchListener) -> None:
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if not listener.depth and torch.is_grad_enabled():  # evaluation shows no samples of the training
             attempt(listener.enter_module, self, arguments, keywords)
+        elif listener.wants_autocast and torch_facts.autocast_format():
+            attempt(listener.see_autocast)
         listener.depth += 1
         try:
             return original(self, *arguments, **keywords)

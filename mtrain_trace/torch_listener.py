@@ -103,14 +103,15 @@ class TorchListener:
 
     def enter_module(self, module: Any, arguments: Any, keywords: Any) -> None:
         """Note a forward pass; only that of a whole model, not of its parts, shows samples."""
+        if torch_facts.is_recomputing():
+            return  # gradient checkpointing
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
         if not any(known is module for known in self.roots):
             self.roots.append(module)
         modes = [part.training for part in module.modules()]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
-        if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled():
-            self._micro.autocast = "on"
+        self.see_autocast()
         labels = [value for key, value in keywords.items() if key in LABELS]
         for label in labels:
             self.see_target(label)
@@ -119,10 +120,21 @@ class TorchListener:
         if found is not None:
             self._micro.inputs.append(found)
 
+    @property
+    def wants_autocast(self) -> bool:
+        """Whether no part of this pass has computed under autocast so far."""
+        return self._micro.autocast is None
+
+    def see_autocast(self) -> None:
+        """Note the format of autocast, which may be switched on within the model: Accelerate wraps its ``forward``."""
+        if not torch_facts.is_recomputing():
+            self._micro.autocast = self._micro.autocast or torch_facts.autocast_format()
+
     def see_target(self, target: Any) -> None:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
         if (
             not self._micro.labelled
+            and not torch_facts.is_recomputing()
             and isinstance(target, torch.Tensor)
             and target.dim() > 0
             and not target.requires_grad
@@ -130,7 +142,9 @@ class TorchListener:
             self._micro.targets.append(torch_mixing.Late(torch_mixing.rows(target, 1)))
 
     def see_backward(self, tensors: Any) -> None:
-        """Note the loss of a backward pass, which ends a micro batch."""
+        """Note the loss of a backward pass, which ends a micro batch; passes within a pass are parts of it."""
+        if torch_facts.is_recomputing():
+            return
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         scalars = [loss for loss in losses if isinstance(loss, torch.Tensor) and loss.numel() == 1]
         if not scalars or self.divisor is None:

@@ -211,3 +211,22 @@ def test_the_package_keeps_to_the_syntax_of_python_3_9_and_to_numpy() -> None:
         foreign = imported - set(sys.stdlib_module_names) - {"mtrain_trace", "numpy"}
         framework = file.name.partition("_")[0]
         assert foreign <= FRAMEWORKS.get(framework, set()), file
+
+
+def test_sparse_gradients_are_recorded_as_what_they_are_the_short_form_of(tmp_path: Path) -> None:
+    script = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(10, 4, sparse="sparse" in sys.argv), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.randint(0, 10, (6, 3))), torch.randint(0, 2, (6,))).backward()
+    optimizer.step()
+"""
+    for word in ("dense", "sparse"):
+        done = run(tmp_path, sys.executable, "-c", script, word, out=word)
+        assert "cannot record" not in done.stderr
+    result = comparing.compare(reading.read(tmp_path / "dense"), reading.read(tmp_path / "sparse"))
+    assert result.verdict != "different"
+    assert "gradients" in result.b.updates[0].parts

@@ -29,7 +29,17 @@ def compared(traces: Path, a: str, b: str) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    "pair", ["plain again", "plain foreach", "plain one-by-one", "plain held", "plain scaled", "adam resumed"]
+    "pair",
+    [
+        "plain again",
+        "plain foreach",
+        "plain one-by-one",
+        "plain held",
+        "plain recomputed",
+        "plain recomputed-reentrant",
+        "plain scaled",
+        "adam resumed",
+    ],
 )
 def test_trainings_of_the_same_bits_are_called_so(traces: Path, pair: str) -> None:
     assert compared(traces, *pair.split()).verdict == "same bits"
@@ -53,6 +63,12 @@ def test_other_ranks_passes_and_splits_of_the_same_training_are_rounding(traces:
     result = compared(traces, *pair.split())
     assert result.verdict == "same up to rounding"
     assert max(result.curves[comparing.WEIGHTS]) < 1e-4
+
+
+def test_autocast_within_the_model_is_told(traces: Path) -> None:
+    result = compared(traces, "plain", "autocast")
+    assert result.verdict == "same up to rounding"
+    assert any("B in float32, autocast to bfloat16" in remark for remark in result.remarks)
 
 
 CLEAN = [

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import mtrain_trace
 
@@ -70,6 +71,9 @@ CASES: dict[str, Case] = {
     "four": replace(PLAIN, ranks=4),
     "quarters": replace(PLAIN, micro_batches=4),
     "four-split": replace(PLAIN, ranks=4, splits=True),
+    "recomputed": replace(PLAIN, fault="recomputed"),
+    "recomputed-reentrant": replace(PLAIN, fault="recomputed-reentrant"),
+    "autocast": replace(PLAIN, fault="autocast"),
     "reversed": replace(PLAIN, fault="reversed"),
     "kept-zeros": replace(PLAIN, fault="kept-zeros"),
     "threads": replace(PLAIN, fault="threads"),
@@ -175,6 +179,30 @@ class Holder(nn.Module):
 
     def forward(self, *, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(self.net(images), labels)
+
+
+class Recomputed(nn.Module):
+    """A model that keeps the activations of its first layer alone, and computes the others again in the backward pass."""
+
+    def __init__(self, net: nn.Sequential, *, reentrant: bool) -> None:
+        super().__init__()
+        self.net, self.reentrant = net, reentrant
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        first = self.net[0](images)
+        return checkpoint(lambda values: self.net[1:](values), first, use_reentrant=self.reentrant)
+
+
+class Autocast(nn.Module):
+    """A model that switches autocast on within its forward pass, as Accelerate makes it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(images).float()
 
 
 def build(case: Case) -> nn.Module:
@@ -290,6 +318,9 @@ def train(case: Case, *, rank: int) -> None:
         )
         model = nn.parallel.DistributedDataParallel(net, **options) if case.ranks > 1 and not manual else net
     optimizer = optimizer_of(case, net)
+    if case.fault.startswith("recomputed"):
+        model = Recomputed(net, reentrant=case.fault == "recomputed-reentrant")
+    model = Autocast(net) if case.fault == "autocast" else model
     held = Holder(model) if case.fault == "held" else None
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=case.fault in ("scaled", "scaler-skips"))
     torch.manual_seed(5 if case.fault == "same-dropout" else 5 + rank)
