@@ -170,8 +170,8 @@ def _is_scaled(ours: Update, theirs: Update, factor: float) -> str:
 def _targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if ours.targets == theirs.targets:
         return ["the same samples have other labels: labels are shuffled or shifted against their samples"]
-    for rank, (mine, other) in enumerate(zip(ours.rank_targets, theirs.rank_targets)):
-        if len(theirs.rank_targets) > 1 and len(ours.rank_targets) == len(theirs.rank_targets) and mine != other:
+    for rank, (mine, other) in enumerate(zip(ours.target_sums, theirs.target_sums)):
+        if len(theirs.target_sums) > 1 and len(ours.target_sums) == len(theirs.target_sums) and mine != other:
             return [f"the samples are the same, but rank {rank} of B has other labels"]
     return ["the samples are the same, but their labels are not: another mapping of classes, padding or shift"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain_trace import mixing
-from mtrain_trace.recorder import ARRAYS, PROCESS, UPDATES
+from mtrain_trace.recorder import ARRAYS, FORM, PROCESS, UPDATES
 
 PARTS = ("gradients", "weights", "moments", "buffers")
 
@@ -44,6 +44,10 @@ class Update:
     rank_samples: list[list[str]] = field(default_factory=list)
     """Digests in the order of each rank."""
     rank_targets: list[list[str]] = field(default_factory=list)
+    target_sums: list[int] = field(default_factory=list)
+    """Sum of the digests of all targets of each rank."""
+    targets_summed: bool = False
+    """Whether some targets have more rows than there are samples: all targets of the update are one digest then, their sum."""
     losses: list[float] = field(default_factory=list)
     """Sum over the micro batches of each rank."""
     pass_losses: list[float] = field(default_factory=list)
@@ -145,6 +149,9 @@ def read(folder: Path, *, optimizer: int = 0) -> Trace:
     if not updates:
         raise TraceError(f"{folder}: no update was recorded; the training ended before its first optimizer step")
     for update in updates:
+        if update.targets_summed:
+            update.targets = Counter([f"{sum(update.target_sums) & mixing.MASK:016x}"])
+            update.rank_targets = [[] for _ in update.rank_targets]
         update.groups = first["optimizers"][optimizer]["groups"]
     return Trace(folder, processes, updates, start, optimizer, _remarks(folder, processes))
 
@@ -187,6 +194,11 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
             facts = json.loads(path.read_text())
         except ValueError as error:
             raise TraceError(f"{path}: is no JSON ({error}); record the training again") from error
+        if facts.get("form", FORM) != FORM:
+            raise TraceError(
+                f"{folder}: is a trace of form {facts['form']}, and this mtrain-trace reads form {FORM} alone, whose digests "
+                "are made otherwise; record the training again, with the same mtrain-trace as the one it is compared with"
+            )
         facts["folder"] = path.parent
         found.append(facts)
     if not found:
@@ -236,6 +248,9 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     update.targets.update(targets)
     update.rank_samples.append(samples)
     update.rank_targets.append(targets)
+    sums = [micro["target_sum"] for micro in micro_batches if "target_sum" in micro]
+    update.target_sums.append(sum(int(digest, 16) for digest in (*targets, *sums)) & mixing.MASK)
+    update.targets_summed = update.targets_summed or bool(sums)
     update.losses.append(sum(micro["loss"] for micro in micro_batches))
     update.pass_losses += [micro["loss"] for micro in micro_batches]
     update.clips.append(record["clip"])

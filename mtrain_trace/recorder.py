@@ -20,6 +20,8 @@ FIRST_DETAILED = 8
 """Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
 DETAILED_EVERY = 50
 PROCESS, UPDATES, ARRAYS = "process.json", "updates.jsonl", "arrays.jsonl"
+FORM = 2
+"""Number of this form of traces. Digests and sketches of another one are made otherwise, and none of them can be compared."""
 EVERY_VARIABLE, AT_VARIABLE, NUDGE_VARIABLE = "MTRAIN_TRACE_EVERY", "MTRAIN_TRACE_AT", "MTRAIN_TRACE_NUDGE"
 UPDATES_VARIABLE = "MTRAIN_TRACE_UPDATES"
 STACKS = ("deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers", "horovod")
@@ -130,7 +132,7 @@ def facts_of_process() -> dict[str, Any]:
     """Return what is known of this process without a framework."""
     rank, ranks = place()
     return {
-        "form": 1,
+        "form": FORM,
         "rank": rank,
         "ranks": ranks,
         "host": socket.gethostname(),

@@ -6,12 +6,11 @@ optimizer, FSDP2's rows, and DeepSpeed's flat partitions, which hold the ends an
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from mtrain_trace import mixing, torch_mixing
 
@@ -96,14 +95,15 @@ def names_of(root: Any) -> Iterator[tuple[str, Any]]:
         yield name[cut:], parameter
 
 
-def buffers_of(roots: list[Any]) -> Iterator[Piece]:
-    """Yield the buffers of floating point numbers of all models that have been called."""
+def buffers_of(roots: list[Any], cuts: dict[int, int]) -> Iterator[Piece]:
+    """Yield the buffers of floating point numbers of all models that have been called; ``cuts`` keeps the common fronts."""
     for place, root in enumerate(roots):
         front = f"model{place}." if len(roots) > 1 else ""
-        cut = common_front([plain_name(name) for name, _ in root.named_parameters()])
+        if id(root) not in cuts:
+            cuts[id(root)] = common_front([plain_name(name) for name, _ in root.named_parameters()])
         for name, buffer in root.named_buffers():
             if buffer.is_floating_point():
-                yield (front + plain_name(name)[cut:], *local_part(buffer.detach()))
+                yield (front + plain_name(name)[cuts[id(root)] :], *local_part(buffer.detach()))
 
 
 def parameters_of(optimizer: Any) -> Iterator[Any]:
@@ -112,6 +112,7 @@ def parameters_of(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
+@functools.lru_cache(maxsize=65536)
 def plain_name(name: str) -> str:
     """Return a parameter's name without the parts that wrappers add."""
     for part in WRAPPERS:
@@ -151,43 +152,63 @@ def local_part(tensor: Any) -> tuple[Any, int]:
     return local, int(offset[0]) * row if local.numel() else 0
 
 
-class Arrays:
-    """Digests, sketches and squared lengths of arrays: computed on their device piece by piece, read when they arrived."""
+class Meter:
+    """Measures the arrays of one optimizer, and keeps how they are laid out from one update to the next."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []
-        self._columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-        self._late: list[torch_mixing.Late] = []
+        self._seeds: dict[str, int] = {}
+        self._layouts: dict[Any, tuple[Any, torch_mixing.Layout]] = {}
 
-    def add(self, pieces: Iterable[Piece], seeds: dict[str, int]) -> None:
-        """Measure pieces on their device; ``seeds`` keeps the number of each name."""
-        for name, part, start in pieces:
-            if name not in seeds:
-                seeds[name] = mixing.name_seed(name)
-            self._names.append(name)
-            self._columns[0].append(torch_mixing.digest(part, seeds[name], start=start))
-            self._columns[1].append(torch_mixing.sketch(part, seeds[name], start=start))
-            self._columns[2].append(torch_mixing.square(part))
+    def measure(self, part: str, pieces: Iterable[Piece], *, one_by_one: bool) -> Arrays | None:
+        """Measure pieces on their devices, and start the copy of the results to the host; None where there are none.
 
-    def send(self) -> Arrays | None:
-        """Start the copy to the host; None where nothing was added."""
-        if not self._names:
-            return None
-        device = self._columns[0][0].device
-        self._late = [torch_mixing.Late(torch.stack([x.to(device) for x in column])) for column in self._columns]
-        self._columns = ([], [], [])
-        return self
+        Args:
+            part: what they are, such as ``weights``; the layout of an update before serves where nothing has changed.
+            pieces: the arrays.
+            one_by_one: whether each array is measured for itself, or all of them together.
+        """
+        groups: dict[tuple[Any, Any], list[Piece]] = {}
+        for piece in pieces:
+            groups.setdefault((piece[1].dtype, piece[1].device), []).append(piece)
+        lates = []
+        for key, group in groups.items():
+            digests, floats = self._layout(part, key, group).measure([x for _, x, _ in group], one_by_one=one_by_one)
+            names = [name for name, _, _ in group] if one_by_one else [""]
+            lates.append((names, torch_mixing.Late(digests), torch_mixing.Late(floats)))
+        return Arrays(lates, one_by_one=one_by_one) if lates else None
+
+    def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.Layout:
+        places = [(name, start, tensor.numel()) for name, tensor, start in group]
+        known = self._layouts.get((part, *key))
+        if known is None or known[0] != places:
+            for name, _, _ in places:
+                if name not in self._seeds:
+                    self._seeds[name] = mixing.name_seed(name)
+            layout = torch_mixing.Layout([(self._seeds[name], start, n) for name, start, n in places], *key)
+            known = self._layouts[(part, *key)] = (places, layout)
+        return known[1]
+
+
+class Arrays:
+    """Digests, squared lengths and sketches of the arrays of one part, on their way to the host."""
+
+    def __init__(self, lates: list[tuple[list[str], Any, Any]], *, one_by_one: bool) -> None:
+        self._lates = lates
+        self.one_by_one = one_by_one
 
     def read(self) -> dict[str, list[Any]]:
-        """Return [digest, length squared, sketch] by name; the pieces of an array are added up."""
-        digests, sketches, squares = (late.read() for late in self._late)
+        """Return [digest, length squared, sketch] by name, as lines of a trace hold them; the pieces of an array are added up.
+
+        Where all arrays were measured together, their sum has the name ``""``.
+        """
         found: dict[str, list[Any]] = {}
-        for place, name in enumerate(self._names):
-            row = [digests[place], squares[place], sketches[place]]
-            if name in found:
-                before = found[name]
-                row = [before[0] + row[0], before[1] + row[1], [a + b for a, b in zip(before[2], row[2])]]
-            found[name] = row
+        for names, digests, floats in self._lates:
+            for name, digest, (square, *sketch) in zip(names, digests.read(), floats.read()):
+                before = found.get(name)
+                if before is not None:
+                    digest, square = before[0] + digest, before[1] + square
+                    sketch = [a + b for a, b in zip(before[2], sketch)]
+                found[name] = [digest, square, sketch]
         return {
             name: [f"{row[0] & mixing.MASK:016x}", row[1], [float(f"{x:.9g}") for x in row[2]]]
             for name, row in found.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -15,7 +15,7 @@ import torch
 
 from mtrain_trace import mixing, recorder, torch_arrays, torch_facts, torch_mixing
 from mtrain_trace.recorder import Recorder
-from mtrain_trace.torch_arrays import Arrays, Holding, Piece
+from mtrain_trace.torch_arrays import Arrays, Holding, Meter, Piece
 
 LABELS = ("labels", "label", "targets", "target")
 """Keyword arguments of models that hold the target of the loss."""
@@ -28,6 +28,9 @@ class _Micro:
     inputs: list[tuple[int, Any]] = field(default_factory=list)
     """(samples, digests of them) of each forward pass of a whole model."""
     targets: list[Any] = field(default_factory=list)
+    """Digests of the targets of losses that have a row for each sample."""
+    target_sums: list[Any] = field(default_factory=list)
+    """Sums of the digests of targets that have more: a label for each token, pixel or anchor."""
     losses: list[Any] = field(default_factory=list)
     labelled: bool = False
     """Whether the model itself was given the labels, as models of Hugging Face are."""
@@ -58,7 +61,7 @@ class _Open:
     clip: _Clip | None
     full: bool
     stepped: bool = False
-    parts: dict[str, Arrays] = field(default_factory=dict)
+    parts: dict[str, Arrays | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,7 +70,7 @@ class _Watched:
 
     number: int
     holding: Holding
-    seeds: dict[str, int] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
     updates: int = 0
     depth: int = 0
     """Calls of its step that are running: Horovod's step calls the one that it has wrapped."""
@@ -97,6 +100,7 @@ class TorchListener:
         self._watched: dict[int, _Watched] = {}
         self._described: list[dict[str, Any]] = []
         self._kept: list[Any] = []
+        self._cuts: dict[int, int] = {}
         out.before_close(self.flush)
 
     # What passes show ----------------------------------------------------------------------------------------------
@@ -113,12 +117,12 @@ class TorchListener:
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self.see_autocast()
         labels = [value for key, value in keywords.items() if key in LABELS]
-        for label in labels:
-            self.see_target(label)
-        self._micro.labelled = bool(labels)
         found = _samples((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
         if found is not None:
             self._micro.inputs.append(found)
+        for label in labels:
+            self.see_target(label)
+        self._micro.labelled = bool(labels)
 
     @property
     def wants_autocast(self) -> bool:
@@ -139,7 +143,11 @@ class TorchListener:
             and target.dim() > 0
             and not target.requires_grad
         ):
-            self._micro.targets.append(torch_mixing.Late(torch_mixing.rows(target, 1)))
+            rows = torch_mixing.rows(target, 1)
+            if len(rows) > sum(samples for samples, _ in self._micro.inputs):
+                self._micro.target_sums.append(torch_mixing.Late(rows.sum()))
+            else:
+                self._micro.targets.append(torch_mixing.Late(rows))
 
     def see_backward(self, tensors: Any) -> None:
         """Note the loss of a backward pass, which ends a micro batch; passes within a pass are parts of it."""
@@ -191,9 +199,7 @@ class TorchListener:
         if not self.engine_steps:
             watched.open.parts.pop("gradients", None)  # a step that calls the one it has wrapped: the inner one's count
         if watched.open.full:
-            for parameter in torch_arrays.parameters_of(optimizer):
-                if parameter.grad is not None:
-                    self._measure(watched, "gradients", watched.holding.pieces(parameter, parameter.grad))
+            self._measure(watched, "gradients", _gradients(optimizer, watched.holding))
 
     def after_step(self, optimizer: Any) -> None:
         """Record the weights and moments that a step has left."""
@@ -204,11 +210,8 @@ class TorchListener:
         if watched.depth > 0 and not self.engine_steps:
             return
         if watched.open.full:
-            for parameter in torch_arrays.parameters_of(optimizer):
-                self._measure(watched, "weights", watched.holding.pieces(parameter, parameter))
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    if _is_moment(value, parameter):
-                        self._measure(watched, "moments", watched.holding.pieces(parameter, value, front=f"{key}/"))
+            self._measure(watched, "weights", _weights(torch_arrays.parameters_of(optimizer), watched.holding))
+            self._measure(watched, "moments", _moments(optimizer, watched.holding))
         if not self.engine_steps:
             self.end_update(optimizer)
 
@@ -245,7 +248,7 @@ class TorchListener:
         }
         watched.open = _Open(record, micro_batches, clip, full=self._out.is_full(update))
         if watched.open.full:
-            self._measure(watched, "buffers", torch_arrays.buffers_of(self.roots))
+            self._measure(watched, "buffers", torch_arrays.buffers_of(self.roots, self._cuts))
 
     def end_update(self, optimizer: Any) -> None:
         """Close the open update and hold it back until the next one; an engine has told its clipping meanwhile."""
@@ -257,8 +260,7 @@ class TorchListener:
         if self._clip is not None:
             done.clip, self._clip = self._clip, None
         done.record["skipped"] = not done.stepped
-        parts = {name: arrays.send() for name, arrays in done.parts.items()}
-        watched.outstanding = lambda: self._write(done, parts)
+        watched.outstanding = lambda: self._write(done)
 
     def flush(self) -> None:
         """Write the records that are held back."""
@@ -288,10 +290,8 @@ class TorchListener:
             }
         )
         self._out.describe({**facts, "optimizers": self._described})
-        start = Arrays()
-        for parameter in holding.parameters:
-            start.add(holding.pieces(parameter, parameter), watched.seeds)
-        if start.send() is not None:
+        start = watched.meter.measure("weights", _weights(holding.parameters, holding), one_by_one=True)
+        if start is not None:
             self._out.write(recorder.ARRAYS, {"update": 0, "optimizer": watched.number, "weights": start.read()})
 
     def is_watched(self, optimizer: Any) -> bool:
@@ -310,26 +310,29 @@ class TorchListener:
 
     def _measure(self, watched: _Watched, part: str, pieces: Iterator[Piece]) -> None:
         if watched.open is not None:
-            watched.open.parts.setdefault(part, Arrays()).add(pieces, watched.seeds)
+            one_by_one = self._out.is_detailed(watched.updates)
+            watched.open.parts[part] = watched.meter.measure(part, pieces, one_by_one=one_by_one)
 
-    def _write(self, done: _Open, parts: dict[str, Arrays | None]) -> None:
+    def _write(self, done: _Open) -> None:
         """Write one update to the files; all copies to the host were started an update ago."""
         record = done.record
         record["micro_batches"] = [_read_micro(micro) for micro in done.micro_batches]
         record["clip"] = None if done.clip is None else done.clip.read()
         arrays: dict[str, Any] = {}
-        for part, measured in parts.items():
+        for part, measured in done.parts.items():
             if measured is None:
                 continue
-            arrays[part] = measured.read()
-            rows = list(arrays[part].values())
+            read = measured.read()
+            if measured.one_by_one:
+                arrays[part] = read
+            rows = list(read.values())
             record[part] = {
                 "digest": f"{sum(int(row[0], 16) for row in rows) & mixing.MASK:016x}",
                 "norm": math.sqrt(sum(row[1] for row in rows)),
                 "sketch": [float(f"{sum(row[2][place] for row in rows):.7g}") for place in range(mixing.LENGTH)],
             }
         self._out.write(recorder.UPDATES, record)
-        if arrays and self._out.is_detailed(record["update"]):
+        if arrays:
             self._out.write(recorder.ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **arrays})
 
 
@@ -340,6 +343,24 @@ def _versions(holding: Holding) -> int:
 
 def _random_state() -> str:
     return hashlib.blake2b(bytes(torch.get_rng_state().numpy()), digest_size=6).hexdigest()
+
+
+def _gradients(optimizer: Any, holding: Holding) -> Iterator[Piece]:
+    for parameter in torch_arrays.parameters_of(optimizer):
+        if parameter.grad is not None:
+            yield from holding.pieces(parameter, parameter.grad)
+
+
+def _weights(parameters: Iterable[Any], holding: Holding) -> Iterator[Piece]:
+    for parameter in parameters:
+        yield from holding.pieces(parameter, parameter)
+
+
+def _moments(optimizer: Any, holding: Holding) -> Iterator[Piece]:
+    for parameter in torch_arrays.parameters_of(optimizer):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if _is_moment(value, parameter):
+                yield from holding.pieces(parameter, value, front=f"{key}/")
 
 
 def _is_moment(value: Any, parameter: Any) -> bool:
@@ -377,7 +398,9 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
     scale = micro.scale.read() if micro.scale is not None else 1.0
     inputs = [f"{number & mixing.MASK:016x}" for _, late in micro.inputs for number in late.read()]
     targets = [f"{number & mixing.MASK:016x}" for late in micro.targets for number in late.read()]
+    sums = [late.read() for late in micro.target_sums]
     return {
+        **({"target_sum": f"{sum(sums) & mixing.MASK:016x}"} if sums else {}),
         "loss": sum(late.read() for late in micro.losses) / scale,
         "samples": inputs,
         "targets": targets,

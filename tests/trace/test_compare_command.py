@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from mtrain_trace import recorder
 
-def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0, frozen: bool = False) -> None:
+
+def write(
+    folder: Path, *, rate: float = 0.1, loss: float = 1.0, frozen: bool = False, form: int = recorder.FORM
+) -> None:
     """Write the trace of one rank and two updates by hand."""
     rank = folder / "rank-00000-host-1"
     rank.mkdir(parents=True)
@@ -21,7 +25,8 @@ def write(folder: Path, *, rate: float = 0.1, loss: float = 1.0, frozen: bool = 
         "sharded": False,
         "unseen": [],
     }
-    (rank / "process.json").write_text(json.dumps({"rank": 0, "ranks": 1, "torch": "2", "optimizers": [optimizer]}))
+    process = {"form": form, "rank": 0, "ranks": 1, "torch": "2", "optimizers": [optimizer]}
+    (rank / "process.json").write_text(json.dumps(process))
     row = {"digest": "0" * 16, "norm": 1.0, "sketch": [0.0] * 16}
     lines = []
     for number in (1, 2):
@@ -64,6 +69,16 @@ def test_an_optimizer_whose_arrays_have_no_gradient_at_all_is_named(folder: Path
     assert done.returncode == 1
     assert "DIFFERENT: the gradient first in update 1" in done.stdout
     assert "No array that the optimizer of B holds has a gradient" in done.stdout
+
+
+def test_traces_of_another_form_are_refused_with_the_remedy(folder: Path) -> None:
+    write(folder / "older", form=recorder.FORM - 1)
+    for words in (("older", "one"), ("one", "older")):
+        done = run(folder, "mtrain_trace", *words)
+        assert done.returncode == 2
+        assert f"older: is a trace of form 1, and this mtrain-trace reads form {recorder.FORM} alone" in done.stderr
+        assert "record the training again" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

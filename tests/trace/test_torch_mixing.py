@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrain_trace import mixing, torch_mixing
+from mtrain_trace import mixing, torch_arrays, torch_mixing
 
 ARRAYS = [
     np.random.default_rng(0).standard_normal(200_003).astype(np.float32),
@@ -19,10 +19,15 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.size}")
 def test_torch_and_numpy_agree(array: np.ndarray) -> None:
-    tensor, seed = torch.from_numpy(array), mixing.name_seed("w")
-    assert int(torch_mixing.digest(tensor, seed)) & mixing.MASK == mixing.digest(array, "w")
-    assert torch_mixing.sketch(tensor, seed).numpy() == pytest.approx(mixing.sketch(array, "w"), abs=1e-9)
-    assert float(torch_mixing.square(tensor)) == pytest.approx(float((array.astype(np.float64) ** 2).sum()))
+    rows = measured([("w", torch.from_numpy(array), 0)])
+    digest, square, sketch = rows["w"]
+    assert int(digest, 16) == mixing.digest(array, "w")
+    assert sketch == pytest.approx(mixing.sketch(array, "w"), rel=1e-8, abs=1e-9)
+    assert square == pytest.approx(float((array.astype(np.float64) ** 2).sum()), rel=1e-14)
+
+
+def measured(pieces: list[tuple[str, torch.Tensor, int]], *, one_by_one: bool = True) -> dict[str, list]:
+    return torch_arrays.Meter().measure("weights", pieces, one_by_one=one_by_one).read()
 
 
 @pytest.mark.parametrize("cuts", [(1,), (65_536,), (65_535, 131_073), (17, 18, 199_999)])
@@ -34,10 +39,10 @@ def test_the_digests_and_sketches_of_parts_add_up_to_those_of_the_whole(cuts: tu
     )
     total = sum(mixing.sketch(part, "w", start=start) for part, start in parts)
     assert total == pytest.approx(mixing.sketch(array, "w"), abs=1e-9)
-    late = sum(
-        int(torch_mixing.digest(torch.from_numpy(part), mixing.name_seed("w"), start=start)) for part, start in parts
-    )
-    assert late & mixing.MASK == mixing.digest(array, "w")
+    (digest, square, sketch) = measured([("w", torch.from_numpy(part), start) for part, start in parts])["w"]
+    assert int(digest, 16) == mixing.digest(array, "w")
+    assert sketch == pytest.approx(mixing.sketch(array, "w"), rel=1e-8, abs=1e-9)
+    assert square == pytest.approx(float((array.astype(np.float64) ** 2).sum()), rel=1e-14)
 
 
 def test_one_bit_an_exchange_of_two_elements_and_another_name_change_the_digest() -> None:
