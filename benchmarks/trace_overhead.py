@@ -1,87 +1,97 @@
-"""CPU seconds that ``mtrain_trace`` adds to an update of YOLOv5n, by turns with and without the recorder, in processes of their
-own. The first sixteen updates do not count: most of them record each array by itself, which later ones do rarely.
+"""CPU seconds that ``mtrain_trace`` adds to an update of YOLOv5n, in one process that records some updates and others not.
 
-    python -m benchmarks.trace_overhead [--turns 3] [--updates 20]
+Updates take turns: without the recorder, with what every update has (loss, samples, settings), with gradients, weights,
+moments and buffers besides, and with each array by itself. A busy machine slows neighbouring updates alike, so each is
+divided by the plain one of its own turn, and the median of these ratios is told.
+
+    python -m benchmarks.trace_overhead [--turns 10]
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from typing import Any
 
-BATCH, FIRST = 8, 16
-"""Images of an update, and updates that do not count."""
+os.environ["OMP_NUM_THREADS"] = "1"
 
+import torch
 
-def train(updates: int) -> None:
-    """Print the CPU seconds of an update in a plain loop of torch: forward and backward pass, clipping and step."""
-    import torch
+import mtrain_trace
+from benchmarks import job
+from mtrain_trace import torch_hooks
 
-    from benchmarks import job
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    job.bind("torch")
-    model = job.build(BATCH, "yolov5n")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.937, nesterov=True, weight_decay=5e-4)
-    batches = job.micro_batches(BATCH, seed=0)
-    for update in range(FIRST + updates):
-        if update == FIRST:
-            begin = time.process_time()
-        optimizer.zero_grad()
-        model({name: torch.from_numpy(values) for name, values in next(batches).items()})["total"].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-        optimizer.step()
-    seconds = (time.process_time() - begin) / updates
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(json.dumps({"seconds": seconds, "parameters": parameters}))
+BATCH, EVERY = 8, 10
+"""Images of an update; how rarely ``--every 10`` records the arrays."""
+KINDS = {"plain": None, "settings": (False, False), "every update": (True, False), "each array": (True, True)}
+"""Kinds of updates -> whether the recorder takes them for full ones, and for detailed ones; None: it sleeps."""
 
 
-def measure(words: list[str], *, every: int | None) -> dict[str, float]:
-    here = [sys.executable, "-m", "benchmarks.trace_overhead", "--once", *words]
-    with tempfile.TemporaryDirectory() as folder:
-        traced = [
-            sys.executable,
-            "-m",
-            "mtrain_trace",
-            "run",
-            "--out",
-            f"{folder}/t",
-            "--every",
-            str(every),
-            "--",
-            *here,
-        ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        output = subprocess.run(here if every is None else traced, env=env, capture_output=True, text=True, check=True)
-    return dict(json.loads(output.stdout.splitlines()[-1]))
+class Training:
+    """A plain loop of torch: forward and backward pass, clipping and step."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        job.bind("torch")
+        self.model: Any = job.build(BATCH, "yolov5n")
+        rule = {"lr": 1e-4, "momentum": 0.937, "nesterov": True, "weight_decay": 5e-4}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **rule)
+        self.batches = job.micro_batches(BATCH, seed=0)
+
+    def update(self) -> float:
+        """Make an update, and return its CPU seconds."""
+        samples = {name: torch.from_numpy(values) for name, values in next(self.batches).items()}
+        begin = time.process_time()
+        self.optimizer.zero_grad()
+        self.model(samples)["total"].backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 10.0)
+        self.optimizer.step()
+        return time.process_time() - begin
+
+
+def measure(turns: int, folder: str) -> dict[str, list[float]]:
+    """Return the CPU seconds of the updates of each kind."""
+    recorder = mtrain_trace.attach(folder)
+    training = Training()
+    awake = torch_hooks._attempt[0]
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for turn in range(turns + 1):
+        for kind, asked in KINDS.items():
+            torch_hooks._attempt[0] = awake if asked else lambda *_: None
+            if asked:
+                recorder.is_full = lambda _, full=asked[0]: full  # type: ignore[method-assign]
+                recorder.is_detailed = lambda _, detailed=asked[1]: detailed  # type: ignore[method-assign]
+            # What an update has shown is written at the beginning of the next one, so each kind is made twice.
+            training.update()
+            seconds = training.update()
+            if turn:  # the first turn lays out the arrays and fills caches
+                found[kind].append(seconds)
+    torch_hooks._attempt[0] = awake
+    recorder.close()
+    return found
 
 
 def main() -> None:
+    """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.once:
-        train(options.updates)
-        return
-    found: dict[str, list[float]] = {"plain": [], "every update": [], "every 10th": []}
-    for _ in range(options.turns):
-        for name, every in (("plain", None), ("every update", 1), ("every 10th", 10)):
-            result = measure([f"--updates={options.updates}"], every=every)
-            found[name].append(result["seconds"])
-        ratios = {name: seconds[-1] / found["plain"][-1] for name, seconds in found.items()}
-        print("  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()), flush=True)
+    parser.add_argument("--turns", type=int, default=10)
+    turns = parser.parse_args().turns
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(turns, folder)
+    ratios = {k: [a / b for a, b in zip(seconds, found["plain"], strict=True)] for k, seconds in found.items()}
+    rare = [((EVERY - 1) * a + b) / EVERY for a, b in zip(ratios["settings"], ratios["every update"], strict=True)]
+    ratios[f"--every {EVERY}"] = rare
     plain = statistics.median(found["plain"])
-    print(f"YOLOv5n, {result['parameters']:,.0f} parameters, {BATCH} images of 320 pixels, one thread")
-    for name, seconds in found.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds, found["plain"], strict=True))
-        print(f"{name:>14}: {ratio * plain:.4f} CPU s an update, {ratio:.3f} of plain")
+    print(
+        f"YOLOv5n, {BATCH} images of 320 pixels, clipped SGD, one thread, {turns} turns; load {os.getloadavg()[0]:.0f}"
+    )
+    for kind, values in ratios.items():
+        low, _, high = statistics.quantiles(values, n=4)
+        print(
+            f"{kind:>14}: {statistics.median(values):.3f} of plain ({plain:.3f} CPU s); quartiles {low:.3f} {high:.3f}"
+        )
 
 
 if __name__ == "__main__":
