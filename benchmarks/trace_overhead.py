@@ -63,11 +63,15 @@ def measure(turns: int, folder: str) -> dict[str, list[float]]:
             if asked:
                 recorder.is_full = lambda _, full=asked[0]: full  # type: ignore[method-assign]
                 recorder.is_detailed = lambda _, detailed=asked[1]: detailed  # type: ignore[method-assign]
-            # What an update has shown is written at the beginning of the next one, so each kind is made twice.
-            training.update()
+            # What an update has shown is written at the beginning of the next one, so each of these kinds is made twice.
+            if asked:
+                training.update()
             seconds = training.update()
             if turn:  # the first turn lays out the arrays and fills caches
                 found[kind].append(seconds)
+        if turn:
+            shown = (f"{kind} {seconds[-1] / found['plain'][-1]:.3f}" for kind, seconds in found.items())
+            print("  ".join(shown), flush=True)
     torch_hooks._attempt[0] = awake
     recorder.close()
     return found

@@ -166,6 +166,36 @@ for update in range(4):
     assert [len(update.arrays["weights"]) for update in updates] == [2, 2, 3, 3]
 
 
+def test_labels_of_tokens_are_one_digest_a_pass_and_are_compared_over_passes(tmp_path: Path) -> None:
+    script = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10))
+tokens, labels = torch.randint(0, 10, (8, 64)), torch.randint(0, 10, (8, 64))
+passes = 2 if "halves" in sys.argv else 1
+if "other" in sys.argv:
+    labels[5, 7] += 1
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for update in range(3):
+    optimizer.zero_grad()
+    for part in torch.arange(8).chunk(passes):
+        logits = model(tokens[part]).flatten(0, 1)
+        (torch.nn.functional.cross_entropy(logits, labels[part].flatten()) / passes).backward()
+    optimizer.step()
+"""
+    traces = {}
+    for word in ("whole", "halves", "other"):
+        done = run(tmp_path, sys.executable, "-c", script, word, out=word)
+        assert "cannot record" not in done.stderr
+        traces[word] = reading.read(tmp_path / word)
+    lines = next((tmp_path / "whole").glob("rank-*")).joinpath("updates.jsonl").read_text().splitlines()
+    assert max(map(len, lines)) < 1900  # 512 labels are no 512 digests
+    assert comparing.compare(traces["whole"], traces["halves"]).parting is None
+    parting = comparing.compare(traces["whole"], traces["other"]).parting
+    assert parting is not None
+    assert (parting.what, parting.update) == (comparing.TARGETS, 1)
+
+
 def test_a_training_whose_loop_is_compiled_is_recorded_as_it_runs(tmp_path: Path) -> None:
     script = """
 import sys, torch
