@@ -116,6 +116,28 @@ def test_a_host_that_is_lost_starts_an_unmodified_session_again_from_its_own_che
     assert difference(weights(alone), weights(here)) <= 1e-12
 
 
+def test_pods_train_a_script_with_the_callback_as_one_process(jobs: Jobs, lab: Lab):
+    """The script is the port, but for the folder of its weights: the image's own folder is read-only."""
+    pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
+    from tests.cluster import test_lab_kubernetes as pods
+
+    alone = folder_of(lab.share, "horovod_keras")
+    ended_well(started(jobs, alone, {"node1": ["--nproc-per-node", "1"]}, name="one"))
+    here = folder_of(lab.share, "horovod_keras")
+    text = (here / "port.py").read_text().replace('"weights.npz"', f'"{pods.RUNS}/weights.npz"')
+    (here / "port.py").write_text(f"import sys\n\nsys.argv.append('--fp64')\n{text}")
+    shared = lab.share / "runs" / "weights.npz"
+    words = [word for pair in QUIET for word in ("-o", pair)]
+    script = str((here / "port.py").relative_to(lab.share))
+    with pods._played(lab, "pods-keras", "horovod", kind="job", script=script, more=words) as played:
+        played.start(jobs)
+        assert played.codes(timeout_s=400) == [0, 0], played.text()
+    made = weights(shared.parent)
+    shared.unlink()
+    print(f"pods: {difference(weights(alone), made):.1e}")
+    assert difference(weights(alone), made) <= 1e-12
+
+
 def submitted(slurm: SlurmLab, here: Path, *words: str, name: str, hosts: int, script: str = "port.py") -> str:
     """Submit a script from its folder; return the job's id."""
     mtrain = [sys.executable, "-m", "mtrain", "submit", "--cluster", "slurm", "--backend", "horovod"]
