@@ -30,6 +30,7 @@ def test_an_unmodified_script_trains_on_two_ranks_as_on_one(tmp_path):
     assert largest <= 1e-12
 
 
+@pytest.mark.slow
 def test_its_first_rank_that_fails_is_named_with_its_error(tmp_path):
     failing = "import horovod.torch as hvd\nhvd.init()\nif hvd.rank() == 1:\n    raise ValueError('a bad number')\nhvd.join()\n"
     (tmp_path / "failing.py").write_text(failing)
