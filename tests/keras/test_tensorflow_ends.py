@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -128,3 +129,19 @@ def test_a_script_of_plain_python_that_was_asked_to_end_goes_on_under_mtrain_as_
     assert sorted(set(updates(tmp_path, folder.name))) == list(range(30))
     warned = [each["message"] for each in jobs.records(tmp_path, folder.name) if "message" in each]
     assert [message for message in warned if message.startswith("dropout: draws other random numbers")]
+
+
+@pytest.mark.slow
+def test_doctor_says_for_which_framework_horovod_is_there_and_that_torch_is_for_others(tmp_path):
+    line = [sys.executable, "-m", "mtrain", "doctor", "--quick", "--json", "-b", "horovod"]
+    done = subprocess.run(
+        [*line, "-o", f"backend.python={PYTHON}"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (found["torch"]["state"], found["horovod"]["state"], found["tensorflow"]["state"]) == ("absent", "ok", "ok")
+    assert "scripts of horovod with torch, cannot run without it" in found["torch"]["text"]
+    assert "pip install" in found["torch"]["remedy"]
+    assert "[horovod]" in found["torch"]["remedy"]
+    assert "for tensorflow 2.15" in found["horovod"]["text"]
