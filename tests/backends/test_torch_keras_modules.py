@@ -13,13 +13,13 @@ from mtrain.errors import ScriptError  # noqa: E402
 from mtrain.rank.script.building import Building  # noqa: E402
 
 
-def network(*, dropout: float = 0.0, regularizer: str | None = None) -> "keras.Model":
+def network(*, dropout: float = 0.0, seed: int | None = None, regularizer: str | None = None) -> "keras.Model":
     return keras.Sequential(
         [
             keras.layers.Input(shape=(6,)),
             keras.layers.Dense(5, name="first", kernel_regularizer=regularizer),
             keras.layers.BatchNormalization(name="norm"),
-            keras.layers.Dropout(dropout),
+            keras.layers.Dropout(dropout, seed=seed),
             keras.layers.Dense(2, name="last"),
         ]
     )
@@ -55,8 +55,10 @@ def test_it_computes_with_the_array_that_a_backend_has_put_in_a_parameters_place
     assert torch.equal(module(inputs), torch.ones(3, 2))
 
 
-def test_dropout_follows_the_seed_of_torch_and_not_a_count_of_its_own():
-    module = Building(lambda: network(dropout=0.5))()
+@pytest.mark.parametrize("own_seed", [None, 3])
+def test_dropout_follows_the_seed_of_torch_and_not_a_count_of_its_own(own_seed):
+    """Keras gives a layer with a seed a generator of its own; one without draws from torch's."""
+    module = Building(lambda: network(dropout=0.5, seed=own_seed))()
     inputs = torch.randn(64, 6)
     outputs = []
     for seed in (1, 2, 1):
