@@ -30,10 +30,14 @@ class Noise(tf.keras.layers.Layer):
 
 
 class Slow(tf.keras.callbacks.Callback):
-    """Waits after each update, and fails as asked."""
+    """Says how many updates this process has made, waits after each, and fails as asked."""
+
+    made = 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        time.sleep(0.2)
+        self.made += 1
+        Path("made").write_text(str(self.made))
+        time.sleep(0.4)
         if "raises" in sys.argv and batch == 2:
             raise ValueError("a bad number")
 
