@@ -111,7 +111,7 @@ def libraries(
     for module, users in needed.items():
         has_other = framework in further or any(name in present and one in users for name, one in further.items())
         is_other = has_other and module in NEUTRAL_FRAMEWORKS
-        lacking = _other(module, users, python) if is_other else _absent(module, users, chosen, python)
+        lacking = _other(module, users) if is_other else _absent(module, users, chosen, python)
         findings += findings_of.get(module) or [lacking]
     for module, entry in further.items():
         if module in present:
@@ -173,10 +173,10 @@ def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str
     return Finding(check=module, state=state, text=text, remedy=entry.remedy(python))
 
 
-def _other(module: str, users: Sequence[Entry], python: str) -> Finding:
+def _other(module: str, users: Sequence[Entry]) -> Finding:
     """Return the finding about a missing framework, where the interpreter has another one for the scripts of the same backend."""
     text = f"not installed; specs, and scripts of {', '.join(entry.name for entry in users)} with {module}, cannot run without it"
-    return Finding(check=module, state="absent", text=text, remedy=_install(users[0].extra or module, python))
+    return Finding(check=module, state="absent", text=text)
 
 
 def _probe_library(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:
