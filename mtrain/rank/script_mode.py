@@ -173,8 +173,11 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         _ended(job, "done")
     except SystemExit as error:
         # A script may end with sys.exit(0); anything else is a failure of this rank.
-        _ended(job, "failed" if error.code not in (None, 0) else "done")
-        if error.code not in (None, 0):
+        has_failed = error.code not in (None, 0)
+        if has_failed:
+            job.leave(without_own_frames(error))
+        _ended(job, "failed" if has_failed else "done")
+        if has_failed:
             raise
     except BaseException as error:
         job.leave(without_own_frames(error))  # before the frames of mtrain are added again

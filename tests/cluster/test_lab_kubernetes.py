@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,8 +121,10 @@ class Pods:
         return "\n".join(f"-- {output.node}\n{output.text}" for output in self.job.outputs)
 
 
-def _planned(lab: Lab, name: str, backend: str, *, kind: str, count: int = 2, script: str = "") -> Pods:
-    """The pods of the manifests that mtrain prints, on a machine that is none of the hosts."""
+def _planned(
+    lab: Lab, name: str, backend: str, *, kind: str, count: int = 2, script: str = "", more: Sequence[str] = ()
+) -> Pods:
+    """The pods of the manifests that mtrain prints, on a machine that is none of the hosts; ``more``: further words."""
     options = {
         "image": "mtrain:1",
         "kind": kind,
@@ -136,7 +138,7 @@ def _planned(lab: Lab, name: str, backend: str, *, kind: str, count: int = 2, sc
     words = [word for key, value in options.items() for word in ("-o", f"cluster.options.{key}={value}")]
     values = {"data.root": DATA, **{key.replace("__", "."): value for key, value in VALUES.items()}}
     words += [word for key, value in values.items() for word in ("-o", f"{key}={value}")]
-    words += ["--cluster", "kubernetes", "-N", str(count), "--nproc-per-node", "1", "--name", name]
+    words += ["--cluster", "kubernetes", "-N", str(count), "--nproc-per-node", "1", "--name", name, *more]
     verb = ["submit", "--dry-run"] if script else ["plan", "-c", "mtrain.yml"]
     argv = [sys.executable, "-m", "mtrain", *verb, "-b", backend, *words, *([script] if script else [])]
     text = subprocess.run(argv, cwd=lab.share, check=True, capture_output=True, text=True).stdout

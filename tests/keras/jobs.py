@@ -63,12 +63,19 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-def started(here: Path, script: Path, ranks: int, *words: str, until: str) -> "subprocess.Popen[str]":
+def started(
+    here: Path, script: Path, ranks: int, *words: str, until: str, arguments: tuple[str, ...] = ("--fp64",)
+) -> "subprocess.Popen[str]":
     """Start a job, and return once a file matches the pattern ``until``."""
     here.mkdir(parents=True, exist_ok=True)
     with (here / "first.log").open("w") as log:
         job = subprocess.Popen(
-            command(script, ranks, *words), cwd=here, env=environment(), stdout=log, stderr=log, text=True
+            command(script, ranks, *words, arguments=arguments),
+            cwd=here,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            text=True,
         )
     deadline = time.monotonic() + 240
     while not list(here.glob(until)):

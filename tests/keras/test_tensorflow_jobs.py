@@ -5,9 +5,13 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import mtrain.keras
+from mtrain.core.interfaces import Progress
 from mtrain.jobs.script_job import imports_tensorflow
 from mtrain.rank.process import StopRequest
 from mtrain.rank.script_mode import knows_mtrain
@@ -148,3 +152,52 @@ def test_steps_that_are_not_divided_by_the_ranks_are_named(tmp_path):
     both = trace(tmp_path / "b", updates=4)
     assert "not divided by the number of ranks" in rank_checks.length(alone, both)[0]
     assert rank_checks.length(both, both) == []
+
+
+class Loop:
+    """Notes what a loop of one's own tells its job."""
+
+    def __init__(self, *, update: int = 0, position: int = 0, epoch: int = 0) -> None:
+        self.progress = Progress(update=update, position=position, epoch=epoch)
+        self.ended: list[bool] = []
+
+    def updated(self, losses, *, position, ended, place):
+        self.ended.append(ended)
+        done = replace(self.progress, update=self.progress.update + 1)
+        self.progress = replace(done, position=0 if ended else position, epoch=done.epoch + ended)
+
+
+def trained(loop, **lengths):
+    """Return the batches that a loop was given, with one update for each."""
+    lengths = {"updates": None, "updates_per_epoch": None} | lengths
+    attached, seen = mtrain.keras.Attached(loop, **lengths), []
+    for batch in attached.batches(range(8)):
+        seen.append(batch)
+        attached.step(loss=0.5)
+    return seen
+
+
+def test_a_resumed_loop_gets_the_batches_after_those_of_before_and_no_more_than_its_updates():
+    assert trained(Loop()) == list(range(8))
+    assert trained(Loop(update=3)) == [3, 4, 5, 6, 7]
+    assert trained(Loop(update=3), updates=5) == [3, 4]
+    assert trained(Loop(update=5), updates=5) == []
+
+
+def test_a_loop_counts_its_epochs_from_the_updates_of_one():
+    loop = Loop(update=4, position=1, epoch=1)
+    trained(loop, updates=8, updates_per_epoch=3)
+    assert loop.ended == [False, True, False, False]
+    assert (loop.progress.epoch, loop.progress.position) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_initialized", "kind"), [(2, True, "ranks"), (1, True, "alone"), (2, False, "alone")]
+)
+def test_a_script_is_joined_to_the_ranks_of_horovod_where_there_are_several(size, is_initialized, kind, monkeypatch):
+    parts = SimpleNamespace(TensorflowCollective=lambda hvd: "ranks", Alone=lambda: "alone", device=lambda: "cpu")
+    horovod = SimpleNamespace(is_initialized=lambda: is_initialized, size=lambda: size)
+    monkeypatch.setattr(mtrain.keras, "_part", lambda name: parts)
+    monkeypatch.setattr(mtrain.keras, "KerasJob", lambda collective, device: collective)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+    assert mtrain.keras._joined() == kind

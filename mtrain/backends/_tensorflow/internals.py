@@ -3,8 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 TESTED = ("2.15.1",)
 """Versions of TensorFlow, with its own Keras, with which these internals were tested; see docs/versions.md."""
+LEGACY = "legacy_stateful"
+"""Kind of the random numbers of Keras's layers, unless ``tf.keras.backend.experimental.enable_tf_random_generator`` was called."""
 
 
 def begin_at(model: Any, place: Callable[[], tuple[int, int]]) -> None:
@@ -23,11 +27,23 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def generators(model: Any) -> Iterator[Any]:
-    """Yield the variables with the states of random layers, such as dropout, in the order of the layers."""
+    """Yield the variables with the states of ``tf.random.Generator``s in the layers of a model, in the order of the layers."""
     for layer in model._flatten_layers():
-        generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
-        if generator is not None:
-            yield generator.state
+        own = getattr(getattr(layer, "_random_generator", None), "_generator", None)
+        for generator in (own, *vars(layer).values()):
+            if isinstance(generator, tf.random.Generator):
+                yield generator.state
+
+
+def without_state(model: Any) -> list[str]:
+    """Return the names of layers, such as dropout, that draw from operations of the graph, whose counters nobody can read."""
+    return [layer.name for layer in model._flatten_layers() if _draws(layer)]
+
+
+def _draws(layer: Any) -> bool:
+    kind = getattr(getattr(layer, "_random_generator", None), "_rng_type", None)
+    rates = [getattr(layer, name) for name in ("rate", "dropout", "recurrent_dropout") if hasattr(layer, name)]
+    return kind == LEGACY and (not rates or any(rate != 0 for rate in rates))
 
 
 def make_slots(optimizer: Any, variables: list[Any]) -> None:

@@ -82,6 +82,10 @@ class Variables:
             if name in state.counters:
                 variable.assign(tf.cast(tf.constant(state.counters[name], tf.float64), variable.dtype))
 
+    def without_state(self) -> list[str]:
+        """Return the names of layers whose random numbers cannot be saved."""
+        return [] if self._model is None else internals.without_state(self._model)
+
     def random_state(self) -> dict[str, Any]:
         """Return the states of the random numbers of this rank, as plain values."""
         kind, keys, *rest = np.random.get_state()

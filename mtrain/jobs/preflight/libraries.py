@@ -111,7 +111,8 @@ def libraries(
     for module, users in needed.items():
         has_other = framework in further or any(name in present and one in users for name, one in further.items())
         is_other = has_other and module in NEUTRAL_FRAMEWORKS
-        findings += findings_of.get(module) or [_absent(module, users, None if is_other else chosen, python)]
+        lacking = _other(module, users) if is_other else _absent(module, users, chosen, python)
+        findings += findings_of.get(module) or [lacking]
     for module, entry in further.items():
         if module in present:
             findings += findings_of[module]
@@ -170,6 +171,12 @@ def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str
     state: State = "bad" if chosen in [user.name for user in users] else "absent"
     text = f"not installed; {names} cannot train without it"
     return Finding(check=module, state=state, text=text, remedy=entry.remedy(python))
+
+
+def _other(module: str, users: Sequence[Entry]) -> Finding:
+    """Return the finding about a missing framework, where the interpreter has another one for the scripts of the same backend."""
+    text = f"not installed; specs, and scripts of {', '.join(entry.name for entry in users)} with {module}, cannot run without it"
+    return Finding(check=module, state="absent", text=text)
 
 
 def _probe_library(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:

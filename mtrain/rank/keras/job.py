@@ -2,9 +2,8 @@
 
 import atexit
 import contextlib
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -14,7 +13,7 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.interfaces import Collective, Progress, State, Why
 from mtrain.errors import Interrupted, ScriptError
-from mtrain.rank.script.plain_python import solo_job
+from mtrain.rank.script.plain_python import exit_watched, solo_job
 from mtrain.rank.script.records import Records
 from mtrain.rank.script_mode import RankJob, running
 
@@ -39,6 +38,10 @@ class Variables(Protocol):
 
     def restore(self, state: State) -> None:
         """Give the variables the values of a checkpoint."""
+        ...
+
+    def without_state(self) -> list[str]:
+        """Return the names of layers whose random numbers cannot be saved."""
         ...
 
     def random_state(self) -> dict[str, Any]:
@@ -74,8 +77,9 @@ class KerasJob:
                 "with: mtrain run --backend horovod --nproc-per-node N SCRIPT"
             )
         self._stack = contextlib.ExitStack()
-        self._job: RankJob = self._stack.enter_context(solo_job(None)) if job is None else job
+        self._job: RankJob = self._stack.enter_context(solo_job(None, resumed_on="horovod")) if job is None else job
         self._is_alone = job is None
+        self._has_failed = exit_watched() if job is None else bool
         if job is None:
             atexit.register(self._end_alone)
         self._job.take_back()
@@ -112,6 +116,7 @@ class KerasJob:
             states = own["random"]
             variables.restore_random_state(states[self._collective.rank % len(states)])
             self._place = own["place"]
+            self._records.choices = _other_numbers(variables.without_state())
         self._records.announce(
             self._job.spec,
             model="Keras",
@@ -218,9 +223,20 @@ class KerasJob:
 
     def _end_alone(self) -> None:
         """End the job of plain Python."""
-        failed = getattr(sys, "last_value", None) is not None
-        self.end("failed" if failed else "done")
+        self.end("failed" if self._has_failed() else "done")
         self._stack.close()
+
+
+def _other_numbers(layers: Sequence[str]) -> Sequence[tuple[str, str]]:
+    """Return the warning of a resumed job with layers whose random numbers cannot be saved."""
+    if not layers:
+        return ()
+    sentence = (
+        f"{', '.join(layers[:3])}: draws other random numbers from here on than a job that was not interrupted, because TensorFlow keeps "
+        "the counters of random operations to itself; for an exact resume of later runs call "
+        "tf.keras.backend.experimental.enable_tf_random_generator() before the model is made"
+    )
+    return [("warning", sentence)]
 
 
 def rest(of: Iterator[Any], done: int) -> Iterator[Any]:

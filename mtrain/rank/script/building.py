@@ -1,7 +1,9 @@
 """Build the model of a script once on each rank."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from mtrain.data.objects import is_module
@@ -33,7 +35,7 @@ class Building:
         Raises:
             ScriptError: the function has returned something else.
         """
-        module = self._build()
+        module = _with_keras(self._build)
         if not is_module(module):
             raise ScriptError(
                 f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
@@ -43,3 +45,16 @@ class Building:
             entries = [*module.named_parameters(), *module.named_buffers()]
             self.shapes = {name: tuple(x.shape) for name, x in entries}
         return module
+
+
+def _with_keras(build: Callable[[], Any]) -> Any:
+    """Build; a model of Keras 3 with its torch backend becomes a module that every backend can split."""
+    if "keras" in sys.modules and "torch" in sys.modules:
+        _keras_modules().seed()
+    module = build()
+    # The function may have been the first to import Keras.
+    return _keras_modules().adapted(module) if "keras" in sys.modules and "torch" in sys.modules else module
+
+
+def _keras_modules() -> Any:
+    return import_module("mtrain.backends._torch.keras_modules")

@@ -4,8 +4,9 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.process import StopRequest
@@ -18,8 +19,10 @@ from mtrain.system.runfolder import RunFolder
 
 
 @contextlib.contextmanager
-def solo_job(framework: str | None) -> Iterator[RankJob]:
+def solo_job(framework: str | None, *, resumed_on: str = "solo") -> Iterator[RankJob]:
     """Make the job of one rank that ``mtrain.session`` uses without ``mtrain run``.
+
+    ``resumed_on``: the backend that the advice names after the job was asked to end.
 
     Raises:
         ScriptError: ``framework`` is not a framework.
@@ -52,9 +55,24 @@ def solo_job(framework: str | None) -> Iterator[RankJob]:
             yield job
     except Interrupted as error:
         left_out = ", ".join((runfolder.read_summary(folder.path) or {}).get("left_out") or ())
-        way_on = f"mtrain run --backend solo --resume {folder.path} {sys.argv[0]}"
+        way_on = f"mtrain run --backend {resumed_on} --nproc-per-node 1 --resume {folder.path} {sys.argv[0]}"
         terminal.say(f"{error}: {way_on}" + (f"; left out: {left_out}" if left_out else ""), err=True)
         raise SystemExit(128 + (stop.signal or signal.SIGINT)) from None
+
+
+def exit_watched() -> Callable[[], bool]:
+    """Watch from now on how the script ends; return a function that says, when Python ends, whether it has failed.
+
+    Python keeps an exception that nobody has caught, but tells nobody which code a script has given to ``sys.exit``.
+    """
+    former, codes = sys.exit, []
+
+    def noted(status: "sys._ExitCode | None" = None, /) -> NoReturn:
+        codes.append(status)
+        former(status)
+
+    sys.exit = noted
+    return lambda: getattr(sys, "last_value", None) is not None or bool(codes and codes[-1] not in (None, 0))
 
 
 def _nothing(error: BaseException) -> None:
