@@ -8,13 +8,34 @@ one is doubled, and this is how a wrong factor is told from a wrong gradient.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection, Sequence
 from typing import Callable
 
 import numpy as np
 
-from mtrain_trace import comparing
-from mtrain_trace.comparing import Comparison, Parting, settings_by_array, settings_differences, some
-from mtrain_trace.reading import Trace, Update
+from mtrain_trace import comparing, differences, steps
+from mtrain_trace.comparing import Comparison, Parting
+from mtrain_trace.differences import (
+    BUFFERS,
+    CLIP,
+    GRADIENT,
+    LOSS,
+    MEASURED,
+    MOMENTS,
+    SAMPLES,
+    SETTINGS,
+    SKIPPED,
+    START,
+    TARGETS,
+    WEIGHTS,
+    settings_by_array,
+    settings_differences,
+    some,
+)
+from mtrain_trace.reading import AVERAGE, Trace, Update
+from mtrain_trace.rounding import FIRST
+from mtrain_trace.steps import Step
 
 EXPLAINED = 0.02
 """Largest remainder that a factor may leave, relative to the length of what it explains."""
@@ -31,16 +52,68 @@ _ORDER = (
 
 def explain(comparison: Comparison) -> list[str]:
     """Return sentences about training B, the likeliest cause first; empty where the trainings do not part."""
-    parting = comparison.parting
-    if parting is None:
+    return [] if comparison.parting is None else _causes(comparison, comparison.parting)
+
+
+def explain_bits(comparison: Comparison) -> list[str]:
+    """Return sentences about the first update in which the bits of two trainings differ, be it by rounding; B is ``it``."""
+    place = comparison.first
+    if place is None:
         return []
+    b, drifted = comparison.b, []
+    if b.drifted is not None and comparison.a.drifted is None:
+        when = f"after update {b.drifted}" if b.drifted else "at the start"
+        drifted = [f"its ranks do not hold the same weights {when}: gradients are not the same on all ranks"]
+    first = comparison.what[0]
+    if _is_rounding(comparison, first, place) and BUFFERS in comparison.what:
+        first = first if _is_rounding(comparison, BUFFERS, place) else BUFFERS
+        # No rule makes buffers of rounding, as adam makes whole steps of weights.
+    if _is_rounding(comparison, first, place):
+        return [*drifted, *_rounded(comparison, first, place)]
+    ours, theirs = comparison.a.updates[place], comparison.b.updates[place]
+    size = float(comparison.gaps[first].curve[place]) if first in MEASURED else math.inf
+    number, known = (0, None) if first == START else (ours.number, place)
+    arrays = comparing.worst_arrays(ours, theirs, first) if first != START else comparing.unlike_starts(comparison)
+    return [*drifted, *_causes(comparison, Parting(first, number, size, place=known, arrays=arrays))]
+
+
+def in_words(sentences: Sequence[str], names: tuple[str, str]) -> list[str]:
+    """Return sentences in which the trainings have names in place of A and B."""
+    by_letter = dict(zip("AB", names))
+    return [
+        re.sub(r"(?<![\w./:-])[AB](?![\w./:-])", lambda found: by_letter[found.group()], text) for text in sentences
+    ]
+
+
+def _is_rounding(comparison: Comparison, what: str, place: int) -> bool:
+    return what in FIRST and bool(comparison.gaps[what].curve[place] <= FIRST[what])
+
+
+def _rounded(comparison: Comparison, what: str, place: int) -> list[str]:
+    """Say what is rounded otherwise where bits first differ."""
+    size = float(comparison.gaps[what].curve[place])
+    if what in (GRADIENT, CLIP):
+        words = f"the loss is the same and the gradient {size:.0e} apart: gradients are added up in another order"
+    elif what == LOSS and not size:
+        words = "a part of the loss is added up in another order; the total is the same"
+    elif what == LOSS:
+        words = f"the forward pass is rounded differently ({size:.0e}): other kernels, another order of additions"
+    else:
+        words = f"a difference of {size:.0e} is the size of rounding"
+    if str(comparison.a.described["rule"]).lower() == "sgd":
+        return [words]
+    whole = "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
+    return [words, whole]
+
+
+def _causes(comparison: Comparison, parting: Parting) -> list[str]:
     rule = _RULES[parting.what]
     if parting.place is None:
         return rule(comparison, parting, Update(0), Update(0))
     ours, theirs = comparison.a.updates[parting.place], comparison.b.updates[parting.place]
     sentences = _outside(comparison, parting.place) or rule(comparison, parting, ours, theirs)
     sentences = _precision(comparison, parting, sentences)
-    if parting.what != comparing.SETTINGS:
+    if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
             [f"besides, the settings of the optimizer differ in this update (A and B): {'; '.join(besides[:4])}"]
@@ -53,8 +126,7 @@ def explain(comparison: Comparison) -> list[str]:
 def _precision(comparison: Comparison, parting: Parting, sentences: list[str]) -> list[str]:
     """Say first that the sides compute in other formats where that explains the size of a difference."""
     mine, other = comparing.precision_of(comparison.a), comparing.precision_of(comparison.b)
-    numbers = (comparing.LOSS, comparing.GRADIENT, comparing.WEIGHTS, comparing.MOMENTS, comparing.BUFFERS)
-    if mine == other or parting.what not in numbers:
+    if mine == other or parting.what not in (LOSS, GRADIENT, WEIGHTS, MOMENTS, BUFFERS):
         return sentences
     words = f"A computes in {mine}, B in {other}: the weights, activations and gradients of one side have fewer digits"
     return [words, *sentences] if parting.size < NARROW_EFFECT else [*sentences, words]
@@ -177,7 +249,9 @@ def _targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 
 
 def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    _a, _b = comparison.a, comparison.b
+    others = _of_one_side("losses", ours.loss_parts, theirs.loss_parts)
+    if others:
+        return [others]
     sentences = []
     frozen_a, frozen_b = (update.modes[0] if update.modes else 0 for update in (ours, theirs))
     if frozen_a != frozen_b:
@@ -211,6 +285,16 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
             "buffers (BatchNorm) of the two have parted in a forward pass that is not recorded"
         )
     return sentences
+
+
+def _of_one_side(what: str, ours: Collection[str], theirs: Collection[str]) -> str:
+    """Name what B alone lacks or has; empty where both have the same, or one has recorded none."""
+    missing, further = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
+    if not ours or not theirs or not (missing or further):
+        return ""
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has {', '.join(further)} besides"] if further else []
+    return f"its {what} are others: it {' and '.join(parts)}; a part of the recipe is not applied"
 
 
 def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
@@ -295,6 +379,8 @@ def _gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Up
         return [
             f"the gradient of B holds that of update {theirs.number - 1} too: gradients are not cleared (zero_grad is missing)"
         ]
+    if "gradients" not in ours.parts or "gradients" not in theirs.parts:
+        return [_norms(comparison, ours, theirs)]
     factor = _factor(_unclipped(ours), _unclipped(theirs))
     whole = None if factor is None else _whole_factor(factor)
     if whole is not None:
@@ -305,6 +391,18 @@ def _gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Up
     if factor is not None and abs(factor - 1) > EXPLAINED:
         return [f"the gradient of B is {factor:.4g} times that of A, in the same direction"]
     return [_partial(comparison, parting, ours, theirs)]
+
+
+def _norms(comparison: Comparison, ours: Update, theirs: Update) -> str:
+    """Explain gradients of which only the lengths are known on both sides."""
+    mine, other = ours.norm_before or 0.0, theirs.norm_before or 0.0
+    whole = _whole_factor(other / mine) if mine else None
+    if whole is not None:
+        return _factor_words(whole, comparison, theirs, ours, what="gradient")
+    return (
+        f"the loss is the same and the gradient norm is not ({other:.4g} instead of {mine:.4g}): look at the exchange between "
+        "ranks, at micro batches that are left out, at the scaling of the loss"
+    )
 
 
 def _unclipped(update: Update) -> np.ndarray | None:
@@ -347,7 +445,7 @@ def _clipped(theirs: Update, ours: Update) -> str | None:
     if max(len(ours.rank_samples), len(theirs.rank_samples)) < 2:
         return None  # nothing is exchanged: the gradient itself differs
     before, used_a = relative_clip(mine, ours), relative_clip(other, theirs)
-    if before is not None and used_a is not None and comparing.relative(mine["before"], other["before"]) > EXPLAINED:
+    if before is not None and used_a is not None and differences.relative(mine["before"], other["before"]) > EXPLAINED:
         return (
             f"the norms before clipping are {mine['before']:.4g} and {other['before']:.4g}: the gradient is clipped before the "
             "exchange, or other arrays are counted"
@@ -439,6 +537,9 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     for side, update in (("B", theirs), ("A", ours)):
         if update.ranks_agree.get("weights") is False:
             return [f"the ranks of {side} do not hold the same weights after the update"]
+    told = steps.weights(_step(comparison, parting))
+    if told:
+        return [told]
     return [
         "gradient and settings are the same, the weights after the step are not: moments of before differ, or the rule is "
         f"another one (momentum inside or outside, epsilon, decay); first in {some(parting.arrays)}"
@@ -446,11 +547,27 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 
 
 def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    if ours.steps != theirs.steps:
+    if ours.steps != theirs.steps or comparison.a.described["rule"] != comparison.b.described["rule"]:
         return _weights(comparison, parting, ours, theirs)
+    if comparison.a.measured and comparison.b.measured:
+        others = _of_one_side("moments", ours.arrays.get(MOMENTS, {}), theirs.arrays.get(MOMENTS, {}))
+        if others:
+            return [others]
+    told = steps.moments(_step(comparison, parting))
+    if told:
+        return [told]
     return [
         f"the moments of the optimizer differ, first in {some(parting.arrays)}: its state was not resumed, or its rule differs"
     ]
+
+
+def _step(comparison: Comparison, parting: Parting) -> Step:
+    return Step(comparison.a, comparison.b, parting.place or 0)
+
+
+def _average(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    told = steps.average(_step(comparison, parting))
+    return [told or "weights are the same, their average is not: look at the share that it keeps of itself"]
 
 
 def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
@@ -465,7 +582,8 @@ def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"buffers differ ({some(parting.arrays)}): statistics of BatchNorm see one micro batch, and these have other sizes"
         ]
     return [
-        f"buffers differ ({some(parting.arrays)}): another momentum of BatchNorm, or forward passes that only one side makes"
+        f"buffers differ ({some(parting.arrays)}): the running statistics of BatchNorm are kept with another momentum or variance, "
+        "or are not rank 0's, or forward passes are made by one side only"
     ]
 
 
@@ -491,6 +609,9 @@ def _factor_words(factor: float, comparison: Comparison, theirs: Update, ours: U
         if factor > 1:
             return f"{front}, as many times as there are ranks: summed over ranks and not averaged, or multiplied by their number"
         return f"{front}, one part for each rank: averaged twice, or divided by the ranks besides"
+    product = steps.named_factor(size, max(ranks, default=1), max(passes, default=1))
+    if product:
+        return f"{front}, {product}: summed where the mean is meant, or divided once too often"
     if what == "loss":
         return f"{front}: another reduction (sum or mean), or a weight of the loss"
     return f"{front}: gradients of before were kept (zero_grad is missing), or the loss is scaled and not unscaled"
@@ -555,15 +676,16 @@ def _shift(a: Trace, b: Trace, number: int) -> int:
 
 
 _RULES: dict[str, Callable[[Comparison, Parting, Update, Update], list[str]]] = {
-    comparing.START: _start,
-    comparing.SAMPLES: _samples,
-    comparing.TARGETS: _targets,
-    comparing.LOSS: _loss,
-    comparing.SKIPPED: _skipped,
-    comparing.GRADIENT: _gradient,
-    comparing.CLIP: _gradient,
-    comparing.SETTINGS: _settings,
-    comparing.WEIGHTS: _weights,
-    comparing.MOMENTS: _moments,
-    comparing.BUFFERS: _buffers,
+    START: _start,
+    SAMPLES: _samples,
+    TARGETS: _targets,
+    LOSS: _loss,
+    SKIPPED: _skipped,
+    GRADIENT: _gradient,
+    CLIP: _gradient,
+    SETTINGS: _settings,
+    WEIGHTS: _weights,
+    MOMENTS: _moments,
+    BUFFERS: _buffers,
+    AVERAGE: _average,
 }

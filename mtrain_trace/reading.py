@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from mtrain_trace import mixing
 from mtrain_trace.recorder import ARRAYS, PROCESS, UPDATES
 
 PARTS = ("gradients", "weights", "moments", "buffers")
+"""Parts that the recorder measures; a training that mtrain records has ``AVERAGE`` besides."""
+AVERAGE = "averaged weights"
 
 
 class TraceError(Exception):
@@ -69,6 +71,14 @@ class Update:
     """By part: whether all ranks have the same bits, where no array is split."""
     arrays: dict[str, dict[str, Row]] = field(default_factory=dict)
     """By part and name, at updates that were recorded in detail."""
+    loss_parts: dict[str, float] = field(default_factory=dict)
+    """Losses of which the whole consists, by name, where they were recorded."""
+    told_norm: float | None = None
+    """Length of the gradient before it was clipped, where the training itself has told it."""
+    model_norms: dict[str, float] = field(default_factory=dict)
+    """Of several models, the length of the gradient of each; NaN where the update has left one out."""
+    trained: frozenset[str] | None = None
+    """Of several models, those that the update has trained."""
 
     @property
     def loss(self) -> float:
@@ -79,6 +89,24 @@ class Update:
     def norm(self) -> float | None:
         """Return the length of the gradient that the optimizer used; None where it was not recorded."""
         return self.parts["gradients"].norm if "gradients" in self.parts else None
+
+    @property
+    def norm_before(self) -> float | None:
+        """Return the length of the gradient before it was clipped; None where it was not recorded."""
+        if self.told_norm is not None:
+            return self.told_norm
+        clip = self.clips[0] if self.clips else None
+        return self.norm if clip is None else clip["before"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the spec of a training asks of its updates; what was done otherwise can be named by its size."""
+
+    clip: float
+    """Largest length of the gradient; infinity where it is not clipped."""
+    keep: list[float]
+    """Share of itself that the average of the weights keeps, by update."""
 
 
 @dataclass
@@ -92,6 +120,15 @@ class Trace:
     """Weights before the first update, by name."""
     optimizer: int = 0
     remarks: list[str] = field(default_factory=list)
+    before: dict[str, dict[str, Row]] = field(default_factory=dict)
+    """Further parts of the state before the first update, by part and name."""
+    start_agrees: bool = True
+    """Whether all ranks began with the same weights, as far as it was recorded here."""
+    asked: Asked | None = None
+    measured: dict[str, str] = field(default_factory=dict)
+    """How parts were measured, where it was otherwise than by the recorder; only what was measured alike is compared."""
+    models: list[str] = field(default_factory=list)
+    """Of several models, that of each parameter group."""
 
     @property
     def ranks(self) -> int:
@@ -107,6 +144,24 @@ class Trace:
     def groups(self) -> dict[str, int]:
         """Return the number of the parameter group of each array."""
         return {name: number for number, group in enumerate(self.described["groups"]) for name in group}
+
+    @property
+    def drifted(self) -> int | None:
+        """Return the number of updates after which the ranks first held different weights; None: never."""
+        if not self.start_agrees:
+            return 0
+        agree = [update.ranks_agree.get("weights", True) for update in self.updates]
+        return agree.index(False) + 1 if False in agree else None
+
+    def first(self, updates: int) -> Trace:
+        """Return the training up to the given number of updates."""
+        return self if updates >= len(self.updates) else replace(self, updates=self.updates[:updates])
+
+    def rows(self, part: str, place: int) -> dict[str, Row]:
+        """Return the arrays of a part after the update at an index, which is -1 for before the first; empty: not recorded."""
+        if place >= 0:
+            return self.updates[place].arrays.get(part, {})
+        return self.start if part == "weights" else self.before.get(part, {})
 
     @property
     def samples_per_update(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mtrain_trace import comparing
+from mtrain_trace import comparing, differences
 from mtrain_trace.comparing import Comparison
 from mtrain_trace.reading import Trace
 
@@ -125,7 +125,7 @@ def _cell(value: float) -> str:
 
 
 def _plural(what: str) -> str:
-    return what if what.endswith("s") or what in (comparing.CLIP, comparing.SKIPPED) else f"the {what}"
+    return what if what.endswith("s") or what in (differences.CLIP, differences.SKIPPED) else f"the {what}"
 
 
 def _capital(sentence: str) -> str:
