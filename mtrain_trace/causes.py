@@ -64,13 +64,17 @@ def explain_bits(comparison: Comparison) -> list[str]:
     if b.drifted is not None and comparison.a.drifted is None:
         when = f"after update {b.drifted}" if b.drifted else "at the start"
         drifted = [f"its ranks do not hold the same weights {when}: gradients are not the same on all ranks"]
-    first = comparison.what[0]
-    if _is_rounding(comparison, first, place) and BUFFERS in comparison.what:
-        first = first if _is_rounding(comparison, BUFFERS, place) else BUFFERS
-        # No rule makes buffers of rounding, as adam makes whole steps of weights.
-    if _is_rounding(comparison, first, place):
-        return [*drifted, *_rounded(comparison, first, place)]
     ours, theirs = comparison.a.updates[place], comparison.b.updates[place]
+    others = _of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place)
+    if others:
+        return [*drifted, others]
+    first = comparison.what[0]
+    if is_rounding(comparison, first, place):
+        # No rule makes buffers of rounding, as adam makes whole steps of weights.
+        besides = [what for what in (SETTINGS, BUFFERS) if what in comparison.what]
+        first = next((what for what in besides if not is_rounding(comparison, what, place)), first)
+    if is_rounding(comparison, first, place):
+        return [*drifted, *_rounded(comparison, first, place)]
     size = float(comparison.gaps[first].curve[place]) if first in MEASURED else math.inf
     number, known = (0, None) if first == START else (ours.number, place)
     arrays = comparing.worst_arrays(ours, theirs, first) if first != START else comparing.unlike_starts(comparison)
@@ -85,7 +89,8 @@ def in_words(sentences: Sequence[str], names: tuple[str, str]) -> list[str]:
     ]
 
 
-def _is_rounding(comparison: Comparison, what: str, place: int) -> bool:
+def is_rounding(comparison: Comparison, what: str, place: int) -> bool:
+    """Return whether a difference has the size of rounding where everything before has the same bits."""
     return what in FIRST and bool(comparison.gaps[what].curve[place] <= FIRST[what])
 
 
@@ -93,7 +98,8 @@ def _rounded(comparison: Comparison, what: str, place: int) -> list[str]:
     """Say what is rounded otherwise where bits first differ."""
     size = float(comparison.gaps[what].curve[place])
     if what in (GRADIENT, CLIP):
-        words = f"the loss is the same and the gradient {size:.0e} apart: gradients are added up in another order"
+        kind = "gradient" if "gradients" in comparison.a.updates[place].parts else "gradient norm"
+        words = f"the loss is the same and the {kind} {size:.0e} apart: gradients are added up in another order"
     elif what == LOSS and not size:
         words = "a part of the loss is added up in another order; the total is the same"
     elif what == LOSS:
@@ -155,6 +161,8 @@ def _start(comparison: Comparison, parting: Parting, _: Update, __: Update) -> l
             + "; ".join(parts)
             + ": frozen or forgotten parts, tied weights, another model"
         ]
+    if not parting.arrays:
+        return ["trained weights start the same, other parts of the model (statistics, frozen weights) do not"]
     if len(parting.arrays) == len(a.start):
         return [
             "all weights start otherwise: another seed, random numbers drawn before the model is built, other weights loaded"
@@ -277,7 +285,8 @@ def _loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update
     if not sentences and parting.update == 1:
         sentences.append(
             "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, "
-            "weights, label smoothing, padding that is counted), or the model draws random numbers (dropout) in another order"
+            "weights, label smoothing, padding that is counted), in another precision, with BatchNorm over other samples (those of a rank, "
+            "a micro batch), or the model draws random numbers (dropout) in another order"
         )
     elif not sentences:
         sentences.append(
@@ -295,6 +304,14 @@ def _of_one_side(what: str, ours: Collection[str], theirs: Collection[str]) -> s
     parts = [f"lacks {', '.join(missing)}"] if missing else []
     parts += [f"has {', '.join(further)} besides"] if further else []
     return f"its {what} are others: it {' and '.join(parts)}; a part of the recipe is not applied"
+
+
+def _other_moments(comparison: Comparison, place: int) -> str:
+    """Name moments that one side alone has, where both are measured alike at every update."""
+    a, b = comparison.a, comparison.b
+    if not a.measured or not differences.comparable(a, b, MOMENTS):
+        return ""
+    return _of_one_side("moments", a.rows(MOMENTS, place), b.rows(MOMENTS, place))
 
 
 def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
@@ -549,11 +566,7 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if ours.steps != theirs.steps or comparison.a.described["rule"] != comparison.b.described["rule"]:
         return _weights(comparison, parting, ours, theirs)
-    if comparison.a.measured and comparison.b.measured:
-        others = _of_one_side("moments", ours.arrays.get(MOMENTS, {}), theirs.arrays.get(MOMENTS, {}))
-        if others:
-            return [others]
-    told = steps.moments(_step(comparison, parting))
+    told = _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting))
     if told:
         return [told]
     return [

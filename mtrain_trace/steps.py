@@ -211,7 +211,11 @@ def _other_momentum(step: Step, change: float) -> str:
 
 
 def _other_decay(step: Step, change: float) -> str:
-    return f"its weight decay differs from {'the spec' if step.a.asked else 'that of A'} by {change:+.2g}"
+    return f"its weight decay differs from {_source(step)} by {change:+.2g}"
+
+
+def _source(step: Step) -> str:
+    return "the spec's" if step.a.asked else "that of A"
 
 
 def weights(step: Step) -> str:
@@ -225,8 +229,12 @@ def weights(step: Step) -> str:
             return "moments are the same, its step is the plain momentum: nesterov is off"
         if _is(theirs, np.concatenate([_ahead(step, name) for name in names])):
             return "moments are the same, its step looks ahead: nesterov is on"
+    decay = [-float(step.options(name).get("lr", 0.0)) * step.before(WEIGHTS, name) for name in names]
+    remainder, change = fit(theirs - ours, np.concatenate(decay))
+    if remainder <= EXPLAINED:
+        return f"moments are the same, its decoupled weight decay differs from {_source(step)} by {change:+.2g}"
     remainder, change = fit(theirs - ours, ours)
-    if remainder > EXPLAINED or change == 0:
+    if remainder > EXPLAINED:
         return ""
     return f"moments are the same, its step is {1 + change:.4g} times as long{_reason_of_length(step, 1 + change)}"
 
