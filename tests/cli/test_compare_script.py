@@ -53,7 +53,7 @@ def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_a
     labels = ("horovod", "solo", "solo:device=cpu")
     assert [first_difference(rows[label]) for label in labels] == [(1, "samples"), (1, "loss"), (2, "weights")]
     assert [rows[label]["verdict"] for label in labels] == ["differs", "differs", "within float32"]
-    assert "its loss is 2 times as large" in rows["solo"]["against_reference"]["causes"][0]
+    assert "the loss of solo is 2 times that of ddp" in rows["solo"]["against_reference"]["causes"][0]
     assert "The first difference is in update 3, in weights" in printed
     failed = rows["solo:tf32=true"]
     assert failed["verdict"] == "failed"
