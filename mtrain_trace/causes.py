@@ -85,7 +85,7 @@ def in_words(sentences: Sequence[str], names: tuple[str, str]) -> list[str]:
     """Return sentences in which the trainings have names in place of A and B."""
     by_letter = dict(zip("AB", names))
     return [
-        re.sub(r"(?<![\w./:-])[AB](?![\w./:-])", lambda found: by_letter[found.group()], text) for text in sentences
+        re.sub(r"(?<![\w./-])[AB](?![\w/-]|[.:]\w)", lambda found: by_letter[found.group()], text) for text in sentences
     ]
 
 
@@ -150,9 +150,10 @@ def _outside(comparison: Comparison, place: int) -> list[str]:
     ]
 
 
-def _start(comparison: Comparison, parting: Parting, _: Update, __: Update) -> list[str]:
+def _start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Update) -> list[str]:
     a, b = comparison.a, comparison.b
-    missing, further = sorted(set(a.start) - set(b.start)), sorted(set(b.start) - set(a.start))
+    ours, theirs = ({*trace.start} if a.measured == b.measured else {*trace.groups} for trace in (a, b))
+    missing, further = sorted(ours - theirs), sorted(theirs - ours)
     if missing or further:
         parts = [f"B does not train {some(missing)}"] if missing else []
         parts += [f"B trains {some(further)} besides"] if further else []
@@ -161,6 +162,8 @@ def _start(comparison: Comparison, parting: Parting, _: Update, __: Update) -> l
             + "; ".join(parts)
             + ": frozen or forgotten parts, tied weights, another model"
         ]
+    if a.measured != b.measured:
+        return ["start weights differ: another seed, other weights loaded; in which arrays, one side does not say"]
     if not parting.arrays:
         return ["trained weights start the same, other parts of the model (statistics, frozen weights) do not"]
     if len(parting.arrays) == len(a.start):
@@ -424,7 +427,7 @@ def _norms(comparison: Comparison, ours: Update, theirs: Update) -> str:
 
 def _unclipped(update: Update) -> np.ndarray | None:
     """Return the sketch of the gradient before it was clipped; None where it was not recorded."""
-    row, clip = update.parts.get("gradients"), update.clips[0]
+    row, clip = update.parts.get("gradients"), update.clip
     if row is None:
         return None
     scale = clip["before"] / row.norm if clip is not None and row.norm and clip["before"] > clip["limit"] else 1.0
@@ -442,8 +445,13 @@ def _kept(before: Update, ours: Update, theirs: Update) -> bool:
 
 def _clipped(theirs: Update, ours: Update) -> str | None:
     """Say what differs in clipping; None where nothing does."""
-    mine, other = ours.clips[0], theirs.clips[0]
-    if mine == other or not any(clip and clip["before"] > clip["limit"] for clip in (mine, other)):
+    mine, other = ours.clip, theirs.clip
+    if (
+        not ours.clips
+        or not theirs.clips
+        or mine == other
+        or not any(clip and clip["before"] > clip["limit"] for clip in (mine, other))
+    ):
         return None
     if mine is None and other is not None:
         return f"B clips the gradient to a norm of {other['limit']:g} (it was {other['before']:.4g}), A does not clip"
@@ -541,9 +549,9 @@ def _regrouped(comparison: Comparison) -> str:
 
 
 def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    if comparison.a.described["rule"] != comparison.b.described["rule"]:
+    if _other_rules(comparison):
         return [f"the rules differ: A steps by {comparison.a.described['rule']}, B by {comparison.b.described['rule']}"]
-    if ours.steps != theirs.steps:
+    if _other_steps(comparison, ours, theirs):
         return [
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
             "not saved, not loaded, or belongs to other parameters"
@@ -563,8 +571,18 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     ]
 
 
+def _other_rules(comparison: Comparison) -> bool:
+    """Return whether the sides step by different rules, whose names torch and mtrain spell differently."""
+    return str(comparison.a.described["rule"]).lower() != str(comparison.b.described["rule"]).lower()
+
+
+def _other_steps(comparison: Comparison, ours: Update, theirs: Update) -> bool:
+    """Return whether the optimizers have counted other numbers of steps; a job of mtrain tells none."""
+    return comparison.a.measured == comparison.b.measured and ours.steps != theirs.steps
+
+
 def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    if ours.steps != theirs.steps or comparison.a.described["rule"] != comparison.b.described["rule"]:
+    if _other_steps(comparison, ours, theirs) or _other_rules(comparison):
         return _weights(comparison, parting, ours, theirs)
     told = _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting))
     if told:

@@ -22,12 +22,13 @@ from mtrain_trace.differences import (
     SETTINGS,
     SKIPPED,
     START,
+    STATE,
     TARGETS,
     WEIGHTS,
     Gap,
     apart,
 )
-from mtrain_trace.reading import Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, Row, Trace, Update
 from mtrain_trace.rounding import Rounding
 
 
@@ -107,11 +108,38 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     nudged = differences.gaps(a, calibration) if calibration is not None else {}
     rounding = Rounding(_is_narrow(a) or _is_narrow(b), nudged)
     cast = _is_cast(a, b)
-    result.remarks += _formats(a, b, cast=cast)
+    result.remarks += [*_formats(a, b, cast=cast), *_unseen(a, b)]
     pairs = list(zip(a.updates, b.updates))
-    result.bits_until = next((place for place, pair in enumerate(pairs) if not _same_bits(*pair)), updates)
+    alike = differences.comparable(a, b, WEIGHTS)
+    result.bits_until = next((place for place, pair in enumerate(pairs) if not (alike and _same_bits(*pair))), updates)
     result.parting = _start(a, b) or _first_beyond(result, pairs, rounding, cast=cast)
     return result
+
+
+def _unseen(a: Trace, b: Trace) -> list[str]:
+    """Say what is not compared because it was measured otherwise, or is not there on one side alone."""
+    if differences.renamed(a, b):
+        names = [differences.some(sorted(set(x.groups) - set(y.groups)), 2) for x, y in ((a, b), (b, a))]
+        return [
+            f"arrays have other names ({names[0]}; {names[1]}), so of gradients only the length is compared, of weights nothing"
+        ]
+    if not a.updates or not b.updates:
+        return []
+    parts = (SAMPLES, TARGETS, "gradients", *STATE)
+    other = [part for part in parts if part in (SAMPLES, *STATE) and not differences.comparable(a, b, part)]
+    for part in parts:
+        held = [
+            bool(update.targets) if part == TARGETS else part in update.parts for update in (a.updates[0], b.updates[0])
+        ]
+        mixed = a.measured != b.measured or part == WEIGHTS
+        if mixed and part not in other and part not in (SAMPLES, AVERAGE) and held[0] != held[1]:
+            other.append(part)
+    words = ["gradients (their length is)" if part == "gradients" else part for part in other if part != AVERAGE]
+    return (
+        [f"not compared, since one side alone holds it or it was measured otherwise: {', '.join(words)}"]
+        if words
+        else []
+    )
 
 
 def _first_beyond(
@@ -121,7 +149,7 @@ def _first_beyond(
     seen: dict[str, float] = {}
     alike = result.gaps[START].first is None
     for place, (ours, theirs) in enumerate(pairs):
-        parting = _exact(ours, theirs, cast=cast)
+        parting = _exact(ours, theirs, cast=cast or SAMPLES not in result.gaps)
         for what in ORDER[ORDER.index(LOSS) :]:
             if parting is not None:
                 return replace(parting, place=place)
@@ -168,12 +196,15 @@ def _same_bits(ours: Update, theirs: Update) -> bool:
 
 def _start(a: Trace, b: Trace) -> Parting | None:
     """Return how the weights before the first update part; exactly, since nothing has been computed yet."""
-    if not differences.comparable(a, b, WEIGHTS):
+    if not differences.comparable(a, b, WEIGHTS) or not a.start or not b.start:
         return None
+    if a.measured != b.measured and set(a.groups) == set(b.groups):
+        size = apart(differences.whole(a), differences.whole(b))
+        return Parting(START, 0, size) if size >= 1e-6 else None
+    if a.measured != b.measured:
+        return Parting(START, 0, math.inf, arrays=sorted(set(a.groups) ^ set(b.groups)))
     if set(a.start) != set(b.start):
         names = sorted(set(a.start) ^ set(b.start))
-        if len(a.start) == len(b.start) and a.described["shapes"].values() == b.described["shapes"].values():
-            return None  # names differ only: a model that is wrapped or was renamed
         return Parting(START, 0, math.inf, arrays=names)
     unequal = _unequal(a, b)
     # A unit in the last place is the nudge of a calibration, and no other start. Where one side alone has narrow weights,
@@ -252,4 +283,10 @@ def detailed(comparison: Comparison) -> bool:
     parting = comparison.parting
     if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SKIPPED, SETTINGS):
         return True
-    return bool(comparison.a.updates[parting.place].arrays and comparison.b.updates[parting.place].arrays)
+    return not undetailed(comparison)
+
+
+def undetailed(comparison: Comparison) -> list[Trace]:
+    """Return the trainings of which no arrays were recorded at the update in which they part."""
+    place = comparison.parting.place if comparison.parting is not None else None
+    return [trace for trace in (comparison.a, comparison.b) if place is not None and not trace.updates[place].arrays]

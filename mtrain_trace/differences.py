@@ -59,12 +59,14 @@ def gaps(a: Trace, b: Trace) -> dict[str, Gap]:
     pairs = list(zip(a.updates, b.updates))
     found = {START: Gap(None if _same_start(a, b) else 0, np.zeros(0))}
     for what, differ in EXACT.items():
+        if what == SAMPLES and not comparable(a, b, SAMPLES):
+            continue
         found[what] = Gap(_first(differ(ours, theirs) for ours, theirs in pairs), np.zeros(0))
     found[LOSS] = Gap(
         _first(_other_loss(ours, theirs) for ours, theirs in pairs),
         np.array([relative(ours.loss, theirs.loss) for ours, theirs in pairs], dtype=float),
     )
-    found[GRADIENT] = _gap_of_gradients(pairs)
+    found[GRADIENT] = _gap_of_gradients(pairs, alike=not renamed(a, b))
     clips = np.array([_clip_difference(ours, theirs) for ours, theirs in pairs], dtype=float)
     found[CLIP] = Gap(_first(clips > 0), clips)
     for part in STATE:
@@ -76,8 +78,16 @@ def gaps(a: Trace, b: Trace) -> dict[str, Gap]:
 
 
 def comparable(a: Trace, b: Trace, part: str) -> bool:
-    """Return whether a part was measured alike on both sides."""
-    return a.measured.get(part) == b.measured.get(part)
+    """Return whether a part was measured alike on both sides, and under the same names, on which digests depend."""
+    return a.measured.get(part) == b.measured.get(part) and (part == SAMPLES or not renamed(a, b))
+
+
+def renamed(a: Trace, b: Trace) -> bool:
+    """Return whether both train arrays of the same shapes under other names: a model that is wrapped or was renamed."""
+    if not a.groups or not b.groups or set(a.groups) == set(b.groups) or len(a.groups) != len(b.groups):
+        return False
+    shapes = [list(trace.described["shapes"].values()) for trace in (a, b)]
+    return not all(shapes) or shapes[0] == shapes[1]
 
 
 def total(rows: dict[str, Row]) -> Row | None:
@@ -86,6 +96,11 @@ def total(rows: dict[str, Row]) -> Row | None:
     for row in rows.values():
         result = row if result is None else result.plus(row)
     return result
+
+
+def whole(trace: Trace) -> Row:
+    """Return the row of all start weights together."""
+    return total(trace.start) or Row(0, 0.0, [0.0] * mixing.LENGTH)
 
 
 def relative(a: float, b: float) -> float:
@@ -140,7 +155,11 @@ def _first(differs: Any) -> int | None:
 
 def _same_start(a: Trace, b: Trace) -> bool:
     """Return whether weights and buffers before the first update have the same bits, as far as both were measured alike."""
-    parts = [(a.start, b.start)] if comparable(a, b, WEIGHTS) else []
+    if not comparable(a, b, WEIGHTS) or not a.start or not b.start:
+        return True
+    if a.measured != b.measured:  # of one side, whole groups were measured
+        return whole(a).digest == whole(b).digest
+    parts = [(a.start, b.start)]
     if comparable(a, b, BUFFERS):
         parts.append((a.before.get(BUFFERS, {}), b.before.get(BUFFERS, {})))
     return all(_digests(mine) == _digests(other) for mine, other in parts)
@@ -160,12 +179,12 @@ def _other_loss(ours: Update, theirs: Update) -> bool:
     return any(x is None or y is None or (x != y and not (math.isnan(x) and math.isnan(y))) for x, y in both)
 
 
-def _gap_of_gradients(pairs: list[tuple[Update, Update]]) -> Gap:
+def _gap_of_gradients(pairs: list[tuple[Update, Update]], *, alike: bool) -> Gap:
     """Compare the gradients that optimizers use where both are recorded, and their lengths otherwise."""
     bits, curve = [], []
     for ours, theirs in pairs:
         mine, other = ours.parts.get("gradients"), theirs.parts.get("gradients")
-        if mine is not None and other is not None:
+        if mine is not None and other is not None and alike:
             bits.append(mine.digest != other.digest)
             curve.append(apart(mine, other))
         elif _one_has_none(ours, theirs):
@@ -220,9 +239,11 @@ def _clip_difference(ours: Update, theirs: Update) -> float:
     """Return how differently gradients are clipped; a limit that is not reached changes nothing."""
     if not ours.clips or not theirs.clips:
         return math.nan
-    mine, other = (
-        clip if clip and clip["before"] > clip["limit"] else None for clip in (ours.clips[0], theirs.clips[0])
-    )
+    both = (ours.clips[0], theirs.clips[0])
+    if both[0] and both[1] and both[0]["limit"] == both[1]["limit"]:  # rounding may reach the limit on one side alone
+        exceeded = max(both[0]["before"], both[1]["before"]) > both[0]["limit"]
+        return relative(both[0]["before"], both[1]["before"]) if exceeded else 0.0
+    mine, other = (clip if clip and clip["before"] > clip["limit"] else None for clip in both)
     if (mine is None) != (other is None):
         return math.inf
     if mine is None or other is None:

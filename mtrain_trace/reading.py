@@ -53,6 +53,7 @@ class Update:
     micro_batches: int = 0
     """Passes of the first rank."""
     clips: list[dict[str, float] | None] = field(default_factory=list)
+    """How each rank has clipped the gradient; None: it has not; empty: not known."""
     rates: list[dict[str, Any]] = field(default_factory=list)
     """Options of the parameter groups of the first rank."""
     rank_rates: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -95,8 +96,12 @@ class Update:
         """Return the length of the gradient before it was clipped; None where it was not recorded."""
         if self.told_norm is not None:
             return self.told_norm
-        clip = self.clips[0] if self.clips else None
-        return self.norm if clip is None else clip["before"]
+        return self.norm if self.clip is None else self.clip["before"]
+
+    @property
+    def clip(self) -> dict[str, float] | None:
+        """Return how the first rank has clipped the gradient: its length ``before`` and the ``limit``; None: not, or not known."""
+        return self.clips[0] if self.clips else None
 
 
 @dataclass(frozen=True)
@@ -166,12 +171,20 @@ class Trace:
     @property
     def samples_per_update(self) -> int:
         """Return the samples of the first update on all ranks."""
+        known = self.processes[0].get("samples_per_update")
+        if known is not None:
+            return int(known)
         return sum(self.updates[0].samples.values()) if self.updates else 0
 
 
-def optimizers_of(folder: Path) -> int:
-    """Return how many optimizers a trace holds."""
-    return max((len(process["optimizers"]) for process in _processes(folder)), default=0)
+def read_all(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
+    """Read the traces of all optimizers in ``folder``, or that of the one with a number.
+
+    Raises:
+        TraceError: the folder holds none, or a broken one.
+    """
+    count = max(len(process["optimizers"]) for process in _processes(folder))
+    return [read(folder, optimizer=number) for number in (range(count) if optimizer is None else [optimizer])]
 
 
 def read(folder: Path, *, optimizer: int = 0) -> Trace:
@@ -244,6 +257,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
             raise TraceError(f"{path}: is no JSON ({error}); record the training again") from error
         facts["folder"] = path.parent
         found.append(facts)
+    if not found and (folder / "metrics.jsonl").is_file():
+        raise TraceError(f"{folder}: is a run folder of mtrain; it is compared by: mtrain compare")
     if not found:
         raise TraceError(
             f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch or "

@@ -242,5 +242,9 @@ def test_profiles_allow_rounding_but_no_fault(planted, profile, agrees):
 
 
 def test_names_take_the_place_of_letters_but_not_within_other_words() -> None:
-    told = in_words(["A clips, B does not: lora_A.weight, net.B.bias (A and B)"], ("ddp", "fleet"))
-    assert told == ["ddp clips, fleet does not: lora_A.weight, net.B.bias (ddp and fleet)"]
+    told = in_words(
+        ["A clips, B does not: lora_A.weight, net.B.bias (A and B), 1/2 of that of A: as B."], ("ddp", "fleet")
+    )
+    assert told == [
+        "ddp clips, fleet does not: lora_A.weight, net.B.bias (ddp and fleet), 1/2 of that of ddp: as fleet."
+    ]

@@ -14,13 +14,15 @@ from mtrain.core.recipe import ema_shares
 from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
 from mtrain_trace import differences
-from mtrain_trace.differences import BUFFERS, GRADIENT, MOMENTS, ORDER, WEIGHTS
+from mtrain_trace.differences import BUFFERS, GRADIENT, MOMENTS, ORDER, SAMPLES, WEIGHTS
 from mtrain_trace.reading import AVERAGE, Asked, Row, Trace, Update
 
 SCRIPT_LOSS = "loss"
 """Name under which a script's job reports the loss that it trains."""
 WORDS = {**{what: what for what in ORDER}, GRADIENT: "gradient norm"}
 """Names of quantities for people: of the gradient, a job of mtrain records the length alone."""
+DTYPES = {"fp64": "float64", "bf16": "float32, bfloat16"}
+"""Formats in which a job computes, by its precision, where it is not float32."""
 PARTS = {"weights": WEIGHTS, "buffers": BUFFERS, "ema": AVERAGE}
 """Names of parts by the first word of their names in the records; all others are moments."""
 
@@ -50,7 +52,8 @@ def read_records(history: History, *, loss: str | None = None, folder: Path = Pa
     models = list(first.get("models", ()))
     records = [history.updates[number] for number in sorted(history.updates)]
     start = _pieces(first, models)
-    optimizer = {"rule": "?", "groups": [], "shapes": {}, "dtypes": [], "sharded": False, "unseen": []}
+    names = [list(group) for group in first.get("names", ())]
+    optimizer = {"rule": "?", "groups": names, "shapes": {}, "dtypes": [], "sharded": False, "unseen": []}
     return Trace(
         folder=folder,
         processes=[{"rank": 0, "ranks": 1, "folder": folder, "optimizers": [optimizer]}],
@@ -58,7 +61,7 @@ def read_records(history: History, *, loss: str | None = None, folder: Path = Pa
         start=start.get(WEIGHTS, {}),
         before=start,
         start_agrees=first.get("ranks_agree", True),
-        measured=dict.fromkeys((MOMENTS, WEIGHTS, BUFFERS, AVERAGE), "mtrain"),
+        measured=dict.fromkeys((SAMPLES, MOMENTS, BUFFERS, AVERAGE), "mtrain"),
         models=models,
     )
 
@@ -66,7 +69,10 @@ def read_records(history: History, *, loss: str | None = None, folder: Path = Pa
 def with_recipe(trace: Trace, recipe: Recipe, *, ranks: int) -> Trace:
     """Return a trace that also holds what was asked of its updates."""
     options = [dict(group) for _, group in recipe.groups]
-    names = [group_name(place, trace.models) for place in range(len(trace.updates[0].rates) if trace.updates else 0)]
+    process = trace.processes[0]
+    held = process["optimizers"][0]["groups"]
+    count = len(trace.updates[0].rates) if trace.updates else 0
+    groups = [[group_name(place, trace.models), *(held[place] if place < len(held) else [])] for place in range(count)]
     updates = []
     for update in trace.updates:
         asked = [options[place] if place < len(options) else {} for place in range(len(update.rates))]
@@ -74,11 +80,12 @@ def with_recipe(trace: Trace, recipe: Recipe, *, ranks: int) -> Trace:
             {**group, **{key: value for key, value in own.items() if key == "lr" or key in group}}
             for group, own in zip(asked, update.rates, strict=True)
         ]
-        groups, passes = [[name] for name in names], recipe.accumulate
-        updates.append(replace(update, rates=rates, rank_rates=[rates], groups=groups, micro_batches=passes))
+        for group in rates:
+            if "beta1" in group:  # as torch names them, so that they are compared with those of a script
+                group["betas"] = [group.pop("beta1"), group.pop("beta2")]
+        updates.append(replace(update, rates=rates, rank_rates=[rates], groups=groups, micro_batches=recipe.accumulate))
     keep = [ema_shares(recipe, number + 1)[0] for number in range(len(updates))] if recipe.ema_decay else []
-    process = trace.processes[0]
-    described = {**process["optimizers"][0], "rule": recipe.rule, "groups": [[name] for name in names]}
+    described = {**process["optimizers"][0], "rule": recipe.rule, "dtypes": [DTYPES.get(recipe.precision, "float32")]}
     return replace(
         trace,
         processes=[{**process, "ranks": ranks, "optimizers": [described]}],
@@ -121,7 +128,6 @@ def _update(record: Record, loss: str | None, models: Sequence[str]) -> Update:
         samples=Counter([looked["samples"]] if "samples" in looked else []),
         losses=[whole],
         loss_parts=parts,
-        clips=[None],
         rates=[{"lr": rate, **momentum} for rate in record["learning_rates"]],
         parts={part: row for part, row in totals.items() if row is not None},
         ranks_agree={"weights": looked["ranks_agree"]} if "ranks_agree" in looked else {},
