@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mtrain_trace.comparing import Comparison, Parting
-from mtrain_trace.differences import some
+from mtrain_trace.differences import SAMPLES, some
 from mtrain_trace.reading import Trace, Update
 
 _ORDER = (
@@ -70,6 +70,8 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
         return [
             "B sees the same samples in another order: another seed of the shuffle, or another division among ranks"
         ]
+    if a.measured.get(SAMPLES):  # an update's samples are known as a whole
+        return ["the ranks of B received other samples, in another order, or augmented differently"]
     if common == 0 and parting.update == 1:
         return [
             "no sample of B occurs in A: the data differ, or are prepared otherwise (normalisation, augmentation, dtype)"
