@@ -53,7 +53,8 @@ def read_records(history: History, *, loss: str | None = None, folder: Path = Pa
     records = [history.updates[number] for number in sorted(history.updates)]
     start = _pieces(first, models)
     names = [list(group) for group in first.get("names", ())]
-    optimizer = {"rule": "?", "groups": names, "shapes": {}, "dtypes": [], "sharded": False, "unseen": []}
+    dtypes = [DTYPES.get(history.start.get("precision", ""), "float32")]
+    optimizer = {"rule": "?", "groups": names, "shapes": {}, "dtypes": dtypes, "sharded": False, "unseen": []}
     return Trace(
         folder=folder,
         processes=[{"rank": 0, "ranks": 1, "folder": folder, "optimizers": [optimizer]}],
@@ -85,7 +86,7 @@ def with_recipe(trace: Trace, recipe: Recipe, *, ranks: int) -> Trace:
                 group["betas"] = [group.pop("beta1"), group.pop("beta2")]
         updates.append(replace(update, rates=rates, rank_rates=[rates], groups=groups, micro_batches=recipe.accumulate))
     keep = [ema_shares(recipe, number + 1)[0] for number in range(len(updates))] if recipe.ema_decay else []
-    described = {**process["optimizers"][0], "rule": recipe.rule, "dtypes": [DTYPES.get(recipe.precision, "float32")]}
+    described = {**process["optimizers"][0], "rule": recipe.rule}
     return replace(
         trace,
         processes=[{**process, "ranks": ranks, "optimizers": [described]}],
