@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtrain_trace import bisecting, causes, comparing, rank_checks, reading, running, wording
+from mtrain_trace.reading import Trace
 
 SAME, DIFFERENT, WRONG_USE = 0, 1, 2
 
@@ -114,14 +115,17 @@ def compare_folders(
     Raises:
         TraceError: a folder holds no trace.
     """
-    if optimizer is None:
-        numbers = list(range(min(reading.optimizers_of(a), reading.optimizers_of(b))))
-    else:
-        numbers = [optimizer]
+    nudged = reading.read_all(calibration, optimizer=optimizer) if calibration else []
+    return compare_traces(*(reading.read_all(folder, optimizer=optimizer) for folder in (a, b)), calibration=nudged)
+
+
+def compare_traces(
+    ours: Sequence[Trace], theirs: Sequence[Trace], *, calibration: Sequence[Trace] = ()
+) -> list[comparing.Comparison]:
+    """Compare two trainings, given by the traces of their optimizers: one comparison for each that both have."""
     results = []
-    for number in numbers:
-        nudged = reading.read(calibration, optimizer=number) if calibration else None
-        traces = reading.read(a, optimizer=number), reading.read(b, optimizer=number)
+    for number, traces in enumerate(zip(ours, theirs)):
+        nudged = calibration[number] if number < len(calibration) else None
         result = comparing.compare(*traces, calibration=nudged)
         result.sentences = causes.explain(result)
         known = {*rank_checks.findings(traces[0])}
@@ -132,18 +136,23 @@ def compare_folders(
     return results
 
 
+def parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bool:
+    """Return whether trainings part, be it by rounding with ``bits``, or something is wrong among the ranks of B."""
+    return any(
+        result.parting is not None or result.findings or (bits and result.verdict != "same bits") for result in results
+    )
+
+
+def json_of(results: Sequence[comparing.Comparison]) -> str:
+    """Return the comparisons of two trainings as JSON: one object, or a list where they have several optimizers."""
+    values = [wording.as_json(result) for result in results]
+    return json.dumps(values[0] if len(values) == 1 else values, indent=1)
+
+
 def _compare(options: argparse.Namespace) -> int:
     results = compare_folders(options.a, options.b, calibration=options.calibration, optimizer=options.optimizer)
-    if options.json:
-        values = [wording.as_json(result) for result in results]
-        print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
-    else:
-        print("\n".join(wording.text(results)))
-    parted = any(
-        result.parting is not None or result.findings or (options.bits and result.verdict != "same bits")
-        for result in results
-    )
-    return DIFFERENT if parted else SAME
+    print(json_of(results) if options.json else "\n".join(wording.text(results)))
+    return DIFFERENT if parted(results, bits=options.bits) else SAME
 
 
 def _bisect(options: argparse.Namespace, command: list[str]) -> int:

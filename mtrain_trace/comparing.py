@@ -1,30 +1,35 @@
 """Find the first thing in which two trainings part, in the order of cause.
 
 At each update the quantities are looked at in the order in which they cause one another: start weights, samples, loss,
-gradient, clipping, settings of the optimizer, weights, moments, buffers. A difference of float rounding is told apart
+gradient, clipping, settings of the optimizer, moments, weights, buffers. A difference of float rounding is told apart
 from a mistake by its size and by its growth: rounding grows smoothly from update to update, a mistake jumps.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
 
-from mtrain_trace import mixing
-from mtrain_trace.reading import Row, Trace, Update
-
-START, SAMPLES, TARGETS, LOSS, SKIPPED = "start weights", "samples", "targets", "loss", "a skipped update"
-GRADIENT, CLIP, SETTINGS = "gradient", "clipping", "optimizer settings"
-WEIGHTS, MOMENTS, BUFFERS = "weights", "moments", "buffers"
-FLOORS = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, WEIGHTS: 1e-2, MOMENTS: 1e-2, BUFFERS: 1e-4}
-"""Relative differences up to these count as rounding of float32 wherever they appear."""
-NARROW_FLOORS = {LOSS: 1e-2, GRADIENT: 0.1, CLIP: 0.1, WEIGHTS: 0.3, MOMENTS: 0.3, BUFFERS: 2e-2}
-"""The same where a side computes in bfloat16 or float16."""
-JUMP = 30.0
-"""Rounding grows by less than this factor over what it had reached before; more is a new cause."""
-CALIBRATED = 10.0
-"""A difference up to this multiple of that of a nudged repetition is rounding, where a repetition was recorded."""
+from mtrain_trace import differences
+from mtrain_trace.differences import (
+    CLIP,
+    EXACT,
+    GRADIENT,
+    LOSS,
+    ORDER,
+    SAMPLES,
+    SETTINGS,
+    SKIPPED,
+    START,
+    STATE,
+    TARGETS,
+    WEIGHTS,
+    Gap,
+    apart,
+)
+from mtrain_trace.reading import AVERAGE, Row, Trace, Update
+from mtrain_trace.rounding import Rounding
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class Comparison:
     updates: int
     """Updates that both have."""
     parting: Parting | None = None
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    """Relative difference of each quantity at each update; NaN where it was not recorded."""
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    """How far apart the trainings are in each quantity, causes before consequences."""
     bits_until: int = 0
     """Updates after which both still had the same bits of weights; 0: not even after the first."""
     sentences: list[str] = field(default_factory=list)
@@ -61,12 +66,30 @@ class Comparison:
     """What is wrong among the ranks of B, whether or not it has parted the trainings."""
 
     @property
+    def curves(self) -> dict[str, list[float]]:
+        """Return the relative difference of each quantity with a size at each update; NaN where it was not recorded."""
+        return {what: gap.curve.tolist() for what, gap in self.gaps.items() if what not in (START, *EXACT)}
+
+    @property
+    def first(self) -> int | None:
+        """Return the index of the first update in which the bits of anything differ; None: of nothing in any update."""
+        return min((gap.first for gap in self.gaps.values() if gap.first is not None), default=None)
+
+    @property
+    def what(self) -> Sequence[str]:
+        """Return the quantities whose bits differ in that update, causes before consequences."""
+        return [
+            name
+            for name in ORDER
+            if name in self.gaps and self.first is not None and self.gaps[name].first == self.first
+        ]
+
+    @property
     def verdict(self) -> str:
         """Return ``same bits``, ``same up to rounding`` or ``different``."""
         if self.parting is not None:
             return "different"
-        begin = {name: row.digest for name, row in self.a.start.items()}
-        same = begin == {name: row.digest for name, row in self.b.start.items()} and self.bits_until == self.updates
+        same = self.gaps[START].first is None and self.bits_until == self.updates
         same = same and all(not value > 0 for curve in self.curves.values() for value in curve)
         return "same bits" if same else "same up to rounding"
 
@@ -81,44 +104,74 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     """
     a, b, remark = _aligned(a, b)
     updates = min(len(a.updates), len(b.updates))
-    result = Comparison(a, b, updates, remarks=[*a.remarks, *b.remarks, *remark])
-    allowed = _curves(a, calibration) if calibration is not None else {}
-    result.curves = _curves(a, b)
-    result.parting = _start(a, b)
-    seen: dict[str, float] = {}
-    narrow = _is_narrow(a) or _is_narrow(b)
+    result = Comparison(a, b, updates, gaps=differences.gaps(a, b), remarks=[*a.remarks, *b.remarks, *remark])
+    nudged = differences.gaps(a, calibration) if calibration is not None else {}
+    rounding = Rounding(_is_narrow(a) or _is_narrow(b), nudged)
     cast = _is_cast(a, b)
-    result.remarks += _formats(a, b, cast=cast)
-    for place in range(updates):
-        ours, theirs = a.updates[place], b.updates[place]
-        parted = result.parting is not None
-        if result.bits_until == place and _same_bits(ours, theirs):
-            result.bits_until = place + 1
-        if parted:
-            continue
-        result.parting = _exact(ours, theirs, cast=cast)
-        for what in (LOSS, SKIPPED, GRADIENT, CLIP, SETTINGS, WEIGHTS, MOMENTS, BUFFERS):
-            if result.parting is not None:
-                break
-            if what in _YES_OR_NO:
-                if _YES_OR_NO[what](ours, theirs):
-                    result.parting = Parting(what, ours.number, math.inf)
-                continue
-            size = result.curves[what][place]
-            limit = _limit(what, place, seen, allowed, narrow=narrow)
-            if size > limit:
-                result.parting = Parting(what, ours.number, size, arrays=worst_arrays(ours, theirs, what))
-            elif not math.isnan(size):
-                seen[what] = max(seen.get(what, 0.0), size)
-        if result.parting is not None:
-            result.parting = replace(result.parting, place=place)
+    result.remarks += [*_formats(a, b, cast=cast), *_unseen(a, b)]
+    pairs = list(zip(a.updates, b.updates))
+    alike = differences.comparable(a, b, WEIGHTS)
+    result.bits_until = next((place for place, pair in enumerate(pairs) if not (alike and _same_bits(*pair))), updates)
+    result.parting = _start(a, b) or _first_beyond(result, pairs, rounding, cast=cast)
     return result
+
+
+def _unseen(a: Trace, b: Trace) -> list[str]:
+    """Say what is not compared because it was measured otherwise, or is not there on one side alone."""
+    if differences.renamed(a, b):
+        names = [differences.some(sorted(set(x.groups) - set(y.groups)), 2) for x, y in ((a, b), (b, a))]
+        return [
+            f"arrays have other names ({names[0]}; {names[1]}), so of gradients only the length is compared, of weights nothing"
+        ]
+    if not a.updates or not b.updates:
+        return []
+    parts = (SAMPLES, TARGETS, "gradients", *STATE)
+    other = [part for part in parts if part in (SAMPLES, *STATE) and not differences.comparable(a, b, part)]
+    for part in parts:
+        held = [
+            bool(update.targets) if part == TARGETS else part in update.parts for update in (a.updates[0], b.updates[0])
+        ]
+        mixed = a.measured != b.measured or part == WEIGHTS
+        if mixed and part not in other and part not in (SAMPLES, AVERAGE) and held[0] != held[1]:
+            other.append(part)
+    words = ["gradients (their length is)" if part == "gradients" else part for part in other if part != AVERAGE]
+    return (
+        [f"not compared, since one side alone holds it or it was measured otherwise: {', '.join(words)}"]
+        if words
+        else []
+    )
+
+
+def _first_beyond(
+    result: Comparison, pairs: list[tuple[Update, Update]], rounding: Rounding, *, cast: bool
+) -> Parting | None:
+    """Return the first thing that parts for more than rounding, at the first update in which something does."""
+    seen: dict[str, float] = {}
+    alike = result.gaps[START].first is None
+    for place, (ours, theirs) in enumerate(pairs):
+        parting = _exact(ours, theirs, cast=cast or SAMPLES not in result.gaps)
+        for what in ORDER[ORDER.index(LOSS) :]:
+            if parting is not None:
+                return replace(parting, place=place)
+            if what in EXACT:
+                if EXACT[what](ours, theirs):
+                    parting = Parting(what, ours.number, math.inf)
+            elif what in result.gaps:
+                size = float(result.gaps[what].curve[place])
+                if size > rounding.limit(what, place, seen, alike=alike):
+                    parting = Parting(what, ours.number, size, arrays=worst_arrays(ours, theirs, what))
+                elif not math.isnan(size):
+                    seen[what] = max(seen.get(what, 0.0), size)
+                    alike = alike and result.gaps[what].first != place
+        if parting is not None:
+            return replace(parting, place=place)
+    return None
 
 
 def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
     """Cut the updates before a resume: where one starts with the bits of weights that the other had after an update."""
     for whole, part, cut_a in ((a, b, True), (b, a, False)):
-        begin = _total(part.start)
+        begin = differences.total(part.start)
         if begin is None or _has_start(whole, begin):
             continue
         for place, update in enumerate(whole.updates[:-1]):
@@ -131,93 +184,8 @@ def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
 
 
 def _has_start(trace: Trace, begin: Row) -> bool:
-    total = _total(trace.start)
+    total = differences.total(trace.start)
     return total is not None and total.digest == begin.digest
-
-
-def _limit(what: str, place: int, seen: dict[str, float], allowed: dict[str, list[float]], *, narrow: bool) -> float:
-    """Return the largest difference that counts as rounding at an update."""
-    floor = (NARROW_FLOORS if narrow else FLOORS)[what]
-    if what in allowed and place < len(allowed[what]) and not math.isnan(allowed[what][place]):
-        return max(floor, CALIBRATED * allowed[what][place])
-    grown = JUMP * max(seen.values(), default=0.0) if place else 0.0
-    return max(floor, min(grown, 1.0) if grown else 0.0)
-
-
-def _curves(a: Trace, b: Trace) -> dict[str, list[float]]:
-    """Return the relative difference of each quantity at each update that both have."""
-    curves: dict[str, list[float]] = {what: [] for what in FLOORS}
-    begin = _total(a.start)
-    for ours, theirs in zip(a.updates, b.updates):
-        curves[LOSS].append(relative(ours.loss, theirs.loss))
-        curves[GRADIENT].append(math.inf if _one_has_none(ours, theirs) else _apart(ours, theirs, "gradients"))
-        curves[CLIP].append(_clip_difference(ours, theirs))
-        curves[WEIGHTS].append(_moved_apart(ours, theirs, begin))
-        curves[MOMENTS].append(_apart(ours, theirs, "moments"))
-        curves[BUFFERS].append(_apart(ours, theirs, "buffers"))
-    return curves
-
-
-def _total(rows: dict[str, Row]) -> Row | None:
-    total = None
-    for row in rows.values():
-        total = row if total is None else total.plus(row)
-    return total
-
-
-def relative(a: float, b: float) -> float:
-    """Return the difference of two numbers relative to the larger one; infinity where one alone is no finite number."""
-    if math.isnan(a) and math.isnan(b):
-        return 0.0
-    if not math.isfinite(a) or not math.isfinite(b):
-        return 0.0 if a == b else math.inf
-    scale = max(abs(a), abs(b))
-    return abs(a - b) / scale if scale else 0.0
-
-
-def apart(a: Row, b: Row) -> float:
-    """Return the distance of two arrays relative to the longer one; 0 for the same bits."""
-    if a.digest == b.digest:
-        return 0.0
-    scale = max(a.norm, b.norm)
-    return mixing.distance(a.sketch, b.sketch) / scale if scale else 0.0
-
-
-def _apart(ours: Update, theirs: Update, part: str) -> float:
-    if part not in ours.parts or part not in theirs.parts:
-        return math.nan
-    return apart(ours.parts[part], theirs.parts[part])
-
-
-def _one_has_none(ours: Update, theirs: Update) -> bool:
-    """Return whether one side alone has no gradient at all in an update that both made and recorded."""
-    recorded = "weights" in ours.parts and "weights" in theirs.parts
-    return recorded and ("gradients" in ours.parts) != ("gradients" in theirs.parts)
-
-
-def _moved_apart(ours: Update, theirs: Update, begin: Row | None) -> float:
-    """Return the distance of the weights relative to the way that they have gone since the start."""
-    if "weights" not in ours.parts or "weights" not in theirs.parts or begin is None:
-        return math.nan
-    a, b = ours.parts["weights"], theirs.parts["weights"]
-    if a.digest == b.digest:
-        return 0.0
-    # Both ways count: with one alone, a training whose rate is 0 would be infinitely far from its like.
-    way = max(mixing.distance(a.sketch, begin.sketch), mixing.distance(b.sketch, begin.sketch))
-    distance = mixing.distance(a.sketch, b.sketch)
-    return distance / way if way else (math.inf if distance else 0.0)
-
-
-def _clip_difference(ours: Update, theirs: Update) -> float:
-    """Return how differently gradients are clipped; a limit that is not reached changes nothing."""
-    mine, other = (
-        clip if clip and clip["before"] > clip["limit"] else None for clip in (ours.clips[0], theirs.clips[0])
-    )
-    if (mine is None) != (other is None):
-        return math.inf
-    if mine is None or other is None:
-        return 0.0
-    return math.inf if mine["limit"] != other["limit"] else relative(mine["before"], other["before"])
 
 
 def _same_bits(ours: Update, theirs: Update) -> bool:
@@ -228,19 +196,34 @@ def _same_bits(ours: Update, theirs: Update) -> bool:
 
 def _start(a: Trace, b: Trace) -> Parting | None:
     """Return how the weights before the first update part; exactly, since nothing has been computed yet."""
+    if not differences.comparable(a, b, WEIGHTS) or not a.start or not b.start:
+        return None
+    if a.measured != b.measured and set(a.groups) == set(b.groups):
+        size = apart(differences.whole(a), differences.whole(b))
+        return Parting(START, 0, size) if size >= 1e-6 else None
+    if a.measured != b.measured:
+        return Parting(START, 0, math.inf, arrays=sorted(set(a.groups) ^ set(b.groups)))
     if set(a.start) != set(b.start):
         names = sorted(set(a.start) ^ set(b.start))
-        if len(a.start) == len(b.start) and a.described["shapes"].values() == b.described["shapes"].values():
-            return None  # names differ only: a model that is wrapped or was renamed
         return Parting(START, 0, math.inf, arrays=names)
-    unequal = {
-        name: apart(a.start[name], b.start[name]) for name in a.start if a.start[name].digest != b.start[name].digest
-    }
+    unequal = _unequal(a, b)
     # A unit in the last place is the nudge of a calibration, and no other start. Where one side alone has narrow weights,
     # their rounding is no other start either; the difference of precision is named where it shows.
     if not unequal or max(unequal.values()) < (1e-2 if precision_of(a) != precision_of(b) else 1e-6):
         return None
     return Parting(START, 0, max(unequal.values()), arrays=sorted(unequal, key=lambda name: -unequal[name]))
+
+
+def _unequal(a: Trace, b: Trace) -> dict[str, float]:
+    """Return how far the start weights are apart that have other bits, by name."""
+    common = [name for name in a.start if name in b.start and a.start[name].digest != b.start[name].digest]
+    return {name: apart(a.start[name], b.start[name]) for name in common}
+
+
+def unlike_starts(comparison: Comparison) -> list[str]:
+    """Return the names of the weights that start otherwise, the largest difference first."""
+    unequal = _unequal(comparison.a, comparison.b)
+    return sorted(unequal, key=lambda name: -unequal[name])
 
 
 def _is_cast(a: Trace, b: Trace) -> bool:
@@ -257,19 +240,14 @@ def _exact(ours: Update, theirs: Update, *, cast: bool) -> Parting | None:
         if mine and other and mine != other and not (cast and what == SAMPLES):
             share = sum((mine - other).values()) / max(sum(mine.values()), 1)
             return Parting(what, ours.number, share or sum((other - mine).values()) / max(sum(other.values()), 1))
-    if ours.samples == theirs.samples and ours.targets and theirs.targets and _pairs(ours) != _pairs(theirs):
+    if (
+        ours.samples == theirs.samples
+        and ours.targets
+        and theirs.targets
+        and differences.pairs_of(ours) != differences.pairs_of(theirs)
+    ):
         return Parting(TARGETS, ours.number, 1.0)
     return None
-
-
-def _pairs(update: Update) -> Any:
-    """Return the pairs of sample and target, in no order; None where a rank has not one target for each sample."""
-    pairs = []
-    for samples, targets in zip(update.rank_samples, update.rank_targets):
-        if len(samples) != len(targets):
-            return None
-        pairs += list(zip(samples, targets))
-    return sorted(pairs)
 
 
 def precision_of(trace: Trace) -> str:
@@ -292,57 +270,6 @@ def _is_narrow(trace: Trace) -> bool:
     return any(word in precision_of(trace) for word in ("bfloat16", "float16", "autocast"))
 
 
-def settings_differences(ours: Update, theirs: Update) -> list[str]:
-    """Return in words in which settings two updates treat an array differently, whatever groups the arrays are in."""
-    mine, other = settings_by_array(ours), settings_by_array(theirs)
-    common = [name for name in mine if name in other]
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for name in common:
-        for key in sorted(set(mine[name]) & set(other[name])):
-            if not _equal(mine[name][key], other[name][key]):
-                found.setdefault((key, _shown(mine[name][key]), _shown(other[name][key])), []).append(name)
-    return [
-        f"{key} {a} and {b}" + ("" if len(names) == len(common) else f" ({some(names)})")
-        for (key, a, b), names in found.items()
-    ]
-
-
-def settings_by_array(update: Update) -> dict[str, dict[str, Any]]:
-    """Return the options of the parameter group of each array."""
-    return {name: options for names, options in zip(update.groups, update.rates) for name in names}
-
-
-def some(names: list[str], limit: int = 3) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def _ranks_differ(update: Update) -> bool:
-    """Return whether the ranks of one training use other settings than one another."""
-    return any(rates != update.rank_rates[0] for rates in update.rank_rates)
-
-
-_YES_OR_NO: dict[str, Callable[[Update, Update], bool]] = {
-    SKIPPED: lambda ours, theirs: ours.skipped != theirs.skipped,
-    SETTINGS: lambda ours, theirs: (
-        bool(settings_differences(ours, theirs)) or _ranks_differ(ours) != _ranks_differ(theirs)
-    ),
-}
-"""What two updates have in common or not, without a size; SETTINGS stands where the order of cause has it."""
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, float) and isinstance(b, float):
-        return relative(a, b) < 1e-9  # a schedule may be computed in another order
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
-    return bool(a == b)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def worst_arrays(ours: Update, theirs: Update, what: str) -> list[str]:
     """Return the names of the arrays that differ, the largest relative difference first; empty if not recorded."""
     part = {GRADIENT: "gradients", CLIP: "gradients"}.get(what, what)
@@ -356,4 +283,10 @@ def detailed(comparison: Comparison) -> bool:
     parting = comparison.parting
     if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SKIPPED, SETTINGS):
         return True
-    return bool(comparison.a.updates[parting.place].arrays and comparison.b.updates[parting.place].arrays)
+    return not undetailed(comparison)
+
+
+def undetailed(comparison: Comparison) -> list[Trace]:
+    """Return the trainings of which no arrays were recorded at the update in which they part."""
+    place = comparison.parting.place if comparison.parting is not None else None
+    return [trace for trace in (comparison.a, comparison.b) if place is not None and not trace.updates[place].arrays]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from mtrain_trace import mixing
 from mtrain_trace.recorder import ARRAYS, FORM, PROCESS, UPDATES
 
 PARTS = ("gradients", "weights", "moments", "buffers")
+"""Parts that the recorder measures; a training that mtrain records has ``AVERAGE`` besides."""
+AVERAGE = "averaged weights"
 
 
 class TraceError(Exception):
@@ -55,6 +57,7 @@ class Update:
     micro_batches: int = 0
     """Passes of the first rank."""
     clips: list[dict[str, float] | None] = field(default_factory=list)
+    """How each rank has clipped the gradient; None: it has not; empty: not known."""
     rates: list[dict[str, Any]] = field(default_factory=list)
     """Options of the parameter groups of the first rank."""
     rank_rates: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -73,6 +76,14 @@ class Update:
     """By part: whether all ranks have the same bits, where no array is split."""
     arrays: dict[str, dict[str, Row]] = field(default_factory=dict)
     """By part and name, at updates that were recorded in detail."""
+    loss_parts: dict[str, float] = field(default_factory=dict)
+    """Losses of which the whole consists, by name, where they were recorded."""
+    told_norm: float | None = None
+    """Length of the gradient before it was clipped, where the training itself has told it."""
+    model_norms: dict[str, float] = field(default_factory=dict)
+    """Of several models, the length of the gradient of each; NaN where the update has left one out."""
+    trained: frozenset[str] | None = None
+    """Of several models, those that the update has trained."""
 
     @property
     def loss(self) -> float:
@@ -83,6 +94,28 @@ class Update:
     def norm(self) -> float | None:
         """Return the length of the gradient that the optimizer used; None where it was not recorded."""
         return self.parts["gradients"].norm if "gradients" in self.parts else None
+
+    @property
+    def norm_before(self) -> float | None:
+        """Return the length of the gradient before it was clipped; None where it was not recorded."""
+        if self.told_norm is not None:
+            return self.told_norm
+        return self.norm if self.clip is None else self.clip["before"]
+
+    @property
+    def clip(self) -> dict[str, float] | None:
+        """Return how the first rank has clipped the gradient: its length ``before`` and the ``limit``; None: not, or not known."""
+        return self.clips[0] if self.clips else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the spec of a training asks of its updates; what was done otherwise can be named by its size."""
+
+    clip: float
+    """Largest length of the gradient; infinity where it is not clipped."""
+    keep: list[float]
+    """Share of itself that the average of the weights keeps, by update."""
 
 
 @dataclass
@@ -96,6 +129,15 @@ class Trace:
     """Weights before the first update, by name."""
     optimizer: int = 0
     remarks: list[str] = field(default_factory=list)
+    before: dict[str, dict[str, Row]] = field(default_factory=dict)
+    """Further parts of the state before the first update, by part and name."""
+    start_agrees: bool = True
+    """Whether all ranks began with the same weights, as far as it was recorded here."""
+    asked: Asked | None = None
+    measured: dict[str, str] = field(default_factory=dict)
+    """How parts were measured, where it was otherwise than by the recorder; only what was measured alike is compared."""
+    models: list[str] = field(default_factory=list)
+    """Of several models, that of each parameter group."""
 
     @property
     def ranks(self) -> int:
@@ -113,14 +155,40 @@ class Trace:
         return {name: number for number, group in enumerate(self.described["groups"]) for name in group}
 
     @property
+    def drifted(self) -> int | None:
+        """Return the number of updates after which the ranks first held different weights; None: never."""
+        if not self.start_agrees:
+            return 0
+        agree = [update.ranks_agree.get("weights", True) for update in self.updates]
+        return agree.index(False) + 1 if False in agree else None
+
+    def first(self, updates: int) -> Trace:
+        """Return the training up to the given number of updates."""
+        return self if updates >= len(self.updates) else replace(self, updates=self.updates[:updates])
+
+    def rows(self, part: str, place: int) -> dict[str, Row]:
+        """Return the arrays of a part after the update at an index, which is -1 for before the first; empty: not recorded."""
+        if place >= 0:
+            return self.updates[place].arrays.get(part, {})
+        return self.start if part == "weights" else self.before.get(part, {})
+
+    @property
     def samples_per_update(self) -> int:
         """Return the samples of the first update on all ranks."""
+        known = self.processes[0].get("samples_per_update")
+        if known is not None:
+            return int(known)
         return sum(self.updates[0].samples.values()) if self.updates else 0
 
 
-def optimizers_of(folder: Path) -> int:
-    """Return how many optimizers a trace holds."""
-    return max((len(process["optimizers"]) for process in _processes(folder)), default=0)
+def read_all(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
+    """Read the traces of all optimizers in ``folder``, or that of the one with a number.
+
+    Raises:
+        TraceError: the folder holds none, or a broken one.
+    """
+    count = max(len(process["optimizers"]) for process in _processes(folder))
+    return [read(folder, optimizer=number) for number in (range(count) if optimizer is None else [optimizer])]
 
 
 def read(folder: Path, *, optimizer: int = 0) -> Trace:
@@ -201,6 +269,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
             )
         facts["folder"] = path.parent
         found.append(facts)
+    if not found and (folder / "metrics.jsonl").is_file():
+        raise TraceError(f"{folder}: is a run folder of mtrain; it is compared by: mtrain compare")
     if not found:
         raise TraceError(
             f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mtrain_trace import comparing
+from mtrain_trace import comparing, differences
 from mtrain_trace.comparing import Comparison
 from mtrain_trace.reading import Trace
 
@@ -24,11 +24,17 @@ def text(comparisons: list[Comparison]) -> list[str]:
 def lines(comparison: Comparison) -> list[str]:
     """Return the comparison as text for a terminal or a log."""
     a, b = comparison.a, comparison.b
-    found = [f"A {_describe(a)}", f"B {_describe(b)}", *(f"note: {remark}" for remark in comparison.remarks), ""]
+    found = [*sides(comparison), ""]
     found += [*among_ranks(comparison), *parting(comparison), "", *_table(comparison)]
     if len(a.updates) != len(b.updates):
         found.append(f"A has {len(a.updates)} updates, B {len(b.updates)}; the first {comparison.updates} are compared")
     return found
+
+
+def sides(comparison: Comparison) -> list[str]:
+    """Return what the two trainings are, and what of them is not seen."""
+    told = [f"A {_describe(comparison.a)}", f"B {_describe(comparison.b)}"]
+    return [*told, *(f"note: {remark}" for remark in comparison.remarks)]
 
 
 def parting(comparison: Comparison) -> list[str]:
@@ -43,7 +49,12 @@ def parting(comparison: Comparison) -> list[str]:
     if first.arrays:
         found.append(f"  arrays: {', '.join(first.arrays[:5])}")
     if not comparing.detailed(comparison):
-        found.append(f"  for each array, record both again with: mtrain-trace run --at {first.update} ...")
+        unseen = comparing.undetailed(comparison)
+        which = "both" if len(unseen) > 1 else "A" if unseen[0] is comparison.a else "B"
+        if any(not trace.measured for trace in unseen):
+            found.append(f"  for each array, record {which} again with: mtrain-trace run --at {first.update} ...")
+        if any(trace.measured for trace in unseen):
+            found.append(f"  for each parameter group, train {which} again with: -o report.trace=state")
     return found
 
 
@@ -125,7 +136,7 @@ def _cell(value: float) -> str:
 
 
 def _plural(what: str) -> str:
-    return what if what.endswith("s") or what in (comparing.CLIP, comparing.SKIPPED) else f"the {what}"
+    return what if what.endswith("s") or what in (differences.CLIP, differences.SKIPPED) else f"the {what}"
 
 
 def _capital(sentence: str) -> str:

@@ -53,6 +53,7 @@ OUTSIDE = {
     "core/interfaces": {"numpy", "pydantic"},
     "core/checkpoint": {"numpy", "safetensors"},
     "core/overriding.py": {"typing_extensions"},
+    "core/trace.py": {"numpy", "mtrain_trace"},
     "spec": {"pydantic", "yaml"},
     "spec/bounds.py": {"psutil"},
     "records": {"numpy", "psutil"},

@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import mtrain_trace.command
-import mtrain_trace.reading
-import mtrain_trace.wording
-from mtrain.errors import UsageError
-from mtrain.studies.compare import jobs, over_ranks
+from mtrain.spec import outputs
+from mtrain.studies.compare import jobs, over_ranks, recorded, recorded_page
 from mtrain.studies.compare.over_ranks import RanksRequest, RanksResult
+from mtrain.studies.compare.recorded import RecordedRequest, RecordedResult
 from mtrain.studies.compare.request import CompareRequest
 from mtrain.studies.compare.results import Comparison
 from mtrain.studies.compare.tables import Table, agreement, speeds
 from mtrain.studies.compare.wording import Sentence, headline, summary
 
-__all__ = ["CompareRequest", "Compared", "RanksRequest", "RanksResult", "compare", "compare_ranks", "compare_traces"]
+__all__ = [
+    "CompareRequest", "Compared", "RanksRequest", "RanksResult", "RecordedRequest", "RecordedResult", "compare", "compare_ranks",
+    "compare_recorded",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +60,16 @@ def compare_ranks(request: RanksRequest) -> Sequence[RanksResult]:
     return over_ranks.compare(request)
 
 
-def compare_traces(a: Path, b: Path) -> tuple[Sequence[str], bool]:
-    """Compare two folders of ``mtrain-trace run``: return what is printed, and whether they train the same.
+def compare_recorded(request: RecordedRequest, *, page: Path | None = None) -> Sequence[RecordedResult]:
+    """Compare trainings that have ended, each with the first one: traces, run folders, and mixtures of both.
+
+    ``page``: file for the page that shows the comparisons; None: none is written.
 
     Raises:
-        UsageError: a folder holds no trace.
+        UsageError: a folder holds neither a trace nor a run.
     """
-    try:
-        results = mtrain_trace.command.compare_folders(a, b)
-    except mtrain_trace.reading.TraceError as error:
-        raise UsageError(str(error)) from error
-    return mtrain_trace.wording.text(results), all(result.parting is None for result in results)
+    results = recorded.compare(request)
+    if page is not None:
+        outputs.make_folder(page.parent)
+        outputs.write_text(page, recorded_page.page(results))
+    return results

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mtrain.cli.options import JobCommand, spec_options
 from mtrain.spec import terminal
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 PROFILES = ("bitwise", "float32", "loose")
 LENGTH = 50
 """Updates of each job unless the command line says otherwise."""
+RECORDED = ("as_json", "bits", "calibration", "optimizer")
+"""Options of the comparison of trainings that have ended."""
 SCRIPT_ARGUMENTS = "mtrain.rank.script_arguments"
 """Key of the words after ``--`` in the context of the command."""
 
@@ -32,7 +35,7 @@ class CompareCommand(JobCommand):
 @click.command(
     "compare", cls=CompareCommand, options_metavar="[OPTIONS]", epilog="Words after -- are the arguments of the script."
 )
-@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE_A TRACE_B]")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[A B ...]")
 @spec_options
 @click.option(
     "-s",
@@ -75,24 +78,36 @@ class CompareCommand(JobCommand):
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the jobs and the report; else runs/compare.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Of recorded trainings: print JSON.")
+@click.option("--bits", is_flag=True, help="Of recorded trainings: exit code 1 for rounding, too.")
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), metavar="FOLDER",
+    help="Of recorded trainings: A again, by mtrain-trace run --calibrate, which shows how rounding grows.",
+)  # fmt: skip
+@click.option("--optimizer", type=click.IntRange(min=0), help="Of recorded trainings: number of the optimizer; all.")
 @click.pass_context
 def compare(context: click.Context, /, **params: Any) -> None:
     """Train one spec, or run one script, on several backends; say which agree, and how fast each is.
 
-    With two folders of `mtrain-trace run`: say what parted first in two recorded trainings, and why.
+    With folders of trainings that have ended (traces of `mtrain-trace run`, run folders, mixtures): say of each what parted
+    first from the first one, and why. --out then writes a page.
 
     Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
     """
     from mtrain.api import comparing
 
-    traces = params.pop("traces")
-    if traces:
-        context.exit(show_traces(traces, backends=params["backends"]))
+    own = {name: params.pop(name) for name in ("folders", *RECORDED)}
+    if own["folders"]:
+        _refuse_jobs(context, own["folders"])
+        context.exit(show_recorded(own, page=params["out"] and params["out"] / "compare.html"))
+    for name in RECORDED:
+        if own[name]:
+            raise click.UsageError(f"{_flag(name)} is for trainings that have ended; give their folders")
     ranks = _numbers(params["ranks"])
     if len(ranks) > 1:
         context.exit(show_ranks(ranks, params, context.meta[SCRIPT_ARGUMENTS]))
     if params["backends"] is None:
-        raise click.UsageError("--backends is missing; or give two folders of `mtrain-trace run`")
+        raise click.UsageError("--backends is missing; or give two folders of trainings that have ended")
     arguments = context.meta[SCRIPT_ARGUMENTS]
     if arguments and params["script"] is None:
         raise click.UsageError(
@@ -141,16 +156,41 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
     return 0 if all(result.agree for result in results) else 1
 
 
-def show_traces(traces: tuple[Path, ...], *, backends: str | None) -> int:
-    """Print what parted first in two recorded trainings; return 0 if nothing did, else 1."""
+def _flag(name: str) -> str:
+    return "--json" if name == "as_json" else f"--{name}"
+
+
+def _refuse_jobs(context: click.Context, folders: tuple[Path, ...]) -> None:
+    """Refuse options of jobs beside folders of trainings that have ended: none is started."""
+    typed = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in ("folders", "out", *RECORDED)
+        and parameter.name is not None
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        given = " ".join([*map(str, folders), *typed])
+        raise click.UsageError(f"{given}: expected folders of trainings that have ended, or {typed[0]} and no folder")
+
+
+def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
+    """Print what parted first in trainings that have ended; return 0 if nothing did, else 1."""
     from mtrain.api import comparing
 
-    if len(traces) != 2 or backends is not None:
-        given = " ".join([*map(str, traces), *([] if backends is None else [f"--backends {backends}"])])
-        raise click.UsageError(f"{given}: expected two folders of `mtrain-trace run`, or --backends and no folder")
-    text, same = comparing.compare_traces(*traces)
-    terminal.say("\n".join(text))
-    return 0 if same else 1
+    as_json = params.pop("as_json")
+    results = comparing.compare_recorded(comparing.RecordedRequest(**params), page=page)
+    if as_json:
+        values = [result.json() for result in results]
+        terminal.say(values[0] if len(values) == 1 else f"[{', '.join(values)}]")
+    else:
+        for number, result in enumerate(results):
+            if len(results) > 1:
+                terminal.say(f"{chr(10) if number else ''}{params['folders'][0]} and {result.folder}:")
+            terminal.say("\n".join(result.text()))
+    if page is not None:
+        terminal.say(f"page: {page}", err=as_json)
+    return 0 if all(result.agree for result in results) else 1
 
 
 def show(result: "Compared") -> None:

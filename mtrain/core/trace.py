@@ -6,7 +6,6 @@ without storing the arrays of every update.
 """
 
 import hashlib
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,44 +16,27 @@ from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Collective, HostBatch, Loader, State
 from mtrain.core.named_models import models_in
 from mtrain.core.traffic import sent_bytes
+from mtrain_trace import mixing
 
-SIZE = 32
-"""Numbers in a sketch. With 32 the length of a difference is accurate to about an eighth."""
+SIZE = mixing.LENGTH
+"""Numbers in a sketch."""
 DIGITS = 16
 """Hexadecimal digits of a digest that are recorded."""
 
 
-class Sketcher:
-    """Sums up the elements of arrays into ``SIZE`` numbers, with signs that depend on the array's name and the place.
+def sketch_of(arrays: Mapping[str, Array]) -> Array:
+    """Return the sketch of float arrays, (SIZE,) float64, as ``mtrain_trace`` makes it. Integer arrays are left out.
 
-    The expectation of the sum of their squares is the squared length of the arrays: Charikar, Chen, Farach-Colton 2002,
-    "Finding frequent items in data streams", section 3.1.
+    The signs depend only on the name of an array and the place in it, so sketches of different jobs can be subtracted.
     """
+    sketches = [mixing.sketch(array, name) for name, array in arrays.items() if array.dtype.kind == "f"]
+    total: Array = np.sum(sketches, axis=0) if sketches else np.zeros(SIZE)
+    return total
 
-    def __init__(self) -> None:
-        self._signs: dict[tuple[str, int], Array] = {}
 
-    def sketch(self, arrays: Mapping[str, Array]) -> Array:
-        """Return the sketch of float arrays, (SIZE,) float64. Integer arrays are left out.
-
-        The signs depend only on the name and size of an array, so sketches of different jobs can be subtracted.
-        """
-        total = np.zeros(SIZE)
-        for name, array in arrays.items():
-            if array.dtype.kind != "f":
-                continue
-            signed = np.zeros(-(-array.size // SIZE) * SIZE)
-            np.multiply(np.ravel(array), self._signs_of(name, array.size), out=signed[: array.size])
-            total += signed.reshape(-1, SIZE).sum(axis=0)
-        return total
-
-    def _signs_of(self, name: str, count: int) -> Array:
-        # The moments of one weight share its name, and an optimizer of the user's own may have some of another size.
-        key = name, count
-        if key not in self._signs:
-            generator = np.random.default_rng(zlib.crc32(name.encode()))
-            self._signs[key] = generator.integers(0, 2, count, dtype=np.int8) * 2 - 1
-        return self._signs[key]
+def digest_of(arrays: Mapping[str, Array]) -> str:
+    """Return the digest of arrays as ``mtrain_trace`` makes it: the sum of the digests of all."""
+    return f"{sum(mixing.digest(array, name) for name, array in arrays.items()) & mixing.MASK:0{DIGITS}x}"
 
 
 def parts(state: State, groups: Sequence[Sequence[str]]) -> dict[str, dict[str, Array]]:
@@ -95,7 +77,6 @@ class Tracer:
         self._groups = groups
         self._state = state
         self._accumulate = accumulate
-        self._sketcher = Sketcher()
         self._batch_digests: deque[str] = deque()
 
     def watch(self, loader: Loader) -> Loader:
@@ -116,11 +97,11 @@ class Tracer:
         ``ranks_agree``: whether all ranks hold the same weights.
         """
         state_parts = parts(self._state(), self._groups)
-        digests = {name: digest(arrays)[:DIGITS] for name, arrays in state_parts.items()}
+        digests = {name: digest_of(arrays) for name, arrays in state_parts.items()}
         trained = [value for name, value in digests.items() if name.startswith("weights/")]
         return {
             "digests": digests,
-            "sketches": {name: self._sketcher.sketch(arrays).tolist() for name, arrays in state_parts.items()},
+            "sketches": {name: sketch_of(arrays).tolist() for name, arrays in state_parts.items()},
             "ranks_agree": len(set(map(tuple, self._collective.all_gather(trained)))) == 1,
         }
 

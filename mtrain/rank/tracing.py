@@ -44,11 +44,12 @@ class Tracing:
             self._tracer.saw_more(batch)
 
     def start(self) -> dict[str, Any]:
-        """Return the fields for the first record; ``models``: of several, that of each parameter group."""
+        """Return the fields for the first record; ``models``: of several, that of each parameter group; ``names``: its weights."""
         if self._tracer is None:
             return {}
         models = [(models_in(names) or [""])[0] for names in self._groups]
-        return {"trace": {**self._tracer.look(), "models": models if any(models) else []}}
+        names = [list(names) for names in self._groups]
+        return {"trace": {**self._tracer.look(), "models": models if any(models) else [], "names": names}}
 
     def updated(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields for the record of an update."""

@@ -61,7 +61,7 @@ def test_faulty_backends_are_detected_and_their_faults_named(tmp_path):
     }  # fmt: skip
     assert "it clips at 0.25, the spec says no limit" in values["clipping"]["causes"][0]
     assert (
-        "2 times as large at the same loss, the micro batches per update (2): gradients are summed"
+        "the gradient of summing is 2 times that of solo: the loss is not divided by the 2 micro batches of an update"
         in values["summing"]["causes"][0]
     )
     assert "its momentum is 0.5, 0.9 was asked for" in values["sluggish"]["causes"][0]

@@ -53,7 +53,7 @@ def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_a
     labels = ("horovod", "solo", "solo:device=cpu")
     assert [first_difference(rows[label]) for label in labels] == [(1, "samples"), (1, "loss"), (2, "weights")]
     assert [rows[label]["verdict"] for label in labels] == ["differs", "differs", "within float32"]
-    assert "its loss is 2 times as large" in rows["solo"]["against_reference"]["causes"][0]
+    assert "the loss of solo is 2 times that of ddp" in rows["solo"]["against_reference"]["causes"][0]
     assert "The first difference is in update 3, in weights" in printed
     failed = rows["solo:tf32=true"]
     assert failed["verdict"] == "failed"
@@ -68,7 +68,7 @@ def test_faults_of_loops_with_several_models_are_named(tmp_path):
         "given": "the loss of model D is larger by that of model G",
         "target": "in update 1 it trains model slow, which the reference never trains",
         "average": "model slow, which no update trains, is not: it follows another model",
-        "plateau": "its learning rate of model D is 0.1 in update 5, and that of the reference 0.0125",
+        "plateau": "lr 0.0125 and 0.1 (group 1 of D, ",
         "skip": "optimizer.skip: ranks 1 of 2 have left out update 3, which the others have made",
     }
     labels = {fault: f"ddp:checkpoint.keep_last={number}" for number, fault in enumerate(said, 3)}

@@ -13,7 +13,8 @@ from mtrain.core.interfaces import Recipe, State
 from mtrain.core.recipe import ema_shares
 from mtrain.core.trace import Tracer
 from mtrain.records.history import History
-from mtrain.studies.compare.traces import Trace, trace_of
+from mtrain.studies.compare.traces import trace_of, with_recipe
+from mtrain_trace.reading import Trace
 
 SHAPES = {"conv.weight": (40, 9), "head.weight": (30, 5), "bn.weight": (25,), "head.bias": (30,)}
 GROUPS = (("bn.weight", "head.bias"), ("conv.weight", "head.weight"))
@@ -51,6 +52,8 @@ class Planted:
     buffer_momentum: float = 0.1
     drift_at: int | None = None
     momenta: Mapping[int, float] = field(default_factory=dict)
+    told_momenta: Mapping[int, float] | None = None
+    """What the records say of them; None: what is used."""
 
 
 class TwoRanks(OneRank):
@@ -66,8 +69,8 @@ class TwoRanks(OneRank):
         return [value, ["drifted"] if self.drifted else value]
 
 
-def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
-    """Train; norms rise over the job, so that clipping begins in the middle of it."""
+def run(planted: Planted = Planted(), *, updates: int = 12, asked: Recipe = RECIPE) -> Trace:
+    """Train; norms rise over the job, so that clipping begins in the middle of it. ``asked``: the recipe of its spec."""
     recipe, generator = planted.recipe, np.random.default_rng(0)
     weights = {name: (generator.standard_normal(shape) + planted.start).astype("f4") for name, shape in SHAPES.items()}
     moments = {name: np.zeros(shape, "f4") for name, shape in SHAPES.items()}
@@ -122,9 +125,14 @@ def run(planted: Planted = Planted(), *, updates: int = 12) -> Trace:
                 "learning_rates": list(RATES),
                 "trace": tracer.after_update(),
             }
-            | {"momentum": planted.momenta.get(u), "update_seconds": 0.1, "time": float(u), "data_wait_share": 0.0}
+            | {
+                "momentum": (planted.told_momenta or planted.momenta).get(u),
+                "update_seconds": 0.1,
+                "time": float(u),
+                "data_wait_share": 0.0,
+            }
         )
-    return trace_of(history)
+    return with_recipe(trace_of(history), asked, ranks=2)
 
 
 def _step(

@@ -1,13 +1,17 @@
 """Each planted fault is found in the update it shows in, and named."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mtrain.core.interfaces import Recipe
-from mtrain.studies.compare.causes import Facts, causes
-from mtrain.studies.compare.differences import difference
 from mtrain.studies.compare.profiles import PROFILES, violations
+from mtrain.studies.compare.several import explain
+from mtrain_trace.causes import in_words
+from mtrain_trace.comparing import compare
+from mtrain_trace.reading import Trace, Update
 from tests.comparing.jobs import GROUPS, RECIPE, Planted, run, with_options
 
 ADAMW = replace(
@@ -18,25 +22,22 @@ ADAMW = replace(
     ),
 )
 ADAM = replace(ADAMW, rule="adam")
-FACTS = Facts(recipe=RECIPE, ranks=2)
 
 
-def told(planted: Planted, reference: Planted = Planted(), facts: Facts = FACTS) -> tuple[str, int, list[str]]:  # noqa: B008
+def told(planted: Planted, reference: Planted = Planted(), asked: Recipe = RECIPE) -> tuple[str, int, list[str]]:  # noqa: B008
     """(what is said, update and quantities in which the two part)."""
-    a, b = run(reference), run(planted)
-    actual = difference(a, b)
-    message = causes(a, b, actual, facts)
+    actual = compare(run(reference, asked=asked), run(planted, asked=asked))
+    message = explain(actual)
     assert message, "nothing was said"
-    assert violations(actual, PROFILES["bitwise"])
+    assert violations(actual.gaps, PROFILES["bitwise"])
     return " / ".join(message), actual.first, list(actual.what)
 
 
 def test_two_runs_of_one_job_have_no_cause_of_difference():
-    a, b = run(), run()
-    actual = difference(a, b)
+    actual = compare(run(), run())
     assert actual.first is None
-    assert causes(a, b, actual, FACTS) == []
-    assert violations(actual, PROFILES["bitwise"]) == []
+    assert explain(actual) == []
+    assert violations(actual.gaps, PROFILES["bitwise"]) == []
 
 
 def test_clipping_that_one_backend_adds_is_named_as_the_cause():
@@ -54,8 +55,7 @@ def test_clipping_that_one_backend_omits_is_named_as_the_cause():
 
 
 def test_clipping_under_adamw_is_named_as_the_cause():
-    facts = Facts(recipe=ADAMW, ranks=2)
-    message, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), facts)
+    message, _, _ = told(Planted(recipe=replace(ADAMW, clip_norm=5.0)), Planted(recipe=ADAMW), ADAMW)
     assert "it clips at 5.0" in message
 
 
@@ -66,7 +66,7 @@ def with_adam_options(rule: Recipe, **options: float) -> Recipe:
 @pytest.mark.parametrize("rule", [ADAM, ADAMW], ids=["adam", "adamw"])
 def test_faults_under_adam_are_named_with_their_sizes(rule: Recipe):
     def told_of(planted: Planted) -> tuple[str, int, list[str]]:
-        return told(planted, Planted(recipe=rule), Facts(recipe=rule, ranks=2))
+        return told(planted, Planted(recipe=rule), rule)
 
     message, update, _ = told_of(Planted(recipe=rule, applied_factor=2.0))
     assert "the gradient that is applied is not: it is 2 times as large" in message
@@ -79,9 +79,9 @@ def test_faults_under_adam_are_named_with_their_sizes(rule: Recipe):
         assert "its weight decay differs from the spec's by +0.02" in message
         assert what[0] == "moments"
     else:
-        assert "decoupled weight decay" in message
+        assert "its decoupled weight decay differs from the spec's by +0.02" in message
         assert what[0] == "weights"
-    assert "2 times as large at the same loss" in told_of(Planted(recipe=rule, gradient_factor=2.0))[0]
+    assert "the gradient of B is 2 times that of A" in told_of(Planted(recipe=rule, gradient_factor=2.0))[0]
     message, update, _ = told_of(Planted(recipe=with_adam_options(rule, beta1=0.7)))
     # Without decay in the gradient the first update alone does not tell a momentum from a factor.
     expected = "its momentum is 0.7, 0.9 was asked for" if rule is ADAM else "as with a momentum of 0.7 instead of 0.9"
@@ -93,9 +93,9 @@ def test_faults_under_adam_are_named_with_their_sizes(rule: Recipe):
 def test_a_momentum_that_departs_later_is_named_under_adam(rule: Recipe):
     scheduled = dict.fromkeys(range(12), 0.9)
     message, update, what = told(
-        Planted(recipe=rule, momenta={**scheduled, 3: 0.6}),
+        Planted(recipe=rule, momenta={**scheduled, 3: 0.6}, told_momenta=scheduled),
         Planted(recipe=rule, momenta=scheduled),
-        Facts(recipe=rule, ranks=2),
+        rule,
     )
     assert "its momentum is 0.6, 0.9 was asked for" in message
     assert (update, what[0]) == (3, "moments")
@@ -103,15 +103,15 @@ def test_a_momentum_that_departs_later_is_named_under_adam(rule: Recipe):
 
 def test_gradients_summed_instead_of_averaged_over_ranks_are_named_as_the_cause():
     message, update, what = told(Planted(gradient_factor=2.0))
-    assert "2 times as large at the same loss, the number of ranks (2): gradients are summed, not averaged" in message
-    assert (update, what[0]) == (0, "norm")
+    assert "the gradient of B is 2 times that of A, as many times as there are ranks: summed over ranks" in message
+    assert (update, what[0]) == (0, "gradient")
 
 
 def test_gradients_not_divided_by_the_micro_batches_are_named_as_the_cause():
-    assert "the micro batches per update (4)" in told(Planted(gradient_factor=4.0))[0]
+    assert "the loss is not divided by the 4 micro batches" in told(Planted(gradient_factor=4.0))[0]
     assert (
-        "one over ranks x micro batches per update (2 x 4): gradients are divided once too often"
-        in told(Planted(gradient_factor=1 / 8))[0]
+        "the gradient of B is 1/8 of that of A, ranks x micro batches per update (2 x 4): summed where the mean is meant, or "
+        "divided once too often" in told(Planted(gradient_factor=1 / 8))[0]
     )
 
 
@@ -129,9 +129,8 @@ def test_another_momentum_is_named_as_the_cause():
 
 def test_another_momentum_without_nesterov_is_named_as_the_cause():
     plain = with_options(nesterov=0.0)
-    facts = Facts(recipe=plain, ranks=2)
     wrong = replace(plain, groups=with_options(nesterov=0.0, momentum=0.5).groups)
-    message, update, what = told(Planted(recipe=wrong), Planted(recipe=plain), facts)
+    message, update, what = told(Planted(recipe=wrong), Planted(recipe=plain), plain)
     assert "its momentum is 0.5, 0.9 was asked for" in message
     assert (update, what[0]) == (1, "moments")
 
@@ -139,7 +138,7 @@ def test_another_momentum_without_nesterov_is_named_as_the_cause():
 def test_nesterov_momentum_that_one_backend_omits_or_adds_is_named_as_the_cause():
     assert "nesterov is off" in told(Planted(recipe=with_options(nesterov=0.0)))[0]
     plain = with_options(nesterov=0.0)
-    message, _, _ = told(Planted(), Planted(recipe=plain), Facts(recipe=plain, ranks=2))
+    message, _, _ = told(Planted(), Planted(recipe=plain), plain)
     assert "nesterov is on" in message
 
 
@@ -158,7 +157,7 @@ def test_another_learning_rate_is_named_as_the_cause():
 def test_another_average_of_weights_is_named_as_the_cause():
     message, _, what = told(Planted(recipe=replace(RECIPE, ema_decay=0.5)))
     assert "it keeps 0.0906 of itself per update, 0.179 was asked for" in message
-    assert what == ["ema"]
+    assert what == ["averaged weights"]
 
 
 def test_other_buffers_are_named_as_the_cause():
@@ -168,45 +167,50 @@ def test_other_buffers_are_named_as_the_cause():
 
 
 def test_other_samples_start_weights_or_losses_are_named_as_the_cause():
-    assert "other samples" in told(Planted(other_samples_from=3))[0]
+    assert "the ranks of B received other samples, in another order" in told(Planted(other_samples_from=3))[0]
     assert told(Planted(other_samples_from=3))[1] == 3
-    assert "starts from other weights" in told(Planted(start=0.5))[0]
-    assert "2 times as large, the number of ranks (2): the loss is summed" in told(Planted(loss_factor=2.0))[0]
-    assert "the forward pass itself differs" in told(Planted(loss_factor=1.01))[0]
+    assert "all weights start otherwise" in told(Planted(start=0.5))[0]
+    assert "the loss of B is 2 times that of A, as many times as there are ranks" in told(Planted(loss_factor=2.0))[0]
+    assert "start weights, samples and labels are the same, the loss is not" in told(Planted(loss_factor=1.01))[0]
     assert "the forward pass is rounded differently" in told(Planted(loss_factor=1 + 1e-7))[0]
+
+
+def with_updates(trace: Trace, change: Callable[[Update], dict[str, Any]]) -> Trace:
+    return replace(trace, updates=[replace(update, **change(update)) for update in trace.updates])
+
+
+def with_mask(update: Update) -> dict[str, Any]:
+    moments = update.arrays["moments"]
+    row = moments["momentum/group 0"]
+    arrays = {**update.arrays, "moments": {**moments, "mask/group 0": row}}
+    return {"arrays": arrays, "parts": {**update.parts, "moments": update.parts["moments"].plus(row)}}
 
 
 def test_a_loss_or_a_moment_that_only_one_backend_has_is_named_as_the_cause():
     plain = run()
-    taught = replace(plain, losses={**plain.losses, "distil": plain.losses["total"]})
-    part = plain.named("moments")[0]
-    masked = replace(
-        plain,
-        digests={**plain.digests, "mask/0": plain.digests[part]},
-        sketches={**plain.sketches, "mask/0": plain.sketches[part]},
-    )
-    for whole, name, what in ((taught, "distil", "loss"), (masked, "mask/0", "moments")):
+    taught = with_updates(plain, lambda update: {"loss_parts": {**update.loss_parts, "distil": update.loss}})
+    masked = with_updates(plain, with_mask)
+    for whole, name, what in ((taught, "distil", "loss"), (masked, "mask/group 0", "moments")):
         for a, b, words in ((whole, plain, "lacks"), (plain, whole, "has")):
-            actual = difference(a, b)
+            actual = compare(a, b)
             assert (actual.first, actual.what[0]) == (0, what)
-            assert f"it {words} {name}" in causes(a, b, actual, FACTS)[0]
+            assert f"it {words} {name}" in explain(actual)[0]
 
 
 def test_rounding_of_the_gradient_is_named_as_the_cause():
     message, _, what = told(Planted(noise=1e-7))
     assert "gradients are added up in another order" in message
-    assert what[0] == "norm"
+    assert what[0] == "gradient"
 
 
 def test_rounding_hides_no_cause_in_a_later_quantity():
     message, update, what = told(Planted(noise=1e-7, buffer_momentum=0.2))
-    assert (update, what[0]) == (0, "norm")
+    assert (update, what[0]) == (0, "gradient")
     assert "running statistics of BatchNorm" in message
 
 
 def test_rounding_under_adam_is_explained():
-    facts = Facts(recipe=ADAMW, ranks=2)
-    assert "moves weights by whole steps" in told(Planted(recipe=ADAMW, noise=1e-7), Planted(recipe=ADAMW), facts)[0]
+    assert "moves weights by whole steps" in told(Planted(recipe=ADAMW, noise=1e-7), Planted(recipe=ADAMW), ADAMW)[0]
     assert "whole steps" not in told(Planted(noise=1e-7))[0]
 
 
@@ -233,5 +237,14 @@ def test_the_groups_of_this_file_are_those_of_its_recipe():
     (Planted(start=1e-7), "loose", False),
 ])  # fmt: skip
 def test_profiles_allow_rounding_but_no_fault(planted, profile, agrees):
-    actual = difference(run(), run(planted))
-    assert (violations(actual, PROFILES[profile]) == []) == agrees, violations(actual, PROFILES[profile])
+    beyond = violations(compare(run(), run(planted)).gaps, PROFILES[profile])
+    assert (beyond == []) == agrees, beyond
+
+
+def test_names_take_the_place_of_letters_but_not_within_other_words() -> None:
+    told = in_words(
+        ["A clips, B does not: lora_A.weight, net.B.bias (A and B), 1/2 of that of A: as B."], ("ddp", "fleet")
+    )
+    assert told == [
+        "ddp clips, fleet does not: lora_A.weight, net.B.bias (ddp and fleet), 1/2 of that of ddp: as fleet."
+    ]

@@ -1,14 +1,18 @@
 """The limits of a profile: at each bound, beyond it, and for a job that is not finite."""
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mtrain.core.trace import SIZE
-from mtrain.studies.compare.differences import LOSS, NORM, Difference, Gap, difference
+from mtrain.records.history import History
 from mtrain.studies.compare.profiles import PROFILES, Profile, violations
-from mtrain.studies.compare.traces import BUFFERS, EMA, MOMENTS, WEIGHTS, Trace
+from mtrain.studies.compare.traces import trace_of
+from mtrain_trace.comparing import compare
+from mtrain_trace.differences import BUFFERS, GRADIENT, LOSS, MOMENTS, WEIGHTS, Gap, gaps
+from mtrain_trace.reading import AVERAGE, Trace
 from tests.comparing.jobs import run
 
 UPDATES = 5
@@ -21,17 +25,15 @@ BOUNDED = [
 ]
 
 
-def apart(name: str, update: int, size: float) -> Difference:
+def apart(name: str, update: int, size: float) -> dict[str, Gap]:
     """Two jobs that differ in one quantity of one update."""
     curve = np.zeros(UPDATES)
     curve[update] = size
-    return Difference(
-        gaps={
-            "start": Gap(first=None, curve=np.zeros(0)),
-            "samples": Gap(first=None, curve=np.zeros(0)),
-            name: Gap(first=update, curve=curve),
-        }
-    )
+    return {
+        "start weights": Gap(first=None, curve=np.zeros(0)),
+        "samples": Gap(first=None, curve=np.zeros(0)),
+        name: Gap(first=update, curve=curve),
+    }
 
 
 @pytest.mark.parametrize(("profile", "when", "name"), BOUNDED)
@@ -44,7 +46,7 @@ def test_a_difference_up_to_its_bound_is_allowed_and_one_beyond_it_is_not(profil
 
 @pytest.mark.parametrize(
     ("name", "rounding", "fault"),
-    [(LOSS, 2e-6, 1e-4), (NORM, 2e-5, 1e-3), (MOMENTS, 1e-4, 1e-2), (WEIGHTS, 1e-4, 1e-2), (BUFFERS, 1e-4, 1e-2)],
+    [(LOSS, 2e-6, 1e-4), (GRADIENT, 2e-5, 1e-3), (MOMENTS, 1e-4, 1e-2), (WEIGHTS, 1e-4, 1e-2), (BUFFERS, 1e-4, 1e-2)],
 )
 def test_float32_tells_rounding_from_the_thousandth_part_of_a_gradient(
     name: str, rounding: float, fault: float
@@ -55,55 +57,68 @@ def test_float32_tells_rounding_from_the_thousandth_part_of_a_gradient(
 
 
 def test_float32_bounds_every_quantity_of_the_first_update() -> None:
-    assert set(PROFILES["float32"].at_start) == {LOSS, NORM, MOMENTS, WEIGHTS, BUFFERS}
-    assert set(PROFILES["float32"].throughout) == {LOSS, WEIGHTS, BUFFERS, EMA}
+    assert set(PROFILES["float32"].at_start) == {LOSS, GRADIENT, MOMENTS, WEIGHTS, BUFFERS}
+    assert set(PROFILES["float32"].throughout) == {LOSS, WEIGHTS, BUFFERS, AVERAGE}
 
 
-@pytest.mark.parametrize("name", [LOSS, NORM, MOMENTS, WEIGHTS, BUFFERS])
+@pytest.mark.parametrize("name", [LOSS, GRADIENT, MOMENTS, WEIGHTS, BUFFERS])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_first_update_that_is_not_finite_in_one_job_alone_is_beyond_float32(name: str, value: float) -> None:
     assert violations(apart(name, 0, value), PROFILES["float32"])
 
 
-@pytest.mark.parametrize("name", [LOSS, WEIGHTS, EMA])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_later_update_that_is_not_finite_in_one_job_alone_is_beyond_float32(name: str, value: float) -> None:
-    assert violations(apart(name, 3, value), PROFILES["float32"])
+@pytest.mark.parametrize("name", [LOSS, WEIGHTS, AVERAGE])
+def test_a_later_update_that_is_not_finite_in_one_job_alone_is_beyond_float32(name: str) -> None:
+    assert violations(apart(name, 3, np.inf), PROFILES["float32"])
+
+
+def test_numbers_and_arrays_that_are_finite_in_one_job_alone_are_infinitely_far_apart() -> None:
+    start = [1.0, 0.0]
+    sound, broken = still(weights_0=[start, [2.0, 0.0], start]), still(weights_0=[start, [np.nan, 0.0], start])
+    assert gaps(sound, broken)[WEIGHTS].largest == np.inf
+    assert gaps(sound, with_loss(sound, 1, np.nan))[LOSS].largest == np.inf
 
 
 def with_loss(trace: Trace, update: int, value: float) -> Trace:
-    losses = {name: series.copy() for name, series in trace.losses.items()}
-    losses["total"][update] = value
-    return replace(trace, losses=losses)
+    updates = list(trace.updates)
+    updates[update] = replace(updates[update], losses=[value], loss_parts={"total": value})
+    return replace(trace, updates=updates)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_loss_that_is_nan_in_one_job_alone_is_no_agreement(profile: str) -> None:
     sound = run(updates=4)
     broken = with_loss(sound, 2, np.nan)
-    assert violations(difference(sound, broken), PROFILES[profile])
-    assert violations(difference(broken, sound), PROFILES[profile])
+    assert violations(gaps(sound, broken), PROFILES[profile])
+    assert violations(gaps(broken, sound), PROFILES[profile])
 
 
 def test_a_loss_that_is_nan_in_both_jobs_is_the_same() -> None:
     broken = with_loss(run(updates=4), 2, np.nan)
-    assert violations(difference(broken, with_loss(run(updates=4), 2, np.nan)), PROFILES["bitwise"]) == []
+    assert violations(gaps(broken, with_loss(run(updates=4), 2, np.nan)), PROFILES["bitwise"]) == []
 
 
-def still(**states: list[list[float]]) -> Trace:
+def still(*, agree: tuple[bool, ...] = (True, True, True), **states: list[list[float]]) -> Trace:
     """A job of two updates in which only the given parts of the state move: by part, numbers before and after each."""
     rows = {part.replace("_", "/"): np.zeros((3, SIZE)) for part in states}
     for part, numbers in states.items():
         rows[part.replace("_", "/")][:, :2] = numbers
-    return Trace(
-        losses={"total": np.ones(2)},
-        norms=np.ones(2),
-        rates=np.ones((2, 1)),
-        momenta=[None, None],
-        samples=["a", "b"],
-        digests={part: [str(row[:2]) for row in numbers] for part, numbers in rows.items()},
-        sketches=rows,
-    )
+    history = History()
+    for place in range(3):
+        looked = {
+            "digests": {
+                part: hashlib.sha256(numbers[place].tobytes()).hexdigest()[:16] for part, numbers in rows.items()
+            },
+            "sketches": {part: numbers[place].tolist() for part, numbers in rows.items()},
+            "ranks_agree": agree[place],
+            "samples": f"{place}",
+        }
+        if place == 0:
+            history.add({"kind": "start", "update": 0, "trace": looked})
+            continue
+        numbers = {"losses": {"total": 1.0}, "gradient_norm": 1.0, "learning_rates": [1.0]}
+        history.add({"kind": "update", "update": place - 1, **numbers, "trace": looked})
+    return trace_of(history)
 
 
 def test_differences_of_state_are_shares_of_the_way_that_training_has_moved_it() -> None:
@@ -111,25 +126,27 @@ def test_differences_of_state_are_shares_of_the_way_that_training_has_moved_it()
     start = [100.0, 100.0]
     a = still(weights_0=[start, [103.0, 104.0], [106.0, 108.0]], momentum_0=[[0.0, 0.0], [0.0, 4.0], [0.0, 2.0]])
     b = still(weights_0=[start, [103.0, 104.5], [106.0, 109.0]], momentum_0=[[0.0, 0.0], [0.0, 5.0], [0.0, 3.0]])
-    gaps = difference(a, b).gaps
-    assert gaps[WEIGHTS].curve == pytest.approx([0.5 / 5, 1.0 / 10])
-    assert gaps[MOMENTS].curve == pytest.approx([1.0 / 4, 1.0 / 2])
-    assert (gaps[WEIGHTS].first, gaps[LOSS].first) == (0, None)
+    found = gaps(a, b)
+    assert found[WEIGHTS].curve == pytest.approx([0.5 / np.hypot(3, 4.5), 1.0 / np.hypot(6, 9)])
+    assert found[MOMENTS].curve == pytest.approx([1.0 / 5, 1.0 / 3])
+    assert (found[WEIGHTS].first, found[LOSS].first) == (0, None)
 
 
 def test_a_part_that_does_not_move_is_measured_against_a_share_of_its_length() -> None:
     a = still(weights_0=[[30.0, 40.0]] * 3)
     b = still(weights_0=[[30.0, 40.0], [30.0, 40.0], [30.0, 40.0005]])
-    assert difference(a, b).gaps[WEIGHTS].curve == pytest.approx([0.0, 0.0005 / (1e-4 * 50.0)])
+    assert gaps(a, b)[WEIGHTS].curve == pytest.approx([0.0, 0.0005 / (1e-4 * 50.0)])
 
 
 def test_the_beginning_of_a_trace_has_the_state_before_and_after_each_of_its_updates() -> None:
     a = still(weights_0=[[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]])
     b = still(weights_0=[[1.0, 0.0], [2.5, 0.0], [4.0, 0.0]])
     short = a.first(1)
-    assert (short.updates, len(short.samples), len(short.rates), len(short.momenta)) == (1, 1, 1, 1)
-    assert [len(values) for values in (*short.digests.values(), *short.sketches.values())] == [2, 2]
-    assert difference(short, b.first(1)).gaps[WEIGHTS].curve == pytest.approx([0.5])
-    assert difference(short, b.first(1)).gaps[WEIGHTS].first == 0
-    drifted = [replace(a, drifted=after).first(1).drifted for after in (None, 0, 1, 2)]
+    assert (len(short.updates), len(short.rows(WEIGHTS, -1)), len(short.rows(WEIGHTS, 0))) == (1, 1, 1)
+    found = compare(short, b.first(1))
+    assert found.gaps[WEIGHTS].curve == pytest.approx([0.5 / 1.5])
+    assert (found.gaps[WEIGHTS].first, found.updates) == (0, 1)
+    agree = ((True, True, True), (False, True, True), (True, False, True), (True, True, False))
+    numbers = [[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]]
+    drifted = [still(agree=agreed, weights_0=numbers).first(1).drifted for agreed in agree]
     assert drifted == [None, 0, 1, None]

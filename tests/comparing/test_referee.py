@@ -7,13 +7,15 @@ import pytest
 
 from mtrain.core.nudge import nudged
 from mtrain.studies.compare import tables, wording
-from mtrain.studies.compare.differences import LOSS, NORM, difference
 from mtrain.studies.compare.page import page
 from mtrain.studies.compare.profiles import PROFILES, violations
-from mtrain.studies.compare.referee import EXACT, GROWTH, Referee, measured
+from mtrain.studies.compare.referee import EXACT, Referee, measured
 from mtrain.studies.compare.results import Against, Comparison, Row
 from mtrain.studies.compare.speed import speed_of
-from mtrain.studies.compare.traces import WEIGHTS, Trace
+from mtrain_trace.comparing import compare
+from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS, gaps
+from mtrain_trace.reading import Trace
+from mtrain_trace.rounding import GROWTH
 from tests.comparing.jobs import Planted, run
 from tests.comparing.test_report import history
 
@@ -31,12 +33,12 @@ def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[s
     referee = Referee(
         exact={label: EXACTLY, **(exact or {})},
         label=label,
-        nudge=None if nudge is None else difference(first, nudge),
+        nudge=None if nudge is None else gaps(first, nudge),
     )
     profile = measured(PROFILES["float32"], referee)
     against = {
         name: Against(
-            difference=(found := difference(first, trace)), farthest={}, beyond=violations(found, profile), causes=[]
+            difference=(found := compare(first, trace)), farthest={}, beyond=violations(found.gaps, profile), causes=[]
         )
         for name, trace in others
     }
@@ -55,19 +57,19 @@ def test_float64_shows_that_the_reference_is_the_wrong_one() -> None:
     result = settled({"one": off_by(1e-2), "two": EXACTLY})
     assert not result.agree
     assert wording.headline(result) == "one is off: too far from float64 in update 1"
-    assert "one is off: gradient norm of update 1 1.0e-02 from float64, allowed 3e-05" in told(result)
-    assert "gradient norm off from float64 (2.203856): one 1.0e-02, two 0.0e+00" in told(result)
+    assert "one is off: gradient norm of update 1 9.9e-03 from float64, allowed 3e-05" in told(result)
+    assert "gradient norm off from float64 (2.203856): one 9.9e-03, two 0.0e+00" in told(result)
     assert result.verdict(result.rows[0]) == "reference, inexact"
     assert "one is off" in page(result)
     columns, rows = tables.agreement(result)
-    assert [row[columns.index("norm off float64")] for row in rows] == ["1.0e-02", "0"]
+    assert [row[columns.index("norm off float64")] for row in rows] == ["9.9e-03", "0"]
 
 
 def test_float64_shows_that_another_backend_is_the_wrong_one() -> None:
     result = settled({"one": EXACTLY, "two": off_by(1e-4)})
     assert wording.headline(result) == "two is off: too far from float64 in update 1"
     assert result.verdict(result.rows[1]) == "inexact"
-    assert result.as_json()["backends"][1]["from_float64"][NORM] == pytest.approx(1e-4, rel=1e-2)
+    assert result.as_json()["backends"][1]["from_float64"][GRADIENT] == pytest.approx(1e-4, rel=1e-2)
 
 
 def test_backends_within_their_bounds_agree_and_their_distances_are_reported() -> None:
@@ -87,30 +89,30 @@ def test_the_page_folds_the_distances_from_float64_unless_a_backend_is_off() -> 
 
 
 def test_a_gradient_norm_that_is_not_finite_counts_as_wrong() -> None:
-    norms = EXACTLY.norms.copy()
-    norms[0] = np.nan
-    result = settled({"one": EXACTLY, "two": replace(EXACTLY, norms=norms)})
+    first, *others = EXACTLY.updates
+    broken = replace(EXACTLY, updates=[replace(first, told_norm=np.nan), *others])
+    result = settled({"one": EXACTLY, "two": broken})
     assert not result.agree
     assert list(result.off) == ["two"]
 
 
 def test_a_difference_in_float64_is_not_called_rounding() -> None:
     wrong = off_by(1.0)
-    assert "two differs from one in float64 too (gradient norm 1.0e+00 apart), so this is not rounding" in told(
+    assert "two differs from one in float64 too (gradient norm 5.0e-01 apart), so this is not rounding" in told(
         settled({"one": EXACTLY, "two": wrong}, exact={"two": wrong})
     )
 
 
 def test_bounds_grow_with_the_difference_that_nudged_weights_cause() -> None:
-    actual = difference(EXACTLY, off_by(1e-4))
+    actual = gaps(EXACTLY, off_by(1e-4))
     referee = Referee(exact={"one": EXACTLY}, label="one", nudge=actual)
     profile = measured(PROFILES["float32"], referee)
     fixed = PROFILES["float32"].throughout
     assert profile.throughout[WEIGHTS] == fixed[WEIGHTS], "a small nudge narrows no bound on later updates"
-    far = measured(PROFILES["float32"], replace(referee, nudge=(wide := difference(EXACTLY, off_by(0.1)))))
-    assert far.throughout[WEIGHTS] == pytest.approx(GROWTH * wide.gaps[WEIGHTS].largest)
+    far = measured(PROFILES["float32"], replace(referee, nudge=(wide := gaps(EXACTLY, off_by(0.1)))))
+    assert far.throughout[WEIGHTS] == pytest.approx(GROWTH * wide[WEIGHTS].largest)
     assert profile.at_start[LOSS] == 2 * EXACT
-    assert profile.at_start[NORM] == pytest.approx(2 * GROWTH * 1e-4, rel=1e-2)
+    assert profile.at_start[GRADIENT] == pytest.approx(2 * GROWTH * 1e-4, rel=1e-2)
     assert measured(PROFILES["float32"], replace(referee, nudge=None)) == PROFILES["float32"]
 
 

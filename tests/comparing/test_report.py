@@ -15,12 +15,13 @@ from mtrain.records.history import History
 from mtrain.records.svg import Line, curves
 from mtrain.studies.compare import tables, wording
 from mtrain.studies.compare.arrays import farthest
-from mtrain.studies.compare.causes import Facts, causes
-from mtrain.studies.compare.differences import difference
 from mtrain.studies.compare.page import page
 from mtrain.studies.compare.profiles import PROFILES, violations
 from mtrain.studies.compare.results import Against, Comparison, Row
+from mtrain.studies.compare.several import explain
 from mtrain.studies.compare.speed import left_out, speed_of
+from mtrain_trace.comparing import compare
+from mtrain_trace.reading import Trace
 from tests.comparing.jobs import RECIPE, Planted, run
 
 SPEED = {"kind": "update", "losses": {}, "learning_rates": [0.1], "data_wait_share": 0.25}
@@ -49,11 +50,9 @@ def comparison(planted: dict[str, Planted], *, profile: str = "float32", rows: t
     first = next(iter(jobs.values()))
     against = {}
     for name, trace in list(jobs.items())[1:]:
-        actual = difference(first, trace)
-        message = causes(first, trace, actual, Facts(recipe=RECIPE, ranks=2))
-        against[name] = Against(
-            difference=actual, farthest={}, beyond=violations(actual, PROFILES[profile]), causes=message
-        )
+        actual = compare(first, trace)
+        beyond = violations(actual.gaps, PROFILES[profile])
+        against[name] = Against(difference=actual, farthest={}, beyond=beyond, causes=explain(actual))
     return Comparison(
         title="net on backends", source="a.yml", facts={"updates": "12 updates"}, profile=PROFILES[profile], updates=12,
         rows=[*results, *rows], against=against,
@@ -65,10 +64,16 @@ WRONG = {**ALIKE, "<b>wrong</b>": Planted(recipe=replace(RECIPE, clip_norm=5.0))
 ABSENT = Row(label="four", outcome="absent", reason="four needs a library")
 
 
+def drifted(trace: Trace) -> Trace:
+    """The trace of a job whose ranks hold different weights after update 5."""
+    updates = [replace(each, ranks_agree={"weights": each.number < 5}) for each in trace.updates]
+    return replace(trace, updates=updates)
+
+
 @pytest.mark.parametrize("label", ["one", "two"])
 def test_ranks_with_different_weights_are_no_agreement_even_if_rank_0_has_the_same_bits(label):
     alike = comparison(ALIKE)
-    parted = [replace(row, trace=replace(row.trace, drifted=5)) if row.label == label else row for row in alike.rows]
+    parted = [replace(row, trace=drifted(row.trace)) if row.label == label else row for row in alike.rows]
     result = replace(alike, rows=parted)
     assert not result.agree
     assert wording.headline(result) == f"The ranks of {label} do not hold the same weights"

@@ -1,16 +1,15 @@
 """Of a job with several models, the one that differs first is named, and why where that is known."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from mtrain.core.trace import SIZE
-from mtrain.studies.compare.causes import Facts, causes
-from mtrain.studies.compare.differences import difference
-from mtrain.studies.compare.traces import Trace
+from mtrain.records.history import History
+from mtrain.studies.compare.several import explain
+from mtrain.studies.compare.traces import trace_of, with_recipe
+from mtrain_trace.comparing import compare
+from mtrain_trace.reading import Trace
 from tests.comparing.jobs import RECIPE
 
-FACTS = Facts(recipe=RECIPE, ranks=2)
 UPDATES = 4
 PARTS = ("weights/0", "weights/1", "momentum/0", "momentum/1", "buffers/slow")
 """Groups 0 and 1 are those of the models G and D; no update trains the model slow."""
@@ -21,35 +20,44 @@ def series(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(UPDATES + 1, SIZE)).cumsum(axis=0)
 
 
-def digests_of(sketches: dict) -> dict:
-    return {part: [values.tobytes().hex()[:24] for values in rows] for part, rows in sketches.items()}
+LOSSES = {name: np.linspace(first, first / 2, UPDATES) for name, first in (("loss_G", 0.7), ("loss_D", 1.4))}
+
+
+def looked(sketches: dict, place: int) -> dict:
+    digests = {part: rows[place].tobytes().hex()[:16] for part, rows in sketches.items()}
+    return {
+        "digests": digests, "sketches": {part: rows[place].tolist() for part, rows in sketches.items()},
+        "ranks_agree": True, "models": ["G", "D"], "samples": "0" * 16,
+    }  # fmt: skip
 
 
 def trace(**changes) -> Trace:
-    """The trace of a GAN with a slow copy of its generator; ``changes``: other values of fields."""
-    sketches = {part: series(seed) for seed, part in enumerate(PARTS)} | changes.pop("sketches", {})
-    losses = {name: np.linspace(first, first / 2, UPDATES) for name, first in (("loss_G", 0.7), ("loss_D", 1.4))}
-    losses |= changes.pop("losses", {})
-    norms_of = {"G": np.full(UPDATES, 0.3), "D": np.full(UPDATES, 0.4)} | changes.pop("norms_of", {})
-    whole = Trace(
-        losses={"total": losses["loss_G"] + losses["loss_D"], **losses},
-        norms=np.hypot(norms_of["G"], norms_of["D"]),
-        rates=np.full((UPDATES, 2), 0.1),
-        momenta=[None] * UPDATES,
-        samples=["same"] * UPDATES,
-        digests=digests_of(sketches),
-        sketches=sketches,
-        models=("G", "D"),
-        norms_of=norms_of,
-        trained=[frozenset("GD")] * UPDATES,
-    )
-    return replace(whole, **changes)
+    """The trace of a GAN with a slow copy of its generator; ``changes``: other values."""
+    sketches = {part: series(seed) for seed, part in enumerate(PARTS)} | changes.get("sketches", {})
+    losses = LOSSES | changes.get("losses", {})
+    norms = {"G": np.full(UPDATES, 0.3), "D": np.full(UPDATES, 0.4)} | changes.get("norms_of", {})
+    trained = changes.get("trained", [frozenset("GD")] * UPDATES)
+    rates = changes.get("rates", np.full((UPDATES, 2), 0.1))
+    history = History()
+    history.add({"kind": "start", "update": 0, "trace": looked(sketches, 0)})
+    for u in range(UPDATES):
+        models = {
+            name: {"gradient_norm": norms[name][u] if name in norms else None, "updated": name in trained[u]}
+            for name in sorted({"G", "D", *trained[u]})
+        }
+        history.add(
+            {
+                "kind": "update", "update": u, "losses": {name: values[u] for name, values in losses.items()},
+                "gradient_norm": None, "learning_rates": rates[u].tolist(), "models": models,
+                "trace": looked(sketches, u + 1),
+            }
+        )  # fmt: skip
+    return with_recipe(trace_of(history, loss="loss"), RECIPE, ranks=2)
 
 
 def told(other: Trace) -> str:
     """What is said of a job beside that of ``trace()``."""
-    reference = trace()
-    return " / ".join(causes(reference, other, difference(reference, other), FACTS))
+    return " / ".join(explain(compare(trace(), other)))
 
 
 def changed(values: np.ndarray, update: int, by: float) -> np.ndarray:
@@ -77,10 +85,10 @@ def test_a_gradient_that_is_left_in_another_model_is_named():
 
 
 def test_a_loss_that_is_given_to_another_model_too_is_named():
-    added = trace().losses["loss_G"][1]
-    other = trace(losses={"loss_D": changed(trace().losses["loss_D"], 1, added)})
+    added = LOSSES["loss_G"][1]
+    other = trace(losses={"loss_D": changed(LOSSES["loss_D"], 1, added)})
     assert "the loss of model D is larger by that of model G" in told(other)
-    other = trace(losses={"loss_D": changed(trace().losses["loss_D"], 1, added * 1.01)})
+    other = trace(losses={"loss_D": changed(LOSSES["loss_D"], 1, added * 1.01)})
     assert "is larger by that of model G" not in told(other)
     assert told(other).startswith("model D: ")
 
@@ -118,8 +126,6 @@ def test_a_scheduler_whose_state_is_lost_is_named():
     rates[3, 1] = 0.4
     other = trace(rates=rates, sketches=moved("weights/1", 3, lambda s: 4 * s))
     message = told(other)
-    assert (
-        "its learning rate of model D is 0.4 in update 4, and that of the reference 0.1; before, they were the same"
-        in message
-    )
-    assert "the state of a scheduler was not restored" in message
+    assert "the settings of the optimizer differ (A and B): lr 0.1 and 0.4 (group 1 of D)" in message
+    assert "the learning rates agreed before" in message
+    assert "was not resumed or not stepped" in message

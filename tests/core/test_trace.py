@@ -6,8 +6,9 @@ import numpy as np
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import State
-from mtrain.core.trace import SIZE, Sketcher, Tracer, parts
+from mtrain.core.trace import SIZE, Tracer, digest_of, parts, sketch_of
 from mtrain.core.traffic import sent_bytes
+from mtrain_trace import mixing
 
 
 def arrays(seed: int, scale: float = 1.0) -> dict:
@@ -20,8 +21,7 @@ def arrays(seed: int, scale: float = 1.0) -> dict:
 def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches():
     one, other = arrays(1), arrays(2)
     both = {name: one[name].astype("f8") + 3 * other[name].astype("f8") for name in one}
-    first, second = Sketcher(), Sketcher()
-    assert np.allclose(first.sketch(both), second.sketch(one) + 3 * second.sketch(other), rtol=1e-12, atol=1e-12)
+    assert np.allclose(sketch_of(both), sketch_of(one) + 3 * sketch_of(other), rtol=1e-12, atol=1e-12)
 
 
 def test_the_length_of_a_sketch_is_about_that_of_the_arrays():
@@ -29,7 +29,7 @@ def test_the_length_of_a_sketch_is_about_that_of_the_arrays():
     for seed in range(20):
         actual = arrays(seed)
         length = np.sqrt(sum(float((x.astype("f8") ** 2).sum()) for x in actual.values()))
-        ratios.append(np.linalg.norm(Sketcher().sketch(actual)) / length)
+        ratios.append(np.linalg.norm(sketch_of(actual)) / length)
     assert abs(np.mean(ratios) - 1) < 0.15
     assert np.std(ratios) < 2 / np.sqrt(2 * SIZE)
 
@@ -37,7 +37,7 @@ def test_the_length_of_a_sketch_is_about_that_of_the_arrays():
 def test_a_single_changed_element_is_seen():
     before, behind = arrays(0), arrays(0)
     behind["a"][50, 20] += 1e-3
-    change = Sketcher().sketch(behind) - Sketcher().sketch(before)
+    change = sketch_of(behind) - sketch_of(before)
     assert np.isclose(np.abs(change).sum(), 1e-3, rtol=1e-2)
     assert (np.abs(change) > 1e-6).sum() == 1
 
@@ -121,8 +121,11 @@ def test_what_this_process_sends_is_counted():
 
 def test_moments_of_one_weight_may_have_different_sizes():
     """As those of an optimizer of torch: `step` is a single number."""
-    sketcher = Sketcher()
-    sketcher.sketch({"weight": np.ones((4, 40), "f4")})
-    assert np.array_equal(
-        sketcher.sketch({"weight": np.ones((), "f4")}), Sketcher().sketch({"weight": np.ones((), "f4")})
-    )
+    assert sketch_of({"weight": np.ones((4, 40), "f4")}).shape == sketch_of({"weight": np.ones((), "f4")}).shape
+
+
+def test_the_digest_of_a_job_is_that_which_the_recorder_of_foreign_scripts_makes():
+    held = arrays(3)
+    assert digest_of(held) == f"{sum(mixing.digest(array, name) for name, array in held.items()) % 2**64:016x}"
+    changed = {**held, "b": np.nextafter(held["b"], np.float32(9))}
+    assert digest_of(changed) != digest_of(held) == digest_of(dict(reversed(held.items())))

@@ -65,8 +65,10 @@ def test_the_exit_code_is_0_for_the_same_and_for_rounding_unless_bits_are_asked_
 
 def test_an_optimizer_whose_arrays_have_no_gradient_at_all_is_named(folder: Path) -> None:
     write(folder / "frozen", frozen=True)
-    done = run(folder, "mtrain_trace", "one", "frozen")
-    assert done.returncode == 1
+    done, ours = run(folder, "mtrain_trace", "one", "frozen"), run(folder, "mtrain", "one", "frozen")
+    assert (done.returncode, ours.returncode) == (1, 1)
+    assert done.stdout == ours.stdout
+    assert "for each array, record both again with: mtrain-trace run --at 1 ..." in done.stdout
     assert "DIFFERENT: the gradient first in update 1" in done.stdout
     assert "No array that the optimizer of B holds has a gradient" in done.stdout
 
@@ -84,9 +86,12 @@ def test_traces_of_another_form_are_refused_with_the_remedy(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "--backends is missing; or give two folders"),
-        (("one",), "one: expected two folders"),
-        (("one", "two", "-b", "ddp"), "one two --backends ddp: expected two folders"),
+        ((), "--backends is missing; or give two folders of trainings that have ended"),
+        (("one",), "one: expected two or more folders"),
+        (
+            ("one", "two", "-b", "ddp"),
+            "one two --backends: expected folders of trainings that have ended, or --backends and no folder",
+        ),
         (("one", "nowhere"), "nowhere: no such folder"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain_trace import causes, comparing, reading
+from mtrain_trace import causes, comparing, differences, reading
 from mtrain_trace.comparing import Comparison
 
 ZOO = Path(__file__).parent / "zoo.py"
@@ -115,11 +115,11 @@ MISTAKES = [
     ),
     ("plain", "average-stays", comparing.LOSS, 7, "something else than the optimizer has written to the weights of B"),
     ("two", "average-stays", comparing.LOSS, 7, "something else than the optimizer has written to the weights of B"),
-    ("adam", "resumed-without-moments", comparing.WEIGHTS, 7, "has counted 6 steps before this one, that of B 0"),
+    ("adam", "resumed-without-moments", differences.MOMENTS, 7, "has counted 6 steps before this one, that of B 0"),
     ("norm", "eval-mode", comparing.LOSS, 5, "7 modules of B are in evaluation mode, 0 of the other"),
     ("last-batch-kept", "last-batch-dropped", comparing.SAMPLES, 8, "drop_last"),
     ("plain", "frozen", comparing.GRADIENT, 1, "one side alone has a gradient of 0.weight"),
-    ("norm", "norm-momentum", comparing.BUFFERS, 1, "another momentum of BatchNorm"),
+    ("norm", "norm-momentum", differences.BUFFERS, 1, "with another momentum or variance"),
     ("plain", "nesterov", comparing.SETTINGS, 1, "nesterov False and True"),
     ("adam", "epsilon", comparing.SETTINGS, 1, "eps 1e-08 and 0.001"),
     ("two", "averaged-twice", comparing.GRADIENT, 1, "averaged twice"),
@@ -146,7 +146,7 @@ MISTAKES = [
     ("last-batch-kept", "short-window", comparing.LOSS, 8, "has 2 micro batches where the others have 4"),
     ("plain", "last-alone", comparing.GRADIENT, 1, "only the last one counts"),
     ("large-epsilon", "epsilon-inside", comparing.WEIGHTS, 1, "the rules differ: A steps by AdamW, B by AdamInside"),
-    ("plain", "another-rule", comparing.WEIGHTS, 1, "A steps by SGD, B by RMSprop"),
+    ("plain", "another-rule", differences.MOMENTS, 1, "A steps by SGD, B by RMSprop"),
 ]
 
 

@@ -24,19 +24,19 @@ from mtrain.errors import LaunchError, MtrainError, UsageError
 from mtrain.jobs import start as starting
 from mtrain.records.history import History, read_history
 from mtrain.spec import config, outputs
-from mtrain.studies.compare import referee_jobs
+from mtrain.studies.compare import referee_jobs, several
 from mtrain.studies.compare.arrays import farthest
 from mtrain.studies.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, with_values
-from mtrain.studies.compare.causes import Facts, causes
-from mtrain.studies.compare.differences import difference
 from mtrain.studies.compare.profiles import Profile, violations
 from mtrain.studies.compare.referee import Referee, measured
 from mtrain.studies.compare.request import CompareRequest
 from mtrain.studies.compare.results import Against, Comparison, Row
 from mtrain.studies.compare.speed import speed_of
-from mtrain.studies.compare.traces import SCRIPT_LOSS, trace_of
+from mtrain.studies.compare.traces import SCRIPT_LOSS, trace_of, with_recipe
 from mtrain.system import described, runfolder
 from mtrain.system.runfolder import RunFolder
+from mtrain_trace import comparing
+from mtrain_trace.causes import in_words
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -135,7 +135,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
     bench.traced = read_history(folder.metrics)
     trace = trace_of(bench.traced, loss=_loss_of(bench.loaded))
     also = f", and {len(bench.rounds)} times timed," if bench.rounds else ""
-    request.tell(f"{label}: {trace.updates} updates traced{also} in {time.time() - bench.started:.0f} s")
+    request.tell(f"{label}: {len(trace.updates)} updates traced{also} in {time.time() - bench.started:.0f} s")
     newest = store.newest(folder.checkpoints)
     assert newest is not None, "a finished job has a checkpoint"
     saved = store.load(newest)
@@ -143,6 +143,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
         # A checkpoint does not say on which hosts, or in how many shards, its job was trained.
         cluster = bench.loaded.spec.cluster
         bench.spec = config.from_json(json.dumps(saved.spec), name="compare").model_copy(update={"cluster": cluster})
+    trace = with_recipe(trace, make_recipe(bench.spec, size=bench.ranks), ranks=bench.ranks)
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
         _take_timed(request, bench, RunFolder(path), bench.started)
@@ -246,16 +247,13 @@ def _against(request: CompareRequest, reference: tuple[Bench, State], other: tup
     a, b = first.row.trace, bench.row.trace
     assert a is not None
     assert b is not None
-    shared = min(a.updates, b.updates)
-    short_a, short_b = a.first(shared), b.first(shared)
-    gap = difference(short_a, short_b)
-    facts = Facts(recipe=make_recipe(bench.spec, size=bench.ranks), ranks=bench.ranks)
+    compared = comparing.compare(a, b)
     against = Against(
-        difference=gap,
+        difference=compared,
         farthest=farthest(ours, theirs),
         beyond=(),
-        causes=causes(short_a, short_b, gap, facts),
-        updates=(a.updates, b.updates),
+        causes=in_words(several.explain(compared), (first.variant.label, bench.variant.label)),
+        updates=(len(a.updates), len(b.updates)),
     )
     return replace(against, beyond=_beyond(against, request.bounds))
 
@@ -263,13 +261,13 @@ def _against(request: CompareRequest, reference: tuple[Bench, State], other: tup
 def _beyond(against: Against, profile: Profile) -> list[str]:
     ours, theirs = against.updates
     lengths = [] if ours == theirs else [f"it ends after {theirs} updates, the reference after {ours}"]
-    return [*lengths, *violations(against.difference, profile)]
+    return [*lengths, *violations(against.difference.gaps, profile)]
 
 
 def _updates(request: CompareRequest, benches: Sequence[Bench]) -> int:
     """Return the number of updates of the longest job; a script may make fewer than were asked for."""
     traces = [bench.row.trace for bench in benches if bench.row is not None and bench.row.trace is not None]
-    return max((trace.updates for trace in traces), default=request.updates)
+    return max((len(trace.updates) for trace in traces), default=request.updates)
 
 
 def _loss_of(loaded: "Loaded") -> str | None:
@@ -305,7 +303,7 @@ def _facts(bench: Bench) -> dict[str, str]:
     recipe = make_recipe(spec, size=bench.ranks)
     clip = "none" if spec.train.clip_norm is None else f"{spec.train.clip_norm:g}"
     ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
-    updates = 0 if bench.row is None or bench.row.trace is None else bench.row.trace.updates
+    updates = 0 if bench.row is None or bench.row.trace is None else len(bench.row.trace.updates)
     return {
         **_data_facts(bench),
         "updates": f"{updates} updates of {spec.train.batch_size} samples: "

@@ -9,12 +9,15 @@ import numpy as np
 from mtrain.records import svg
 from mtrain.records.svg import Bar, Line
 from mtrain.studies.compare import tables, wording
-from mtrain.studies.compare.differences import LOSS, MEANING, MEASURED, NORM, WORDS
-from mtrain.studies.compare.referee import EXACT, GROWTH
+from mtrain.studies.compare.profiles import MEASURED
+from mtrain.studies.compare.referee import EXACT
 from mtrain.studies.compare.results import Comparison, Row
-from mtrain.studies.compare.traces import EMA, WEIGHTS
+from mtrain.studies.compare.traces import WORDS
+from mtrain_trace.differences import GRADIENT, LOSS, MEANING, WEIGHTS
+from mtrain_trace.reading import AVERAGE
+from mtrain_trace.rounding import GROWTH
 
-IMAGES = (LOSS, NORM, WEIGHTS, EMA)
+IMAGES = (LOSS, GRADIENT, WEIGHTS, AVERAGE)
 """Quantities whose differences are drawn over updates."""
 
 
@@ -143,8 +146,8 @@ def _training(result: Comparison) -> list[str]:
             Line(
                 label=name,
                 colour=_colour(row.label, result),
-                values=trace.losses["total"] if values == "loss" else trace.norms,
-                x=np.arange(1, trace.updates + 1),
+                values=np.array([each.loss if values == "loss" else each.norm_before for each in trace.updates]),
+                x=np.arange(1, len(trace.updates) + 1),
             )
             for name, row, trace in families
             if trace is not None

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mtrain.studies.compare.differences import LOSS, MEASURED, NORM, SAMPLES, START, WORDS, Difference, ordinal
-from mtrain.studies.compare.traces import BUFFERS, EMA, MOMENTS, WEIGHTS
+from mtrain.studies.compare.traces import WORDS, ordinal
+from mtrain_trace.differences import BUFFERS, GRADIENT, LOSS, MOMENTS, SAMPLES, START, STATE, WEIGHTS, Gap
+from mtrain_trace.reading import AVERAGE
+
+MEASURED = (LOSS, GRADIENT, *STATE)
+"""Quantities that a profile bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Bounds on relative differences (see ``differences.MEANING``); samples and start weights must have the same
+    """Bounds on relative differences (see ``mtrain_trace.differences.MEANING``); samples and start weights must have the same
     bits."""
 
     name: str
@@ -35,26 +39,24 @@ PROFILES: Mapping[str, Profile] = {
             name="float32",
             meaning="rounding of float32 in the first update, and its growth during training afterwards",
             measured=True,
-            at_start={LOSS: 1e-5, NORM: 1e-4, MOMENTS: 5e-4, WEIGHTS: 5e-4, BUFFERS: 5e-4},
-            throughout={LOSS: 5e-2, WEIGHTS: 0.3, BUFFERS: 0.5, EMA: 0.1},
+            at_start={LOSS: 1e-5, GRADIENT: 1e-4, MOMENTS: 5e-4, WEIGHTS: 5e-4, BUFFERS: 5e-4},
+            throughout={LOSS: 5e-2, WEIGHTS: 0.3, BUFFERS: 0.5, AVERAGE: 0.1},
         ),
         Profile(
             name="loose",
             meaning="the same training with the rounding of half precision or of other BatchNorm batches",
-            at_start={LOSS: 2e-2, NORM: 0.2, WEIGHTS: 0.3},
-            throughout={LOSS: 0.2, WEIGHTS: 0.5, EMA: 0.5},
+            at_start={LOSS: 2e-2, GRADIENT: 0.2, WEIGHTS: 0.3},
+            throughout={LOSS: 0.2, WEIGHTS: 0.5, AVERAGE: 0.5},
         ),
     )
 }
 
 
-def violations(differences: Difference, profile: Profile) -> list[str]:
+def violations(gaps: Mapping[str, Gap], profile: Profile) -> list[str]:
     """Return the violations of the profile as text; empty: the two jobs agree."""
-    beyond = [
-        f"{WORDS[name]} are not the same" for name in (START, SAMPLES) if differences.gaps[name].first is not None
-    ]
+    beyond = [f"{WORDS[name]} are not the same" for name in (START, SAMPLES) if gaps[name].first is not None]
     for name in MEASURED:
-        gap = differences.gaps.get(name)
+        gap = gaps.get(name)
         if gap is None or gap.first is None:
             continue
         if not profile.throughout.get(name, 1.0) and not profile.at_start.get(name, 1.0):

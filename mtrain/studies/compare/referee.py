@@ -5,22 +5,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from mtrain.studies.compare.differences import LOSS, MEASURED, NORM, WORDS, Difference
-from mtrain.studies.compare.profiles import Profile
-from mtrain.studies.compare.traces import MOMENTS, Trace
+from mtrain.studies.compare.profiles import MEASURED, Profile
+from mtrain.studies.compare.traces import WORDS
+from mtrain_trace import differences
+from mtrain_trace.differences import GRADIENT, LOSS, MOMENTS, Gap
+from mtrain_trace.reading import Trace
+from mtrain_trace.rounding import widened
 
 EXACT = 3e-5
 """Largest relative distance of loss and gradient norm of the first update in float32 from float64."""
-GROWTH = 10.0
-"""Largest difference of two jobs, as a multiple of the nudged job's: a nudge rounds the weights once, a job rounds in
-each layer."""
 LEAST = 1e-5
 """Differences up to this are allowed, however small the effect of the nudge is."""
 SAME = 3e-6
 """Two backends whose loss and norm in float64 are closer than this compute the same function."""
-QUANTITIES = (LOSS, NORM, MOMENTS)
+QUANTITIES = (LOSS, GRADIENT, MOMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class Referee:
     compute the same."""
     label: str
     """Label of the reference."""
-    nudge: Difference | None = field(default=None, repr=False)
+    nudge: Mapping[str, Gap] | None = field(default=None, repr=False)
     """The reference compared with itself, started with every weight one unit in the last place away; None: it was not
     run."""
 
@@ -54,7 +52,7 @@ class Referee:
         base_bound = EXACT if name != MOMENTS else LEAST
         if self.nudge is None:
             return base_bound if name != MOMENTS else math.inf
-        return max(base_bound, GROWTH * float(self.nudge.gaps[name].curve[0]))
+        return widened(base_bound, float(self.nudge[name].curve[0]))
 
     def inexact(self, distances: Mapping[str, float]) -> list[str]:
         """Return the quantities that are farther from float64 than allowed, as text."""
@@ -66,34 +64,22 @@ class Referee:
 
 
 def _distances(trace: Trace, exact: Trace) -> dict[str, float]:
-    distances = {
-        LOSS: _relative(trace.losses["total"][0] - exact.losses["total"][0], exact.losses["total"][0]),
-        NORM: _relative(trace.norms[0] - exact.norms[0], exact.norms[0]),
-    }
-    if exact.named(MOMENTS):
-        ours, theirs = trace.sketch(MOMENTS)[1], exact.sketch(MOMENTS)[1]
-        distances[MOMENTS] = _relative(float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(theirs)))
-    return distances
-
-
-def _relative(gap: float, exact: float) -> float:
-    distance = abs(float(gap)) / max(abs(float(exact)), 1e-300)
-    return distance if math.isfinite(distance) else math.inf
+    gaps = differences.gaps(exact.first(1), trace.first(1))
+    sizes = {name: float(gaps[name].curve[0]) for name in QUANTITIES}
+    return {name: size for name, size in sizes.items() if not math.isnan(size)}
 
 
 def measured(profile: Profile, referee: Referee) -> Profile:
     """Return ``profile`` with the bounds that float64 and the nudge give for this job; unchanged without a nudge."""
     if referee.nudge is None:
         return profile
-    gaps = referee.nudge.gaps
-    first = {name: max(LEAST, GROWTH * float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
+    gaps = referee.nudge
+    first = {name: widened(LEAST, float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
     # Each of two jobs may be off by the distance allowed from float64.
     first |= {name: 2 * referee.allowed(name) for name in QUANTITIES if name in gaps}
     # Training can jump when rounding moves a box to another cell, and the nudged job may have missed such a jump.
     # So it widens the bounds on later updates and never narrows them.
-    all_over = {
-        name: max(bound, GROWTH * gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps
-    }
+    all_over = {name: widened(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}
     return replace(
         profile, at_start=_replaced(first, profile.at_start), throughout=_replaced(all_over, profile.throughout)
     )
@@ -107,7 +93,7 @@ def ranking(referee: Referee, distances: Mapping[str, Mapping[str, float]]) -> S
     """Return sentences that compare the first update with float64, the farthest backend first; ``distances`` by
     backend."""
     exact, sentences = referee.exact[referee.label], []
-    values = {LOSS: f" ({exact.losses['total'][0]:.7g})", NORM: f" ({exact.norms[0]:.7g})"}
+    values = {LOSS: f" ({exact.updates[0].loss:.7g})", GRADIENT: f" ({exact.updates[0].norm_before:.7g})"}
     for name in QUANTITIES:
         labels = [label for label in distances if name in distances[label]]
         order = sorted(labels, key=lambda label: -distances[label][name])

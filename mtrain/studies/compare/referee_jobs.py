@@ -2,7 +2,7 @@
 weights."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ from mtrain.errors import MtrainError
 from mtrain.rank import assembly
 from mtrain.records.history import read_history
 from mtrain.studies.compare.benches import on_trial, with_values
-from mtrain.studies.compare.differences import Difference, difference
 from mtrain.studies.compare.referee import Referee
-from mtrain.studies.compare.traces import SCRIPT_LOSS, Trace, trace_of
+from mtrain.studies.compare.traces import SCRIPT_LOSS, trace_of
 from mtrain.system.runfolder import RunFolder
+from mtrain_trace import differences
+from mtrain_trace.differences import Gap
+from mtrain_trace.reading import Trace
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -101,19 +103,16 @@ def _trace(settling: Settling, entry: Entry, loaded: "Loaded", what: str) -> Tra
         settling.tell(f"{entry.label}: no {what} job: {error}")
         return None
     shutil.rmtree(ended.folder.checkpoints)
-    settling.tell(f"{entry.label}: {what} job of {trace.updates} update{'s' if trace.updates > 1 else ''}")
+    settling.tell(f"{entry.label}: {what} job of {len(trace.updates)} update{'s' if len(trace.updates) > 1 else ''}")
     return trace
 
 
-def _nudge(settling: Settling, entry: Entry, state: State) -> Difference | None:
+def _nudge(settling: Settling, entry: Entry, state: State) -> Mapping[str, Gap] | None:
     if entry.loaded.script is None:
         trace = _nudged_spec(settling, entry, state)
     else:
         trace = _trace(settling, entry, on_trial(entry.loaded, nudged=True), "nudged")
-    if trace is None:
-        return None
-    shared = min(trace.updates, entry.trace.updates)
-    return difference(entry.trace.first(shared), trace.first(shared))
+    return None if trace is None else differences.gaps(entry.trace, trace)
 
 
 def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None:

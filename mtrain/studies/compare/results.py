@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtrain.studies.compare.arrays import Farthest
-from mtrain.studies.compare.differences import WORDS, Difference, same_bits
-from mtrain.studies.compare.profiles import Profile
+from mtrain.studies.compare.profiles import MEASURED, Profile
 from mtrain.studies.compare.referee import Referee
 from mtrain.studies.compare.speed import Speed
-from mtrain.studies.compare.traces import Trace
+from mtrain.studies.compare.traces import WORDS, columns
+from mtrain_trace import comparing, differences
+from mtrain_trace.differences import Gap
+from mtrain_trace.reading import Trace
 
 FORMAT = 1
 """Version of the format of ``compare.json``."""
@@ -46,7 +48,7 @@ class Row:
 class Against:
     """The comparison of one backend with the reference."""
 
-    difference: Difference
+    difference: comparing.Comparison
     farthest: Mapping[str, Farthest]
     """Farthest array in the last checkpoints, by ``weights``, ``ema``, ``moments``."""
     beyond: Sequence[str]
@@ -113,7 +115,7 @@ class Comparison:
         for row in self.rows:
             if row.trace is None:
                 continue
-            group = next((rows for rows in groups if rows[0].trace and same_bits(rows[0].trace, row.trace)), None)
+            group = next((rows for rows in groups if rows[0].trace and _same_bits(rows[0].trace, row.trace)), None)
             if group is None:
                 groups.append([row])
             else:
@@ -165,23 +167,29 @@ class Comparison:
         if row.speed is not None:
             fields["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
         if row.trace is not None:
-            fields["losses"] = dict(row.trace.losses)
-            fields["norms"] = row.trace.norms
-            fields["samples"] = list(row.trace.samples)
-            fields["digests"] = {part: list(values) for part, values in row.trace.digests.items()}
+            fields |= columns(row.trace)
         if row.label in self.against:
             fields["against_reference"] = _against(self.against[row.label])
         return fields
+
+
+def _same_bits(a: Trace, b: Trace) -> bool:
+    """Return whether two traces are identical."""
+    return len(a.updates) == len(b.updates) and all(gap.first is None for gap in differences.gaps(a, b).values())
+
+
+def _curves(gaps: Mapping[str, Gap]) -> dict[str, Any]:
+    return {name: gap.curve for name, gap in gaps.items() if name in MEASURED}
 
 
 def _float64(referee: Referee) -> dict[str, Any]:
     nudge = referee.nudge
     return {
         "first_update": {
-            label: {"loss": float(trace.losses["total"][0]), "norm": float(trace.norms[0])}
+            label: {"loss": trace.updates[0].loss, "norm": trace.updates[0].norm_before}
             for label, trace in referee.exact.items()
         },
-        "nudged": None if nudge is None else {name: gap.curve for name, gap in nudge.gaps.items()},
+        "nudged": None if nudge is None else _curves(nudge),
     }
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from mtrain.records.wording import duration
-from mtrain.studies.compare.differences import LOSS, NORM, WORDS, ordinal
 from mtrain.studies.compare.results import Comparison, Row
-from mtrain.studies.compare.traces import EMA, MOMENTS, WEIGHTS
+from mtrain.studies.compare.traces import WORDS, ordinal
+from mtrain_trace.differences import GRADIENT, LOSS, MOMENTS, WEIGHTS
+from mtrain_trace.reading import AVERAGE
 
 Table = tuple[Sequence[str], list[list[str]]]
 """Column names, and rows of cells."""
@@ -34,7 +35,7 @@ def agreement(result: Comparison) -> Table:
 
 
 def _distance(row: Row, result: Comparison) -> str:
-    return _size(result.distances.get(row.label, {}).get(NORM))
+    return _size(result.distances.get(row.label, {}).get(GRADIENT))
 
 
 def _differences(row: Row, result: Comparison) -> list[str]:
@@ -43,7 +44,7 @@ def _differences(row: Row, result: Comparison) -> list[str]:
     against = result.against[row.label]
     gap = against.difference
     first = "never" if gap.first is None else f"{ordinal(gap.first)}: {WORDS[gap.what[0]]}"
-    quantities = (LOSS, NORM, WEIGHTS, EMA, MOMENTS)
+    quantities = (LOSS, GRADIENT, WEIGHTS, AVERAGE, MOMENTS)
     return [first, *(_size(gap.gaps[name].largest if name in gap.gaps else None) for name in quantities)]
 
 

@@ -1,96 +1,35 @@
-"""Read the trace of one job: numbers and digests of every update."""
+"""Read the records of a job as ``mtrain_trace`` reads those of any training, so that the same code compares both."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Array
-from mtrain.core.trace import SIZE
+from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.recipe import ema_shares
 from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
+from mtrain_trace import differences
+from mtrain_trace.differences import BUFFERS, GRADIENT, MOMENTS, ORDER, SAMPLES, WEIGHTS
+from mtrain_trace.reading import AVERAGE, Asked, Row, Trace, Update
 
-WEIGHTS, MOMENTS, BUFFERS, EMA = "weights", "moments", "buffers", "ema"
 SCRIPT_LOSS = "loss"
 """Name under which a script's job reports the loss that it trains."""
-STATE = (MOMENTS, WEIGHTS, BUFFERS, EMA)
-"""Kinds of parts of a job's state, in the order in which an update computes them."""
+WORDS = {**{what: what for what in ORDER}, GRADIENT: "gradient norm"}
+"""Names of quantities for people: of the gradient, a job of mtrain records the length alone."""
+DTYPES = {"fp64": "float64", "bf16": "float32, bfloat16"}
+"""Formats in which a job computes, by its precision, where it is not float32."""
+PARTS = {"weights": WEIGHTS, "buffers": BUFFERS, "ema": AVERAGE}
+"""Names of parts by the first word of their names in the records; all others are moments."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """The trace of a job of ``U`` updates. State has ``U + 1`` entries: entry ``u`` is the state before update
-    ``u``."""
-
-    losses: Mapping[str, Array]
-    """Mean over the global batch of each loss, (U,) by name."""
-    norms: Array
-    """(U,) norm of the gradient before clipping."""
-    rates: Array
-    """(U, groups) learning rates."""
-    momenta: Sequence[float | None]
-    """Momentum of each update; None: that of the groups."""
-    samples: Sequence[str]
-    """U digests of the samples of all ranks."""
-    digests: Mapping[str, Sequence[str]]
-    """U + 1 digests of each part (see ``core.trace.parts``)."""
-    sketches: Mapping[str, Array] = field(repr=False)
-    """(U + 1, SIZE) sketches of each part."""
-    drifted: int | None = None
-    """Number of updates after which the ranks first held different weights; None: never."""
-    models: Sequence[str] = ()
-    """Of several models, that of each parameter group."""
-    norms_of: Mapping[str, Array] = field(default_factory=dict)
-    """Of several models, the (U,) norm of each one's gradient; NaN where an update has left it out."""
-    trained: Sequence[frozenset[str]] = ()
-    """Of several models, those that each of the U updates has trained."""
-
-    @property
-    def updates(self) -> int:
-        """Return the number of updates, U."""
-        return len(self.norms)
-
-    def first(self, updates: int) -> "Trace":
-        """Return the trace of the first ``updates`` updates."""
-        if updates == self.updates:
-            return self
-        return replace(
-            self,
-            losses={name: values[:updates] for name, values in self.losses.items()},
-            norms=self.norms[:updates],
-            rates=self.rates[:updates],
-            momenta=self.momenta[:updates],
-            samples=self.samples[:updates],
-            digests={part: values[: updates + 1] for part, values in self.digests.items()},
-            sketches={part: values[: updates + 1] for part, values in self.sketches.items()},
-            drifted=self.drifted if self.drifted is not None and self.drifted <= updates else None,
-            norms_of={name: values[:updates] for name, values in self.norms_of.items()},
-            trained=self.trained[:updates],
-        )
-
-    def named(self, kind: str) -> list[str]:
-        """Return the names of all parts of a kind, sorted."""
-        return sorted(name for name in self.digests if kind_of(name) == kind)
-
-    def model_of(self, part: str) -> str:
-        """Return the model to which a part belongs; empty for an only one."""
-        place = part.rpartition("/")[2]
-        if kind_of(part) in (BUFFERS, EMA):
-            return place if "/" in part else ""
-        return self.models[int(place)] if self.models else ""
-
-    def sketch(self, kind: str) -> Array:
-        """Return the (U + 1, SIZE) sketch of all parts of a kind together."""
-        total: Array = sum((self.sketches[name] for name in self.named(kind)), np.zeros((self.updates + 1, SIZE)))
-        return total
-
-
-def kind_of(part: str) -> str:
-    """Return which of ``STATE`` a part is."""
-    head = part.partition("/")[0]
-    return head if head in STATE else MOMENTS
+def ordinal(update: int) -> str:
+    """Return an update in words, counted from 1 as displays count them; ``update`` counts from 0, as records do."""
+    return f"update {update + 1}"
 
 
 def trace_of(history: History, *, loss: str | None = None) -> Trace:
@@ -102,45 +41,127 @@ def trace_of(history: History, *, loss: str | None = None) -> Trace:
     Raises:
         TrainingError: the job's records contain no trace.
     """
-    records = [history.updates[update] for update in sorted(history.updates)]
-    if "trace" not in history.start or not records:
+    if "trace" not in history.start or not history.updates:
         raise TrainingError("the job left no trace: expected records of a job with report.trace: state")
-    entries = [history.start["trace"], *(record["trace"] for record in records)]
-    parts = sorted(entries[0]["digests"])
+    return read_records(history, loss=loss)
+
+
+def read_records(history: History, *, loss: str | None = None, folder: Path = Path()) -> Trace:
+    """Return what the records of a job hold, with or without the state after each update; ``loss``: see ``trace_of``."""
+    first = history.start.get("trace", {})
+    models = list(first.get("models", ()))
+    records = [history.updates[number] for number in sorted(history.updates)]
+    start = _pieces(first, models)
+    names = [list(group) for group in first.get("names", ())]
+    dtypes = [DTYPES.get(history.start.get("precision", ""), "float32")]
+    optimizer = {"rule": "?", "groups": names, "shapes": {}, "dtypes": dtypes, "sharded": False, "unseen": []}
     return Trace(
-        losses=_losses(records, loss),
-        norms=_numbers(_norm(record) for record in records),
-        rates=np.array([record["learning_rates"] for record in records], dtype=float),
-        momenta=[record.get("momentum") for record in records],
-        samples=[record["trace"]["samples"] for record in records],
-        digests={part: [entry["digests"].get(part, "") for entry in entries] for part in parts},
-        sketches={part: np.array([entry["sketches"][part] for entry in entries]) for part in parts},
-        drifted=next((i for i, entry in enumerate(entries) if not entry["ranks_agree"]), None),
-        models=entries[0].get("models", ()),
-        norms_of={
-            model: _numbers(record["models"][model]["gradient_norm"] for record in records)
-            for model in records[0].get("models", ())
-        },
-        trained=[
-            frozenset(model for model, facts in record["models"].items() if facts["updated"])
-            for record in records
-            if "models" in record
-        ],
+        folder=folder,
+        processes=[{"rank": 0, "ranks": 1, "folder": folder, "optimizers": [optimizer]}],
+        updates=[_update(record, loss, models) for record in records],
+        start=start.get(WEIGHTS, {}),
+        before=start,
+        start_agrees=first.get("ranks_agree", True),
+        measured=dict.fromkeys((SAMPLES, MOMENTS, BUFFERS, AVERAGE), "mtrain"),
+        models=models,
     )
 
 
-def _losses(records: Sequence[Mapping[str, Any]], loss: str | None) -> dict[str, Array]:
-    """Return the losses by name; of several models that of each, and their sum as ``total``."""
-    if loss is None:
-        return {name: _numbers(record["losses"].get(name) for record in records) for name in records[0]["losses"]}
-    if "models" not in records[0]:
-        return {"total": _numbers(record["losses"].get(loss) for record in records)}
-    # A model that an update leaves out has no loss in its record.
-    each = {
-        name: np.array([record["losses"].get(name, 0.0) for record in records], dtype=float)
-        for name in (f"{loss}_{model}" for model in records[0]["models"])
+def with_recipe(trace: Trace, recipe: Recipe, *, ranks: int) -> Trace:
+    """Return a trace that also holds what was asked of its updates."""
+    options = [dict(group) for _, group in recipe.groups]
+    process = trace.processes[0]
+    held = process["optimizers"][0]["groups"]
+    count = len(trace.updates[0].rates) if trace.updates else 0
+    groups = [[group_name(place, trace.models), *(held[place] if place < len(held) else [])] for place in range(count)]
+    updates = []
+    for update in trace.updates:
+        asked = [options[place] if place < len(options) else {} for place in range(len(update.rates))]
+        rates = [
+            {**group, **{key: value for key, value in own.items() if key == "lr" or key in group}}
+            for group, own in zip(asked, update.rates, strict=True)
+        ]
+        for group in rates:
+            if "beta1" in group:  # as torch names them, so that they are compared with those of a script
+                group["betas"] = [group.pop("beta1"), group.pop("beta2")]
+        updates.append(replace(update, rates=rates, rank_rates=[rates], groups=groups, micro_batches=recipe.accumulate))
+    keep = [ema_shares(recipe, number + 1)[0] for number in range(len(updates))] if recipe.ema_decay else []
+    described = {**process["optimizers"][0], "rule": recipe.rule}
+    return replace(
+        trace,
+        processes=[{**process, "ranks": ranks, "optimizers": [described]}],
+        updates=updates,
+        asked=Asked(recipe.clip_norm, keep),
+    )
+
+
+def group_name(place: int, models: Sequence[str]) -> str:
+    """Return how sentences name a parameter group, which has a model where there are several."""
+    return f"group {place}" + (f" of {models[place]}" if place < len(models) and models[place] else "")
+
+
+def columns(trace: Trace) -> dict[str, Any]:
+    """Return losses, norms, samples and digests of all updates, for ``compare.json``."""
+    names = trace.updates[0].loss_parts if trace.updates else {}
+    states = [trace.before, *(update.arrays for update in trace.updates)]
+    digests: dict[str, list[str]] = {}
+    for state in states:
+        for part, rows in state.items():
+            for name, row in rows.items():
+                digests.setdefault(f"{part}/{name}", []).append(f"{row.digest:016x}")
+    return {
+        "losses": {name: [update.loss_parts.get(name, math.nan) for update in trace.updates] for name in names},
+        "norms": [update.norm_before for update in trace.updates],
+        "samples": [next(iter(update.samples), "") for update in trace.updates],
+        "digests": digests,
     }
-    return {"total": np.sum(list(each.values()), axis=0), **each}
+
+
+def _update(record: Record, loss: str | None, models: Sequence[str]) -> Update:
+    whole, parts = _losses(record, loss)
+    looked = record.get("trace", {})
+    arrays = _pieces(looked, models)
+    totals = {part: differences.total(rows) for part, rows in arrays.items()}
+    momentum = {} if record.get("momentum") is None else {"momentum": record["momentum"], "beta1": record["momentum"]}
+    each = record.get("models", {})
+    return Update(
+        record["update"] + 1,
+        samples=Counter([looked["samples"]] if "samples" in looked else []),
+        losses=[whole],
+        loss_parts=parts,
+        rates=[{"lr": rate, **momentum} for rate in record["learning_rates"]],
+        parts={part: row for part, row in totals.items() if row is not None},
+        ranks_agree={"weights": looked["ranks_agree"]} if "ranks_agree" in looked else {},
+        arrays=arrays,
+        told_norm=_number(_norm(record)),
+        model_norms={name: _number(facts["gradient_norm"]) for name, facts in each.items()},
+        trained=frozenset(name for name, facts in each.items() if facts["updated"]) if each else None,
+    )
+
+
+def _pieces(looked: Mapping[str, Any], models: Sequence[str]) -> dict[str, dict[str, Row]]:
+    """Return the rows of what a job has looked at, by part and name."""
+    found: dict[str, dict[str, Row]] = {}
+    for whole, digest in looked.get("digests", {}).items():
+        head, _, rest = whole.partition("/")
+        part, sketch = PARTS.get(head, MOMENTS), [float(x) for x in looked["sketches"][whole]]
+        name = group_name(int(rest), models) if part in (MOMENTS, WEIGHTS) else rest or "all"
+        name = f"{head}/{name}" if part == MOMENTS else name
+        found.setdefault(part, {})[name] = Row(int(digest, 16), float(np.linalg.norm(sketch)), sketch)
+    return found
+
+
+def _losses(record: Mapping[str, Any], loss: str | None) -> tuple[float, dict[str, float]]:
+    """Return the whole loss and the losses by name; of several models that of each, and their sum as ``total``."""
+    losses = {name: _number(value) for name, value in record["losses"].items()}
+    if loss is None:
+        return losses.get("total", math.nan), losses
+    if "models" not in record:
+        return losses.get(loss, math.nan), {"total": losses.get(loss, math.nan)}
+    # A model that an update leaves out has no loss in its record.
+    each = {name: losses.get(name, 0.0) for name in (f"{loss}_{model}" for model in record["models"])}
+    whole = sum(each.values())
+    return whole, {"total": whole, **each}
 
 
 def _norm(record: Mapping[str, Any]) -> float | None:
@@ -151,9 +172,9 @@ def _norm(record: Mapping[str, Any]) -> float | None:
     return None if None in norms else math.hypot(*norms)
 
 
-def _numbers(values: Any) -> Array:
-    """Convert values to (U,); a value that was not finite becomes NaN."""
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
+def _number(value: float | None) -> float:
+    """Convert a value of a record; one that was not finite is NaN."""
+    return math.nan if value is None else float(value)
 
 
 def seconds_of(records: Sequence[Record]) -> Array:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtrain.studies.compare.differences import LOSS, NORM, WORDS, ordinal
 from mtrain.studies.compare.referee import ranking
 from mtrain.studies.compare.results import Against, Comparison, Row
-from mtrain.studies.compare.traces import WEIGHTS
+from mtrain.studies.compare.traces import WORDS, ordinal
+from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS
 
 SHOWN = 2
 """Number of violations that a sentence names; the table has the others."""
@@ -126,7 +126,7 @@ def parting(against: Against) -> str:
 
 def _growth(against: Against, result: Comparison) -> str:
     gaps = against.difference.gaps
-    sizes = [f"{WORDS[name]} {gaps[name].largest:.1e}" for name in (LOSS, NORM, WEIGHTS) if name in gaps]
+    sizes = [f"{WORDS[name]} {gaps[name].largest:.1e}" for name in (LOSS, GRADIENT, WEIGHTS) if name in gaps]
     return f"Largest over {result.updates} updates: {', '.join(sizes)}"
 
 
