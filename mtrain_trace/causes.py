@@ -321,8 +321,9 @@ def _kept(before: Update, ours: Update, theirs: Update) -> bool:
     used, mine, other = before.parts.get("gradients"), _unclipped(ours), _unclipped(theirs)
     if used is None or mine is None or other is None:
         return False
-    factor = _factor(np.asarray(used.sketch), other - mine)
-    return factor is not None and abs(factor - 1) < 0.05
+    # What is kept is clipped where clipping writes into the gradients (torch, Paddle 3), and whole where it does not.
+    factors = [_factor(gradient, other - mine) for gradient in (np.asarray(used.sketch), _unclipped(before))]
+    return any(factor is not None and abs(factor - 1) < 0.05 for factor in factors)
 
 
 def _clipped(theirs: Update, ours: Update) -> str | None:
@@ -333,7 +334,7 @@ def _clipped(theirs: Update, ours: Update) -> str | None:
     if mine is None and other is not None:
         return f"B clips the gradient to a norm of {other['limit']:g} (it was {other['before']:.4g}), A does not clip"
     if mine is not None and other is None:
-        return f"A clips the gradient to a norm of {mine['limit']:g} (it was {mine['before']:.4g}), B does not clip by torch's function"
+        return f"A clips the gradient to a norm of {mine['limit']:g} (it was {mine['before']:.4g}), B does not, or by a function of its own"
     if mine is None or other is None:
         return None
     if mine["limit"] != other["limit"]:
@@ -453,7 +454,26 @@ def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     ]
 
 
+def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> str:
+    """Say how the momentum of BatchNorm differs, which the first update shows: running means begin with zeros."""
+    mine, other = (update.arrays.get("buffers", {}) for update in (ours, theirs))
+    means = [name for name in mine if name.endswith("running_mean") and name in other]
+    if parting.place != 0 or not means:
+        return ""
+    sketches = [np.concatenate([side[name].sketch for name in means]) for side in (mine, other)]
+    factor = _factor(*sketches)
+    if factor is None or abs(factor - 1) <= EXPLAINED:
+        return ""
+    words = f"after the first update the running means of B are {factor:.4g} times those of A ({some(means)}): another momentum of BatchNorm"
+    if comparing.framework_of(comparison.a) != comparing.framework_of(comparison.b):
+        words += "; torch's momentum is the share of the new statistics (0.1 unless given), Paddle's that of the old ones (0.9)"
+    return words
+
+
 def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    momentum = _norm_momentum(comparison, parting, ours, theirs)
+    if momentum:
+        return [momentum]
     factor = comparison.b.ranks / comparison.a.ranks
     if factor != 1:
         return [

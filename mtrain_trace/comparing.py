@@ -81,7 +81,7 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     """
     a, b, remark = _aligned(a, b)
     updates = min(len(a.updates), len(b.updates))
-    result = Comparison(a, b, updates, remarks=[*a.remarks, *b.remarks, *remark])
+    result = Comparison(a, b, updates, remarks=[*a.remarks, *b.remarks, *remark, *_not_compared(a, b)])
     allowed = _curves(a, calibration) if calibration is not None else {}
     result.curves = _curves(a, b)
     result.parting = _start(a, b)
@@ -113,6 +113,36 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
         if result.parting is not None:
             result.parting = replace(result.parting, place=place)
     return result
+
+
+def framework_of(trace: Trace) -> str:
+    """Return the framework of a training: ``torch``, ``paddle`` or ``tensorflow``."""
+    return str(trace.processes[0].get("framework", "torch"))
+
+
+def is_renamed(a: Trace, b: Trace) -> bool:
+    """Return whether two trainings have arrays of the same shapes under other names, of which nothing can be said."""
+    if set(a.start) == set(b.start) or (framework_of(a) == framework_of(b) and set(a.start) & set(b.start)):
+        return False
+    # Arrays that are no weights of `Linear` may be transposed, too.
+    mine, other = (sorted(sorted(shape) for shape in trace.described["shapes"].values()) for trace in (a, b))
+    return mine == other
+
+
+def _not_compared(a: Trace, b: Trace) -> list[str]:
+    """Say what of two trainings is left out of the comparison."""
+    remarks = []
+    if is_renamed(a, b):
+        remarks.append(
+            f"the arrays of the two have other names ({some(sorted(a.start))}; {some(sorted(b.start))}): samples, labels, losses, "
+            "norms of gradients and moments, clipping and settings are compared, the arrays themselves are not"
+        )
+    elif framework_of(a) != framework_of(b) and any(trace.processes[0].get("batch_norms") for trace in (a, b)):
+        remarks.append(
+            "running variances of BatchNorm are not compared: torch keeps the variance of a sample (divided by n - 1), Paddle that "
+            "of the batch (divided by n)"
+        )
+    return remarks
 
 
 def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
@@ -148,13 +178,16 @@ def _curves(a: Trace, b: Trace) -> dict[str, list[float]]:
     """Return the relative difference of each quantity at each update that both have."""
     curves: dict[str, list[float]] = {what: [] for what in FLOORS}
     begin = _total(a.start)
+    renamed = is_renamed(a, b)
+    apart_of = _norms_apart if renamed else _apart
+    buffers_apart = _apart if framework_of(a) == framework_of(b) else _means_apart
     for ours, theirs in zip(a.updates, b.updates):
         curves[LOSS].append(relative(ours.loss, theirs.loss))
-        curves[GRADIENT].append(math.inf if _one_has_none(ours, theirs) else _apart(ours, theirs, "gradients"))
+        curves[GRADIENT].append(math.inf if _one_has_none(ours, theirs) else apart_of(ours, theirs, "gradients"))
         curves[CLIP].append(_clip_difference(ours, theirs))
-        curves[WEIGHTS].append(_moved_apart(ours, theirs, begin))
-        curves[MOMENTS].append(_apart(ours, theirs, "moments"))
-        curves[BUFFERS].append(_apart(ours, theirs, "buffers"))
+        curves[WEIGHTS].append(math.nan if renamed else _moved_apart(ours, theirs, begin))
+        curves[MOMENTS].append(apart_of(ours, theirs, "moments"))
+        curves[BUFFERS].append(math.nan if renamed else buffers_apart(ours, theirs, "buffers"))
     return curves
 
 
@@ -187,6 +220,24 @@ def _apart(ours: Update, theirs: Update, part: str) -> float:
     if part not in ours.parts or part not in theirs.parts:
         return math.nan
     return apart(ours.parts[part], theirs.parts[part])
+
+
+def _norms_apart(ours: Update, theirs: Update, part: str) -> float:
+    """Return how the lengths of arrays differ whose names say nothing of each other."""
+    if part not in ours.parts or part not in theirs.parts:
+        return math.nan
+    return relative(ours.parts[part].norm, theirs.parts[part].norm)
+
+
+def _means_apart(ours: Update, theirs: Update, part: str) -> float:
+    """Return how buffers differ that two frameworks compute by the same formula."""
+    mine, other = (_without_variances(update.arrays.get(part, {})) for update in (ours, theirs))
+    a, b = _total(mine), _total(other)
+    return math.nan if a is None or b is None or set(mine) != set(other) else apart(a, b)
+
+
+def _without_variances(rows: dict[str, Row]) -> dict[str, Row]:
+    return {name: row for name, row in rows.items() if not name.endswith("running_var")}
 
 
 def _one_has_none(ours: Update, theirs: Update) -> bool:
@@ -228,11 +279,10 @@ def _same_bits(ours: Update, theirs: Update) -> bool:
 
 def _start(a: Trace, b: Trace) -> Parting | None:
     """Return how the weights before the first update part; exactly, since nothing has been computed yet."""
+    if is_renamed(a, b):
+        return None
     if set(a.start) != set(b.start):
-        names = sorted(set(a.start) ^ set(b.start))
-        if len(a.start) == len(b.start) and a.described["shapes"].values() == b.described["shapes"].values():
-            return None  # names differ only: a model that is wrapped or was renamed
-        return Parting(START, 0, math.inf, arrays=names)
+        return Parting(START, 0, math.inf, arrays=sorted(set(a.start) ^ set(b.start)))
     unequal = {
         name: apart(a.start[name], b.start[name]) for name in a.start if a.start[name].digest != b.start[name].digest
     }
@@ -296,6 +346,9 @@ def settings_differences(ours: Update, theirs: Update) -> list[str]:
     """Return in words in which settings two updates treat an array differently, whatever groups the arrays are in."""
     mine, other = settings_by_array(ours), settings_by_array(theirs)
     common = [name for name in mine if name in other]
+    if not common and len(ours.rates) == len(theirs.rates):  # the arrays have other names: group by group
+        mine, other = ({f"group {n}": options for n, options in enumerate(side.rates)} for side in (ours, theirs))
+        common = list(mine)
     found: dict[tuple[str, str, str], list[str]] = {}
     for name in common:
         for key in sorted(set(mine[name]) & set(other[name])):

@@ -36,7 +36,7 @@ def facts_of_paddle(roots: list[Any]) -> dict[str, Any]:
     dtypes = {_dtype(p) for root in roots for p in root.parameters() if p.is_floating_point()}
     return {
         "framework": "paddle",
-        "paddle": str(paddle.__version__),
+        "paddle": str(paddle.version.full_version),
         "device": str(paddle.device.get_device()),
         "models": [type(getattr(root, "_layers", root)).__name__ for root in roots],
         "model_dtypes": sorted(dtypes),
@@ -62,7 +62,9 @@ def described(optimizer: Any, groups: list[list[str]]) -> dict[str, Any]:
 def _unseen(parameters: list[tuple[int, Any]]) -> list[str]:
     words = []
     if any(getattr(parameter, "is_distributed", False) for _, parameter in parameters):
-        words.append("parts of arrays that Fleet splits over a model-parallel group; those of rank 0 alone are compared")
+        words.append(
+            "parts of arrays that Fleet splits over a model-parallel group; those of rank 0 alone are compared"
+        )
     if any(parameter.name.startswith("slice@") for _, parameter in parameters):
         words.append("slices of arrays that Fleet's sharding makes; they have names of their own")
     return words

@@ -61,7 +61,7 @@ def _wrap_calls(listener: PaddleListener) -> None:
         finally:
             listener.depth -= 1
 
-    paddle.nn.Layer.__call__ = call
+    paddle.nn.Layer.__call__ = call  # type: ignore[method-assign]
 
 
 def _wrap_backward(listener: PaddleListener, owner: Any, losses_of: Callable[[Any], list[Any]]) -> None:
@@ -118,9 +118,9 @@ def _wrap_apply(listener: PaddleListener) -> None:
     ) -> Any:
         if not paddle.in_dynamic_mode():
             return original(self, loss, startup_program, params_grads, param_group_idx, **others)
-        attempt(listener.before_apply, self, params_grads, param_group_idx)
+        attempt(listener.before_apply, self, params_grads)
         result = original(self, loss, startup_program, params_grads, param_group_idx, **others)
-        attempt(listener.after_apply, self, param_group_idx)
+        attempt(listener.after_apply, self)
         return result
 
     owner._apply_optimize = apply

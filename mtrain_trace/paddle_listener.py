@@ -62,6 +62,8 @@ class _Watched:
     left: tuple[int, int] | None = None
     """(update, digest of the weights that it has left)."""
     record: dict[str, Any] | None = None
+    applied: int = 0
+    """Groups of the open update that have been stepped."""
     parts: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
     @property
@@ -148,14 +150,14 @@ class PaddleListener:
 
     # What steps show -----------------------------------------------------------------------------------------------
 
-    def before_apply(self, optimizer: Any, pairs: Any, group: int) -> None:
+    def before_apply(self, optimizer: Any, pairs: Any) -> None:
         """Record the gradients that an optimizer is about to use; it comes here once for each of its groups."""
         if not (self.roots or self._micro_batches):
             return
         if id(optimizer) not in self._watched:
             self._watch(optimizer)
         watched = self._watched[id(optimizer)]
-        if group == 0 or watched.record is None:
+        if watched.record is None:
             self._begin(watched)
         self._stepping = watched
         given = pairs["params"] if isinstance(pairs, dict) else pairs
@@ -163,10 +165,13 @@ class PaddleListener:
         if clip is None:
             self._measure_gradients(watched, given)
 
-    def after_apply(self, optimizer: Any, group: int) -> None:
+    def after_apply(self, optimizer: Any) -> None:
         """Record the weights and moments that the step of the last group has left, and write the update."""
         watched, self._stepping = self._stepping, None
-        if watched is not None and group >= paddle_facts.calls_of(optimizer) - 1:
+        if watched is None:
+            return
+        watched.applied += 1
+        if watched.applied >= paddle_facts.calls_of(optimizer):
             self._end(watched)
 
     def skipped(self, optimizer: Any, updates: int) -> None:
@@ -211,8 +216,11 @@ class PaddleListener:
         """Open the next update of an optimizer."""
         self._out.end_after(watched.updates)
         watched.updates += 1
+        watched.applied = 0
         update = watched.updates
-        outside = watched.left is not None and watched.left[0] == update - 1 and watched.left[1] != self._digest(watched)
+        outside = (
+            watched.left is not None and watched.left[0] == update - 1 and watched.left[1] != self._digest(watched)
+        )
         micro_batches, self._micro_batches = self._micro_batches, []
         clip, self._clip = self._clip, None
         watched.record = {

@@ -191,8 +191,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
         found.append(facts)
     if not found:
         raise TraceError(
-            f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch or "
-            "Keras (is it another framework, or did it end early?)"
+            f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch, "
+            "Paddle or Keras (is it another framework, or did it end early?)"
         )
     ranks = Counter(int(process["rank"]) for process in found)
     twice = [rank for rank, count in ranks.items() if count > 1]
