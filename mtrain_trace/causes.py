@@ -464,7 +464,8 @@ def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, their
     factor = _factor(*sketches)
     if factor is None or abs(factor - 1) <= EXPLAINED:
         return ""
-    words = f"after the first update the running means of B are {factor:.4g} times those of A ({some(means)}): another momentum of BatchNorm"
+    words = f"after the first update the running means of B are {factor:.4g} times those of A ({some(means)}): "
+    words += "another momentum of BatchNorm"
     if comparing.framework_of(comparison.a) != comparing.framework_of(comparison.b):
         words += "; torch's momentum is the share of the new statistics (0.1 unless given), Paddle's that of the old ones (0.9)"
     return words
