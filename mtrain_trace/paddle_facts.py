@@ -82,10 +82,10 @@ def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).rpartition(".")[-1]
 
 
-def autocast() -> str | None:
-    """Return ``on`` where operations are computed in fewer digits than their arguments have."""
-    level = getattr(paddle.base.framework._dygraph_tracer(), "_amp_level", None)
-    return None if level is None or str(level).endswith("O0") else "on"
+def autocast_format() -> str | None:
+    """Return the format that autocast computes in where this is called, such as ``bfloat16``; None where it is off."""
+    tracer = paddle.base.framework._dygraph_tracer()
+    return None if str(tracer._amp_level).endswith("O0") else str(tracer._amp_dtype)
 
 
 def random_state() -> str:

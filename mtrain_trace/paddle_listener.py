@@ -102,7 +102,7 @@ class PaddleListener:
             self.roots.append(layer)
         modes = [part.training for part in layer.sublayers(include_self=True)]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
-        self._micro.autocast = paddle_facts.autocast()
+        self._micro.autocast = paddle_facts.autocast_format()
         labels = [value for key, value in keywords.items() if key in LABELS]
         for label in labels:
             self.see_target(label)
