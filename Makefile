@@ -6,11 +6,13 @@ export PIP_ROOT_USER_ACTION := ignore
 # Compiled modules are kept, whatever the caller's environment says: every worker and rank would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests that are written for every framework; they run under torch with all the others, and again under Paddle.
-NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning
+# Tests that are written for every framework run under torch with all the others, and again under Paddle, with Paddle's own.
+NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning \
+            tests/trace/test_paddle_zoo.py tests/trace/test_paddle_recording.py tests/trace/test_paddle_and_torch.py
 # Of these, under the older Paddle: layers, engine, ranks, and one model of each kind; `make test-all` runs nearly all.
-OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py
-OLDER_ALL = $(NEUTRAL) --ignore tests/models/test_ppyoloe_golden.py
+OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py \
+            tests/trace/test_paddle_zoo.py tests/trace/test_paddle_recording.py
+OLDER_ALL = $(filter-out tests/trace/test_paddle_and_torch.py,$(NEUTRAL)) --ignore tests/models/test_ppyoloe_golden.py
 # A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
 ELSEWHERE = --ignore tests/backup/test_s3.py
 QUIETLY  = -q -n 3 --dist worksteal --no-skips

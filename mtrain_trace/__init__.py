@@ -20,7 +20,7 @@ def attach(out: str) -> Recorder:
     """Begin to record this process's training into the folder ``out``.
 
     For a script that is not started by ``mtrain-trace run``. Call it before the first forward pass; every optimizer of
-    torch that takes a step afterwards is recorded.
+    torch, Paddle or Keras that takes a step afterwards is recorded.
 
     Returns:
         The recorder; its ``close`` writes what is outstanding and ends the recording. It is closed at exit at the latest.

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Callable
 
+import numpy as np
+
 from mtrain_trace import comparing, data_causes, differences, gradient_causes, steps
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import (
@@ -241,7 +243,27 @@ def _average(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     return [told or "weights are the same, their average is not: look at the share that it keeps of itself"]
 
 
+def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> str:
+    """Say how the momentum of BatchNorm differs, which the first update shows: running means begin with zeros."""
+    mine, other = (update.arrays.get("buffers", {}) for update in (ours, theirs))
+    means = [name for name in mine if name.endswith("running_mean") and name in other]
+    if parting.place != 0 or not means:
+        return ""
+    sketches = [np.concatenate([side[name].sketch for name in means]) for side in (mine, other)]
+    factor = gradient_causes.factor_of(*sketches)
+    if factor is None or abs(factor - 1) <= gradient_causes.EXPLAINED:
+        return ""
+    words = f"after the first update the running means of B are {factor:.4g} times those of A ({some(means)}): "
+    words += "another momentum of BatchNorm"
+    if {comparison.a.framework, comparison.b.framework} == {"torch", "paddle"}:
+        words += "; torch's momentum is the share of the new statistics (0.1 unless given), Paddle's that of the old ones (0.9)"
+    return words
+
+
 def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    momentum = _norm_momentum(comparison, parting, ours, theirs)
+    if momentum:
+        return [momentum]
     factor = comparison.b.ranks / comparison.a.ranks
     if factor != 1:
         return [

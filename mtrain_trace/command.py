@@ -96,7 +96,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     traces = sorted(options.out.glob("rank-*")) if options.out.exists() else []
     if not traces:
         print(
-            f"mtrain-trace: nothing was recorded: no process took a step of an optimizer of torch or Keras (exit code {status})",
+            f"mtrain-trace: nothing was recorded: no process took a step of an optimizer of torch, Paddle or Keras "
+            f"(exit code {status})",
             file=sys.stderr,
         )
         return status or WRONG_USE

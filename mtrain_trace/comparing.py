@@ -123,6 +123,17 @@ def _unseen(a: Trace, b: Trace) -> list[str]:
         return [
             f"arrays have other names ({names[0]}; {names[1]}), so of gradients only the length is compared, of weights nothing"
         ]
+    remarks = []
+    if differences.across_frameworks(a, b) and any(trace.processes[0].get("batch_norms") for trace in (a, b)):
+        remarks.append(
+            "running variances of BatchNorm are not compared: torch keeps the variance of a sample (divided by n - 1), Paddle that "
+            "of the batch (divided by n)"
+        )
+    return [*remarks, *_not_held(a, b)]
+
+
+def _not_held(a: Trace, b: Trace) -> list[str]:
+    """Say which parts one side alone has, or has measured otherwise."""
     if not a.updates or not b.updates:
         return []
     parts = (SAMPLES, TARGETS, "gradients", *STATE)
@@ -237,7 +248,7 @@ def _is_cast(a: Trace, b: Trace) -> bool:
 def _exact(ours: Update, theirs: Update, *, cast: bool) -> Parting | None:
     """Return how the samples or targets of an update part; they are compared bit by bit, in no order."""
     for what, mine, other in ((SAMPLES, ours.samples, theirs.samples), (TARGETS, ours.targets, theirs.targets)):
-        if mine and other and mine != other and not (cast and what == SAMPLES):
+        if EXACT[what](ours, theirs) and not (cast and what == SAMPLES):
             share = sum((mine - other).values()) / max(sum(mine.values()), 1)
             return Parting(what, ours.number, share or sum((other - mine).values()) / max(sum(other.values()), 1))
     if (

@@ -86,7 +86,9 @@ def _sizes(comparison: Comparison, ours: Update, theirs: Update, count_a: int, c
     words = f"an update of A has {count_a} samples, of B {count_b}"
     for side, trace, further in (("B", b, theirs.samples - ours.samples), ("A", a, ours.samples - theirs.samples)):
         before = {digest for update in trace.updates[: theirs.number - 1] for digest in update.samples}
-        if further and set(further) <= before and max(count_a, count_b) == trace.samples_per_update:
+        whole = trace.samples_per_update // max(trace.updates[0].micro_batches, 1)
+        # The last update may have fewer micro batches than the others; those that it has are full.
+        if further and set(further) <= before and max(count_a, count_b) % max(whole, 1) == 0:
             return [
                 f"{words}: {side} fills the last, incomplete batch up with samples that it had before (even_batches of Accelerate, a "
                 "DistributedSampler without drop_last), which count twice in an epoch"

@@ -32,6 +32,7 @@ MEANING = {
     AVERAGE: "length of the difference / way moved by training",
 }
 """Definition of the relative difference of each quantity; lengths are L2 norms over all arrays."""
+FRAMEWORKS = ("torch", "paddle", "tensorflow")
 STILL = 1e-4
 """Smallest movement assumed for a part, as a share of its length: rounding of a part that did not move is not a
 difference of 100%."""
@@ -87,7 +88,16 @@ def renamed(a: Trace, b: Trace) -> bool:
     if not a.groups or not b.groups or set(a.groups) == set(b.groups) or len(a.groups) != len(b.groups):
         return False
     shapes = [list(trace.described["shapes"].values()) for trace in (a, b)]
+    if across_frameworks(
+        a, b
+    ):  # which may list arrays in another order; those that are no weights of `Linear` may be transposed, too
+        shapes = [sorted(sorted(shape) for shape in side) for side in shapes]
     return not all(shapes) or shapes[0] == shapes[1]
+
+
+def across_frameworks(a: Trace, b: Trace) -> bool:
+    """Return whether two frameworks are known to have trained, whose layouts and definitions may differ."""
+    return a.framework != b.framework and {a.framework, b.framework} <= set(FRAMEWORKS)
 
 
 def total(rows: dict[str, Row]) -> Row | None:
@@ -128,6 +138,9 @@ def settings_differences(ours: Update, theirs: Update) -> list[str]:
     """Return in words in which settings two updates treat an array differently, whatever groups the arrays are in."""
     mine, other = settings_by_array(ours), settings_by_array(theirs)
     common = [name for name in mine if name in other]
+    if not common and len(ours.rates) == len(theirs.rates):  # the arrays have other names: group by group
+        mine, other = ({f"group {n}": options for n, options in enumerate(side.rates)} for side in (ours, theirs))
+        common = list(mine)
     found: dict[tuple[str, str, str], list[str]] = {}
     for name in common:
         for key in sorted(set(mine[name]) & set(other[name])):
@@ -207,10 +220,12 @@ def _one_has_none(ours: Update, theirs: Update) -> bool:
 
 def _gap_of_state(a: Trace, b: Trace, pairs: list[tuple[Update, Update]], part: str) -> Gap:
     """Compare what updates have left; a part that has moved is measured by the way that it has gone since the start."""
-    begin = total(a.rows(part, -1)) if part != MOMENTS else None
+    begin = total(a.rows(part, -1)) if part != MOMENTS and not (part == BUFFERS and across_frameworks(a, b)) else None
     bits, curve = [], []
     for ours, theirs in pairs:
         mine, other = ours.parts.get(part), theirs.parts.get(part)
+        if part == BUFFERS and across_frameworks(a, b):
+            mine, other = (total(without_variances(update.arrays.get(part, {}))) for update in (ours, theirs))
         if mine is None or other is None:
             bits.append((mine is None) != (other is None) and bool(a.measured))
             curve.append(math.nan)
@@ -220,6 +235,11 @@ def _gap_of_state(a: Trace, b: Trace, pairs: list[tuple[Update, Update]], part: 
     if part == WEIGHTS and begin is None:
         curve = [math.nan] * len(pairs)
     return Gap(_first(bits), np.array(curve, dtype=float))
+
+
+def without_variances(rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the buffers that all frameworks define alike: torch divides running variances by n - 1, Paddle by n."""
+    return {name: row for name, row in rows.items() if not name.endswith("running_var")}
 
 
 def _moved_apart(mine: Row, other: Row, begin: Row) -> float:
@@ -251,6 +271,15 @@ def _clip_difference(ours: Update, theirs: Update) -> float:
     return math.inf if mine["limit"] != other["limit"] else relative(mine["before"], other["before"])
 
 
+def other_targets(ours: Update, theirs: Update) -> bool:
+    """Return whether the targets of two updates differ; by their sums where those of one side are known as a sum alone."""
+    if not ours.targets or not theirs.targets:
+        return False
+    if ours.targets_summed != theirs.targets_summed:
+        return (sum(ours.target_sums) - sum(theirs.target_sums)) & mixing.MASK != 0
+    return ours.targets != theirs.targets
+
+
 def pairs_of(update: Update) -> Any:
     """Return the pairs of sample and target, in no order; None where a rank has not one target for each sample."""
     pairs = []
@@ -280,7 +309,7 @@ def _shown(value: Any) -> str:
 
 EXACT: dict[str, Callable[[Update, Update], bool]] = {
     SAMPLES: lambda ours, theirs: bool(ours.samples and theirs.samples) and ours.samples != theirs.samples,
-    TARGETS: lambda ours, theirs: bool(ours.targets and theirs.targets) and ours.targets != theirs.targets,
+    TARGETS: lambda ours, theirs: other_targets(ours, theirs),
     SKIPPED: lambda ours, theirs: ours.skipped != theirs.skipped,
     SETTINGS: lambda ours, theirs: (
         bool(settings_differences(ours, theirs)) or ranks_differ(ours) != ranks_differ(theirs)

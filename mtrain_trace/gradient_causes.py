@@ -157,7 +157,7 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
         ]
     if "gradients" not in ours.parts or "gradients" not in theirs.parts:
         return [_norms(comparison, ours, theirs)]
-    factor = _factor(_unclipped(ours), _unclipped(theirs))
+    factor = factor_of(_unclipped(ours), _unclipped(theirs))
     whole = None if factor is None else _whole_factor(factor)
     if whole is not None:
         return [_factor_words(whole, comparison, theirs, ours, what="gradient")]
@@ -195,8 +195,9 @@ def _kept(before: Update, ours: Update, theirs: Update) -> bool:
     used, mine, other = before.parts.get("gradients"), _unclipped(ours), _unclipped(theirs)
     if used is None or mine is None or other is None:
         return False
-    factor = _factor(np.asarray(used.sketch), other - mine)
-    return factor is not None and abs(factor - 1) < 0.05
+    # What is kept is clipped where clipping writes into the gradients (torch, Paddle 3), and whole where it does not.
+    factors = [factor_of(gradient, other - mine) for gradient in (np.asarray(used.sketch), _unclipped(before))]
+    return any(factor is not None and abs(factor - 1) < 0.05 for factor in factors)
 
 
 def _clipped(theirs: Update, ours: Update) -> str | None:
@@ -212,7 +213,7 @@ def _clipped(theirs: Update, ours: Update) -> str | None:
     if mine is None and other is not None:
         return f"B clips the gradient to a norm of {other['limit']:g} (it was {other['before']:.4g}), A does not clip"
     if mine is not None and other is None:
-        return f"A clips the gradient to a norm of {mine['limit']:g} (it was {mine['before']:.4g}), B does not clip by torch's function"
+        return f"A clips the gradient to a norm of {mine['limit']:g} (it was {mine['before']:.4g}), B does not, or by a function of its own"
     if mine is None or other is None:
         return None
     if mine["limit"] != other["limit"]:
@@ -313,7 +314,7 @@ def _shown_factor(factor: float) -> str:
     return f"{factor:g} times" if factor > 1 else f"1/{1 / factor:g} of"
 
 
-def _factor(x: np.ndarray | None, y: np.ndarray | None) -> float | None:
+def factor_of(x: np.ndarray | None, y: np.ndarray | None) -> float | None:
     """Return the factor by which the array of sketch ``y`` is that of ``x``; None where no factor explains it."""
     if x is None or y is None:
         return None

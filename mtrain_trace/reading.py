@@ -140,6 +140,11 @@ class Trace:
     """Of several models, that of each parameter group."""
 
     @property
+    def framework(self) -> str:
+        """Return the framework of a training: ``torch``, ``paddle`` or ``tensorflow``; ``mtrain`` for its runs."""
+        return str(self.processes[0].get("framework", "torch")) if self.processes else "torch"
+
+    @property
     def ranks(self) -> int:
         """Return the number of ranks that the training had."""
         return max(int(process.get("ranks", 1)) for process in self.processes)
@@ -273,8 +278,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
         raise TraceError(f"{folder}: is a run folder of mtrain; it is compared by: mtrain compare")
     if not found:
         raise TraceError(
-            f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch or "
-            "Keras (is it another framework, or did it end early?)"
+            f"{folder}: holds no trace; no process of the command took a step of an optimizer of torch, "
+            "Paddle or Keras (is it another framework, or did it end early?)"
         )
     ranks = Counter(int(process["rank"]) for process in found)
     twice = [rank for rank, count in ranks.items() if count > 1]

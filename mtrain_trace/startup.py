@@ -95,6 +95,7 @@ class Connection:
             "torch._dynamo": self._dynamo,
             "deepspeed.runtime.engine": self._deepspeed,
             "tensorflow": self._tensorflow,
+            "paddle": self._paddle,
         }
 
     def begin(self) -> None:
@@ -120,6 +121,11 @@ class Connection:
 
         if "torch" not in sys.modules:  # a script of torch may import TensorFlow for its data or its boards
             tensorflow_hooks.install(self.recorder)
+
+    def _paddle(self, _: ModuleType) -> None:
+        from mtrain_trace import paddle_hooks
+
+        paddle_hooks.install(self.recorder)  # a package that imports torch besides does no harm: its optimizers rest
 
     def _deepspeed(self, module: ModuleType) -> None:
         from mtrain_trace import torch_deepspeed

@@ -1,0 +1,192 @@
+"""Listen to Paddle through functions that are wrapped; the script stays as it is."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable
+
+import paddle
+
+from mtrain_trace.paddle_listener import PaddleListener
+from mtrain_trace.recorder import Recorder
+
+TARGET_LOSSES = (
+    "cross_entropy",
+    "softmax_with_cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "square_error_cost",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "sigmoid_focal_loss",
+    "kl_div",
+    "ctc_loss",
+)
+"""Losses of ``paddle.nn.functional`` whose second argument is the target."""
+
+
+def install(out: Recorder) -> PaddleListener:
+    """Connect a recorder to Paddle."""
+    listener = PaddleListener(out)
+    _wrap_calls(listener)
+    _wrap_backward(listener, paddle.Tensor, lambda arguments: [arguments[0]])
+    _wrap_backward(listener, paddle.autograd, lambda arguments: _listed(arguments[0]))
+    for name in TARGET_LOSSES:
+        if hasattr(paddle.nn.functional, name):
+            wrap(paddle.nn.functional, name, before=functools.partial(_note_target, listener))
+    _wrap_clipping(listener)
+    _wrap_apply(listener)
+    scaler = paddle.amp.GradScaler.__mro__[1]
+    wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
+    _wrap_scaler_step(listener, paddle.amp.GradScaler, "step", 1)
+    _wrap_scaler_step(listener, paddle.amp.GradScaler, "minimize", 1)
+    return listener
+
+
+def _wrap_calls(listener: PaddleListener) -> None:
+    """Wrap the call of every layer."""
+    original = paddle.nn.Layer.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        # Evaluation shows no samples of the training, and a graph that is being made has no values.
+        if not listener.depth and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
+            attempt(listener.enter_layer, self, arguments, keywords)
+        listener.depth += 1
+        try:
+            return original(self, *arguments, **keywords)
+        finally:
+            listener.depth -= 1
+
+    paddle.nn.Layer.__call__ = call  # type: ignore[method-assign]
+
+
+def _wrap_backward(listener: PaddleListener, owner: Any, losses_of: Callable[[Any], list[Any]]) -> None:
+    """Wrap a backward pass; layers that it calls again (recomputation) show no further samples."""
+    original = owner.backward
+
+    @functools.wraps(original)
+    def backward(*arguments: Any, **keywords: Any) -> Any:
+        if arguments and paddle.in_dynamic_mode():
+            attempt(listener.see_backward, losses_of(arguments))
+        listener.depth += 1
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            listener.depth -= 1
+
+    owner.backward = backward
+
+
+def _wrap_clipping(listener: PaddleListener) -> None:
+    """Wrap clipping by the optimizer, by Fleet around it, and by the script."""
+    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import hybrid_parallel_optimizer
+    from paddle.nn import clip
+
+    for owner in (clip.ClipGradBase, hybrid_parallel_optimizer.HybridParallelClipGrad):
+        _wrap_clip(listener, owner)
+    if hasattr(paddle.nn.utils, "clip_grad_norm_"):
+        wrap(paddle.nn.utils, "clip_grad_norm_", after=functools.partial(_note_norm, listener))
+
+
+def _wrap_clip(listener: PaddleListener, owner: Any) -> None:
+    original = owner.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, params_grads: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not paddle.in_dynamic_mode():
+            return original(self, params_grads, *arguments, **keywords)
+        attempt(listener.before_clip, self, params_grads)
+        result = original(self, params_grads, *arguments, **keywords)
+        attempt(listener.after_clip, result)
+        return result
+
+    owner.__call__ = call
+
+
+def _wrap_apply(listener: PaddleListener) -> None:
+    """Wrap what every way of stepping calls with the gradients: step, minimize, and Fleet's optimizers."""
+    owner = paddle.optimizer.Optimizer
+    original = owner._apply_optimize
+
+    @functools.wraps(original)
+    def apply(
+        self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0, **others: Any
+    ) -> Any:
+        if not paddle.in_dynamic_mode():
+            return original(self, loss, startup_program, params_grads, param_group_idx, **others)
+        attempt(listener.before_apply, self, params_grads)
+        result = original(self, loss, startup_program, params_grads, param_group_idx, **others)
+        attempt(listener.after_apply, self)
+        return result
+
+    owner._apply_optimize = apply
+
+
+def _wrap_scaler_step(listener: PaddleListener, owner: Any, name: str, place: int) -> None:
+    """Wrap a step of gradient scalers, which calls that of the optimizer only where all gradients are finite."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        optimizer = _inner(keywords.get("optimizer", arguments[place] if len(arguments) > place else None))
+        before = listener.updates_of(optimizer)
+        result = original(*arguments, **keywords)
+        if paddle.in_dynamic_mode():
+            attempt(listener.skipped, optimizer, before)
+        return result
+
+    setattr(owner, name, step)
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer that Fleet's wrappers hold."""
+    while not isinstance(optimizer, paddle.optimizer.Optimizer) and hasattr(optimizer, "_inner_opt"):
+        optimizer = optimizer._inner_opt
+    return optimizer
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, after: Any = None) -> None:
+    """Replace a function by one that also calls ``before(arguments, keywords)`` or ``after(arguments, keywords, result)``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        dynamic = paddle.in_dynamic_mode()
+        if before is not None and dynamic and paddle.is_grad_enabled():
+            attempt(before, arguments, keywords)
+        result = original(*arguments, **keywords)
+        if after is not None and dynamic:
+            attempt(after, arguments, keywords, result)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+_failures: list[str] = []
+
+
+def attempt(note: Callable[..., None], *arguments: Any) -> None:
+    """Call ``note``; a failure is printed once, and never ends the training that is being recorded."""
+    try:
+        with paddle.no_grad():
+            note(*arguments)
+    except Exception as error:
+        if not _failures:
+            print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
+        _failures.append(str(error))
+
+
+def _note_target(listener: PaddleListener, arguments: Any, keywords: Any) -> None:
+    listener.see_target(keywords.get("label", arguments[1] if len(arguments) > 1 else None))
+
+
+def _note_norm(listener: PaddleListener, arguments: Any, keywords: Any, norm: Any) -> None:
+    listener.see_norm(norm, keywords.get("max_norm", arguments[1] if len(arguments) > 1 else float("inf")))
