@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.backends._fsdp import tensor_styles
+from mtrain.backends._fsdp import tensor_styles, vocabulary
 from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
@@ -43,8 +43,8 @@ class Lifted(HuggingFaceModel):
 def _mean_of_each_rank(module: Any) -> None:
     """Average the loss over the tokens of each micro batch, not over those of the update."""
 
-    def losses(logits_BLV: Any, batch: Any) -> dict[str, Any]:
-        nll_BL, known_BL = network._nll(logits_BLV, batch["labels"])
+    def losses(logits_BLV: Any, batch: Any, asked: Any) -> dict[str, Any]:
+        nll_BL, known_BL = network._nll(logits_BLV, batch["labels"], asked)
         return {"total": ops.sum(nll_BL) / ops.sum(ops.astype(known_BL, ops.dtype(nll_BL)))}
 
     network.losses = losses
@@ -84,7 +84,18 @@ def _ties_cut(module: Any) -> None:
     tensor_styles.ties = lambda model: []
 
 
+def _sum_of_one_part(module: Any) -> None:
+    """Divide by the sum of exponentials over a rank's own part of the vocabulary."""
+    own = vocabulary.added_up
+
+    def added_up(sum_BL: Tensor, chosen_BL: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+        return sum_BL, own(sum_BL, chosen_BL, group)[1]
+
+    vocabulary.added_up = added_up
+
+
 FAULTS = {
+    "vocabulary": _sum_of_one_part,
     "loss": _mean_of_each_rank,
     "bias": _bias_on_every_rank,
     "norm": _norm_counted_twice,

@@ -131,6 +131,7 @@ def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
         ("norm", "qwen3", "tensor 2"),
         ("average", "qwen3", "tensor 2"),
         ("ties", "tied", "tensor 2"),
+        ("vocabulary", "tied", "tensor 2"),
     ],
 )
 def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):

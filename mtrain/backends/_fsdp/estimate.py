@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mtrain.backends._fsdp import vocabulary
 from mtrain.backends._fsdp.tensor_plan import (
     Style,
     check_sizes,
@@ -22,6 +23,9 @@ from mtrain.backends._fsdp.tensor_plan import (
 )
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
+
+_OF_LOSS = 3
+"""Numbers of each token that are exchanged for its loss: the largest logit, the sum of exponentials, the token's own."""
 
 
 def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -62,6 +66,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
     """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings."""
     gather = (mesh.tensor - 1) / mesh.tensor  # of what is gathered or scattered; adding up does both
     sent = 0.0
+    split = vocabulary.split_layers(model, plan)
     parents = set()
     for name, style in plan.items():
         module: Any = model.get_submodule(name)
@@ -76,7 +81,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
         elif style == "colwise":
             sent += 2 * gather * inputs
         elif style == "colwise_gather_output":
-            sent += gather * (outputs + 2 * inputs)
+            sent += 2 * gather * (inputs + _OF_LOSS) if name in split else gather * (outputs + 2 * inputs)
         else:
             sent += 2 * gather * outputs  # added up; with sequences shared, scattered here and gathered backward
     # With sequences shared, texts are gathered in front of a half of a layer, and gradients scattered behind it.

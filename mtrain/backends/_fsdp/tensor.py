@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import tensor_random, tensor_styles
+from mtrain.backends._fsdp import tensor_random, tensor_styles, vocabulary
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.sequence import share_texts
 from mtrain.backends._fsdp.tensor_plan import check_sizes, plan_of, with_ties, without_uneven
@@ -21,7 +21,10 @@ def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> l
     plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
     check_sizes(model, plan, mesh)
     expected = tensor_styles.output_of(model)
-    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence)
+    split = vocabulary.split_layers(model, plan)
+    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence, split=split)
+    if split:
+        vocabulary.answer_from_parts(model, layout.tensor)
     summed = tensor_styles.reduced_alone(model, plan)
     if mesh.sequence:
         summed += share_texts(model, plan, layout.tensor)

@@ -146,6 +146,7 @@ class HuggingFaceModel(Model):
         library: Any = AutoModelForCausalLM  # parts of it have no annotations
         config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
         module = library.from_config(config, attn_implementation=self.options.attention)
+        module = network.adapt(module, path=self._where())
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
 
     def module(self, config: Any) -> Any:
