@@ -1,7 +1,8 @@
 """A model plugin of the tests: ``hf`` in pure float64, and faults that can be planted into a job on a mesh.
 
 transformers casts the input of every RMSNorm to float32, whatever the model's type; differences of 1e-16 between meshes would
-become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a fault.
+become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a fault; with ``MESH_NUDGE`` a job begins one
+rounding error away.
 """
 
 import os
@@ -37,7 +38,28 @@ class Lifted(HuggingFaceModel):
                 part.forward = _normed.__get__(part)
         if fault := os.environ.get("MESH_FAULT"):
             FAULTS[fault](module)
+        if os.environ.get("MESH_NUDGE"):
+            module.register_forward_pre_hook(_Nudge())
         return module
+
+
+class _Nudge:
+    """Moves each weight by one unit in the last place of float64, up or down, before the first update."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        """Move the weights, once they are in float64: models are built in float32."""
+        if self._done or not module.training or next(module.parameters()).dtype != torch.float64:
+            return
+        self._done = True
+        draws = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for weight in module.parameters():
+                up = torch.rand(weight.shape, generator=draws) < 0.5
+                end = torch.where(up, torch.inf, -torch.inf).to(weight.dtype)
+                weight.copy_(torch.where(weight == 0, weight, weight.nextafter(end)))
 
 
 def _mean_of_each_rank(module: Any) -> None:

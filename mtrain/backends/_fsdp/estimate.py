@@ -13,14 +13,9 @@ import torch
 from torch import nn
 
 from mtrain.backends._fsdp import vocabulary
-from mtrain.backends._fsdp.tensor_plan import (
-    Style,
-    check_sizes,
-    has_inputs_first,
-    plan_of,
-    with_ties,
-    without_uneven,
-)
+from mtrain.backends._fsdp.tensor import whole_plan
+from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
+from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
 
@@ -40,8 +35,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     mesh = Mesh(**question["mesh"])
     plan: dict[str, Style] = {}
     if mesh.tensor > 1:
-        plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
-        check_sizes(model, plan, mesh)
+        plan = whole_plan(model, mesh)
     arrays = [
         [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad]
         for name, parameter in model.named_parameters()
@@ -76,8 +70,8 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
         outputs, inputs = weight.shape[::-1] if has_inputs_first(module) else weight.shape
         if style == "embedding_rowwise":
             sent += 2 * gather * inputs
-        elif style == "colwise" and mesh.sequence:
-            parents.add((name.rpartition(".")[0], inputs))
+        elif style == "colwise" and mesh.sequence and not is_adapter(name):
+            parents.add((layer_of(name).rpartition(".")[0], inputs))
         elif style == "colwise":
             sent += 2 * gather * inputs
         elif style == "colwise_gather_output":

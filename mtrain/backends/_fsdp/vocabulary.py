@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from mtrain.backends._fsdp.tensor_adapters import layer_of
 from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.core import likelihoods
 from mtrain.core.likelihoods import Likelihoods
@@ -20,16 +21,15 @@ from mtrain.core.overriding import override
 
 
 def split_layers(model: nn.Module, plan: Mapping[str, Style]) -> frozenset[str]:
-    """Return the layers of ``plan`` that compute logits of which each rank may keep a part: none, or one.
+    """Return the layers of ``plan`` that compute logits of which each rank may keep a part.
 
-    It is the output layer of a model of transformers whose losses ask ``core.likelihoods``.
+    They are the output layer of a model of transformers whose losses ask ``core.likelihoods``, or its parts; or none.
     """
     outputs = getattr(model, "get_output_embeddings", None)
     if likelihoods.ask(model) is None or outputs is None or (layer := outputs()) is None:
         return frozenset()
-    return frozenset(
-        name for name, style in plan.items() if style == "colwise_gather_output" and model.get_submodule(name) is layer
-    )
+    gathered = [name for name, style in plan.items() if style == "colwise_gather_output"]
+    return frozenset(name for name in gathered if model.get_submodule(layer_of(name)) is layer)
 
 
 def answer_from_parts(model: nn.Module, tensor: DeviceMesh) -> None:
@@ -84,9 +84,7 @@ class _Nll(torch.autograd.Function):
     """The negative logarithm of probabilities, from parts of logits."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares any arguments
-        ctx: _Kept, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: _Kept, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Return the loss of each place; ``within_BL``: tokens, counted from the first of this rank's part."""
         largest_BL = logits_BLV.amax(dim=-1)
         dist.all_reduce(largest_BL, dist.ReduceOp.MAX, group=group)
@@ -100,10 +98,8 @@ class _Nll(torch.autograd.Function):
         return sum_BL.log() - chosen_BL
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # torch's
-    def backward(  # type: ignore[override]
-        ctx: _Kept, gradient_BL: Tensor
-    ) -> tuple[Tensor, None, None]:
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: _Kept, gradient_BL: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of this rank's logits: probabilities, less 1 where the token is."""
         powers_BLV, sum_BL, place_BL1, is_own_BL = ctx.saved_tensors
         own_BLV = powers_BLV * (gradient_BL / sum_BL)[..., None]
