@@ -100,12 +100,14 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
         "arrays": [["a.w", [8, 4], True, True], ["n.w", [4], False, True]],
         "units": "a",
         "sent_per_token": 10,
+        "activations": 100,
     }
     found = estimate(spec, mesh, arrays, size=4)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
     assert found.gathered_bytes == 8 * 4 / 2 * 4
     assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
+    assert found.activations_bytes == 100
     assert found.sent_to_replicas == 0
     assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"

@@ -1,7 +1,8 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, and ``mesh``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+task, ``mesh``, ``rows`` of a micro batch, and the ``dtype`` of training. The model is built without values. It prints the
+answer as JSON, or null where the model cannot be built so.
 """
 
 import json
@@ -12,10 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import vocabulary
+from mtrain.backends._fsdp import activations, vocabulary
 from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
+from mtrain.backends._torch import nn as torch_nn
+from mtrain.backends._torch import ops as torch_ops
+from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
 
@@ -40,7 +44,11 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad]
         for name, parameter in model.named_parameters()
     ]
-    return {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+    found = {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+    batch = plugin.blank_batch(task, rows=question["rows"])
+    is_double = question["dtype"] == "float64"
+    kept = None if batch is None else activations.kept_bytes(model.double() if is_double else model, batch, plan, mesh)
+    return {**found, "activations": kept}
 
 
 def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
@@ -84,6 +92,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
 
 def main() -> None:
     """Answer the question on standard input."""
+    bind(torch_nn, torch_ops)
     question = json.load(sys.stdin)
     print(json.dumps(_answer(question)))
 

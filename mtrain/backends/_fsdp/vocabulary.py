@@ -53,9 +53,7 @@ class OfParts(Likelihoods):
 
     @override
     def nll(self, logits_BLV: Tensor, tokens_BL: Tensor) -> Tensor:
-        within_BL = tokens_BL - dist.get_rank(self._group) * logits_BLV.shape[-1]
-        found: Tensor = _Nll.apply(logits_BLV, within_BL, self._group)
-        return found
+        return nll_of_part(logits_BLV, tokens_BL - dist.get_rank(self._group) * logits_BLV.shape[-1], self._group)
 
     @override
     def likeliest(self, logits_BLV: Tensor) -> Tensor:
@@ -72,6 +70,18 @@ class OfParts(Likelihoods):
         return torch.stack(places).gather(0, first_1BL)[0]
 
 
+def nll_of_part(logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the loss of each place, (B, L).
+
+    Args:
+        logits_BLV: The logits of this rank's part of the vocabulary.
+        within_BL: Tokens, counted from the first of this part.
+        group: The ranks that have the other parts; None: there are none.
+    """
+    found: Tensor = _Nll.apply(logits_BLV, within_BL, group)
+    return found
+
+
 class _Kept(Protocol):
     """What the backward pass reads of the forward pass."""
 
@@ -84,16 +94,19 @@ class _Nll(torch.autograd.Function):
     """The negative logarithm of probabilities, from parts of logits."""
 
     @staticmethod
-    def forward(ctx: _Kept, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return the loss of each place; ``within_BL``: tokens, counted from the first of this rank's part."""
+    def forward(ctx: _Kept, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        """Return the loss of each place; see ``nll_of_part``."""
         largest_BL = logits_BLV.amax(dim=-1)
-        dist.all_reduce(largest_BL, dist.ReduceOp.MAX, group=group)
+        if group is not None:
+            dist.all_reduce(largest_BL, dist.ReduceOp.MAX, group=group)
         shifted_BLV = logits_BLV - largest_BL[..., None]
         is_own_BL = (within_BL >= 0) & (within_BL < logits_BLV.shape[-1])
         place_BL1 = within_BL.where(is_own_BL, 0)[..., None]
         chosen_BL = shifted_BLV.gather(-1, place_BL1)[..., 0].where(is_own_BL, 0)
         powers_BLV = shifted_BLV.exp_()
-        sum_BL, chosen_BL = added_up(powers_BLV.sum(dim=-1), chosen_BL, group)
+        sum_BL = powers_BLV.sum(dim=-1)
+        if group is not None:
+            sum_BL, chosen_BL = added_up(sum_BL, chosen_BL, group)
         ctx.save_for_backward(powers_BLV, sum_BL, place_BL1, is_own_BL)
         return sum_BL.log() - chosen_BL
 
