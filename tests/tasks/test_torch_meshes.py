@@ -39,6 +39,19 @@ def test_a_mesh_that_does_not_fit_is_refused_before_ranks_start(folder):
     several = ["--backend", "fsdp", "--ips", "a,b", "--nproc-per-node", "3", "-o", "parallel.tensor=2"]
     assert "a host of 3 ranks, so a tensor group would lie on two hosts" in refused(folder, *words, *several)
     assert "parallel.plan" in refused(folder, *words, "--backend", "fsdp", "-o", "parallel.plan={a: colwise}")
+    elastic = [
+        "--backend",
+        "fsdp",
+        "--ips",
+        "a,b",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "2",
+        "-o",
+        "parallel.tensor=2",
+    ]
+    assert "the ranks of a mesh stay the same" in refused(folder, *words, *elastic)
 
 
 @pytest.mark.parametrize("backend", ["ddp", "deepspeed", "horovod", "solo"])
@@ -163,6 +176,28 @@ def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
     apart = training.differences(expected, found)
     print(f"{fault}: {max(apart.values()):.1e}")
     assert max(apart.values()) > 1e-6
+
+
+@pytest.mark.slow
+def test_compare_finds_that_a_mesh_trains_as_one_rank_does(folder):
+    """On two ranks each; a key with a dot is of one backend alone."""
+    backends = "ddp,fsdp:parallel.tensor=2,fsdp:parallel.tensor=2:parallel.sequence=true"
+    words = [
+        "compare",
+        "-c",
+        "qwen3.yml",
+        "--devices",
+        "cpu",
+        "--backends",
+        backends,
+        "--updates",
+        "3",
+        "--rounds",
+        "0",
+    ]
+    result = command(folder, *words)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
