@@ -294,6 +294,32 @@ def rows(backend: str, ranks: int, results: list[dict[str, Any]]) -> Iterator[st
         yield f"| {backend} | {ranks} | {phase} | {before:.0f} | {peak:.0f} | {shown} | {mark} | {seconds:.1f} |"
 
 
+def plot(everything: list[dict[str, Any]], path: Path) -> None:
+    """Draw, over the number of ranks, what a rank needed above its imports, and what a build may need."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    ranks = [case["ranks"] for case in everything]
+    labels = {"build": "build", "save": "save", "save in the background": "save, background", "restore": "restore"}
+    for phase, label in labels.items():
+        peaks = [
+            max(of["phases"][phase]["peak"] - of["phases"]["build"]["before"] for of in case["results"]) / MIB
+            for case in everything
+        ]
+        axes.plot(ranks, peaks, "o-", label=label)
+    first = everything[0]["results"][0]
+    extra = 3 * first["largest"] / MIB + ALLOWED_MIB
+    bound = [held(case["backend"], case["ranks"], first["parameters"]) / MIB + extra for case in everything]
+    axes.plot(ranks, bound, "k--", label="bound of build and restore")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("MiB of a rank above imports")
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     """Print the table, or measure one rank."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
@@ -304,12 +330,18 @@ def main() -> None:
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
     parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
     parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")
+    parser.add_argument(
+        "--plot", type=Path, default=None, help="draw the peaks in the file of --json as SVG; nothing is measured"
+    )
     parser.add_argument("--folder", default=None, help="where checkpoints are written")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
         rank_main(options)
+        return
+    if options.plot:
+        plot(json.loads(options.json.read_text()), options.plot)
         return
     print(
         "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s |\n|---|--:|---|--:|--:|--:|--:|--:|"

@@ -44,8 +44,8 @@ def with_adapters(plan: Mapping[str, Style], model: nn.Module) -> dict[str, Styl
         )
         if side is None or not isinstance(style, str) or not len(layer.lora_A):
             raise SpecError(
-                f"model.options.lora.targets: {name}, a {type(layer.base_layer).__name__} that the ranks of a tensor group share, "
-                "cannot have adapters there; leave it out of the targets, or give parallel.tensor=1"
+                f"model.options.lora.targets: {name} ({type(layer.base_layer).__name__}) is shared by the ranks of a tensor group, "
+                "and cannot have adapters there; leave it out of the targets, or give parallel.tensor=1"
             )
         completed[f"{name}.base_layer"] = style
         completed |= {f"{name}.lora_{side}.{adapter}": style for adapter in layer.lora_A}
