@@ -1,6 +1,6 @@
 """What a plan says of a rank's memory on a mesh, beside what the job's ranks needed.
 
-    python -m benchmarks.mesh_memory [--folder FOLDER]
+    python -m benchmarks.mesh_memory [--cases 0,3] [--folder FOLDER]
 
 Each job trains three updates on the CPU. The libraries' share is taken off: the same job with a model of a few numbers. The
 largest resident set is that of the rank that needed most.
@@ -68,13 +68,17 @@ def needed(folder: Path, name: str, arguments: list[str]) -> float:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("--cases", default="", help="numbers of rows, such as 0,3; all if none is given")
     parser.add_argument("--folder", default=None, help="where runs are written")
     options = parser.parse_args()
     print("| model | mesh | planned: arrays + largest unit + activations = MiB | needed, MiB | needed / planned |")
     print("|---|---|--:|--:|--:|")
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
+        wanted = {int(number) for number in options.cases.split(",") if number}
         for number, (model, mesh) in enumerate(CASES):
+            if wanted and number not in wanted:
+                continue
             arguments = words(folder, model, LARGE, mesh)
             plan = run(folder, "plan", *arguments)
             line = next(line for line in plan.splitlines() if "memory per rank" in line)
