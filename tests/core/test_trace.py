@@ -6,6 +6,7 @@ import numpy as np
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import State
+from mtrain.core.overriding import override
 from mtrain.core.trace import SIZE, Sketcher, Tracer, parts
 from mtrain.core.traffic import sent_bytes
 
@@ -126,3 +127,26 @@ def test_moments_of_one_weight_may_have_different_sizes():
     assert np.array_equal(
         sketcher.sketch({"weight": np.ones((), "f4")}), Sketcher().sketch({"weight": np.ones((), "f4")})
     )
+
+
+class Four(OneRank):
+    """Four ranks, of which two in a row have the same samples."""
+
+    @override
+    def all_gather(self, value):
+        return [value, value, [f"{digest}-other" for digest in value], [f"{digest}-other" for digest in value]]
+
+
+class Two(OneRank):
+    @override
+    def all_gather(self, value):
+        return [value, [f"{digest}-other" for digest in value]]
+
+
+def test_ranks_with_the_same_samples_count_once():
+    found = []
+    for collective, alike in ((Two(), 1), (Four(), 2), (Four(), 1)):
+        tracer = Tracer(collective, [], State, accumulate=1, alike=alike)
+        tracer.saw({"x": np.array([1])})
+        found.append(tracer.after_update()["samples"])
+    assert found[0] == found[1] != found[2]
