@@ -8,7 +8,7 @@ an average. Memory that the C library keeps is given back before each phase, so 
 A build may need, beyond the imports, what the backend makes a rank hold, three times the largest array and 300 MiB. Start
 values, a save and a restore may need the last two beyond what is held when they begin; a save in the background also one
 copy of what the rank contributes. ``--former`` saves the whole state that every rank gathers, as sessions without
-``Capabilities.stream`` do.
+``Capabilities.stream`` do. ``--peer`` saves with ``torch.distributed.checkpoint`` besides, in turns.
 """
 
 import argparse
@@ -114,6 +114,7 @@ def rank_main(options: argparse.Namespace) -> None:
     from mtrain.core.streams import WholeStream, streamed
 
     phases = Phases()
+    imported = resident()
     net, width = network(options.millions)
     folder = options.out / "checkpoints"
     with backend_of(options.backend) as session:
@@ -160,16 +161,46 @@ def rank_main(options: argparse.Namespace) -> None:
         phases.measure("save", lambda: save(1, False))
         phases.measure("save in the background", lambda: save(2, True))
 
+        if options.peer:
+            for turn in (1, 2):  # in turns, so that what else the machine does meets both
+                phases.measure(f"save, turn {turn}", lambda turn=turn: save(2 + turn, False))
+                phases.measure(
+                    f"peer, turn {turn}", lambda turn=turn: save_by_peer(model, optimizer, options.out / str(turn))
+                )
+
         def restore() -> None:
-            saved = load_everywhere(folder / "step-00000002", collective)
+            saved = load_everywhere(max(folder.glob("step-*")), collective)
             session.restore(model, optimizer, saved.state)
 
         phases.measure("restore", restore)
-        result = {"phases": phases.found, "parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
+        result: dict[str, Any] = {"phases": phases.found, "imported": imported}
+        result |= {"parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
         result["largest"] = 4 * max(int(np.prod(shape)) for shape in shapes.values())
         everyone = collective.all_gather(result)
         if collective.rank == 0:
             (options.out / "result.json").write_text(json.dumps(everyone))
+
+
+def save_by_peer(model: Any, optimizer: Any, folder: Path) -> None:
+    """Save the same arrays with ``torch.distributed.checkpoint``, which lets each rank write its parts."""
+    from torch.distributed import checkpoint
+    from torch.distributed.tensor import DTensor
+
+    weights = model.state_dict()
+
+    def placed(name: str, part: Any) -> Any:
+        like = weights[name.partition("/")[2] or name]
+        if not isinstance(like, DTensor):
+            return part
+        return DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    others = {
+        part: {name: placed(name, x.detach()) for name, x in arrays.items()}
+        for part, arrays in (("ema", optimizer.ema()), ("moments", optimizer.moments()))
+    }
+    checkpoint.save({"weights": weights, **others}, checkpoint_id=folder)
 
 
 def _outlines(session: Any, model: Any, optimizer: Any) -> Any:
@@ -204,7 +235,7 @@ def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[st
         free.close()
         argv = [sys.executable, "-m", "benchmarks.memory", "--backend", backend, "--out", folder]
         argv += ["--millions", str(options.millions)]
-        argv += ["--native"] * options.native + ["--former"] * options.former
+        argv += ["--native"] * options.native + ["--former"] * options.former + ["--peer"] * options.peer
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -254,11 +285,39 @@ def rows(backend: str, ranks: int, results: list[dict[str, Any]]) -> Iterator[st
             allowed += held(backend, ranks, parameters) / MIB
         if phase == "save in the background":
             allowed += copied(backend, ranks, parameters) / MIB
-        mark = "" if phase == "train" else f"{allowed:.0f} {'ok' if max(needs) <= allowed else 'OVER'}"
+        mark = (
+            "" if phase.startswith(("train", "peer")) else f"{allowed:.0f} {'ok' if max(needs) <= allowed else 'OVER'}"
+        )
         shown = " ".join(f"{need:.0f}" for need in needs)
         before, peak = (max(of[key] for of in measured) / MIB for key in ("before", "peak"))
         seconds = max(of["seconds"] for of in measured)
         yield f"| {backend} | {ranks} | {phase} | {before:.0f} | {peak:.0f} | {shown} | {mark} | {seconds:.1f} |"
+
+
+def plot(everything: list[dict[str, Any]], path: Path) -> None:
+    """Draw, over the number of ranks, what a rank needed above its imports, and what a build may need."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    ranks = [case["ranks"] for case in everything]
+    labels = {"build": "build", "save": "save", "save in the background": "save, background", "restore": "restore"}
+    for phase, label in labels.items():
+        peaks = [
+            max(of["phases"][phase]["peak"] - of["phases"]["build"]["before"] for of in case["results"]) / MIB
+            for case in everything
+        ]
+        axes.plot(ranks, peaks, "o-", label=label)
+    first = everything[0]["results"][0]
+    extra = 3 * first["largest"] / MIB + ALLOWED_MIB
+    bound = [held(case["backend"], case["ranks"], first["parameters"]) / MIB + extra for case in everything]
+    axes.plot(ranks, bound, "k--", label="bound of build and restore")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("MiB of a rank above imports")
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -269,6 +328,11 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--native", action="store_true", help="the model is a user's own")
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
+    parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")
+    parser.add_argument(
+        "--plot", type=Path, default=None, help="draw the peaks in the file of --json as SVG; nothing is measured"
+    )
     parser.add_argument("--folder", default=None, help="where checkpoints are written")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -276,12 +340,20 @@ def main() -> None:
     if options.backend:
         rank_main(options)
         return
+    if options.plot:
+        plot(json.loads(options.json.read_text()), options.plot)
+        return
     print(
         "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s |\n|---|--:|---|--:|--:|--:|--:|--:|"
     )
+    everything = []
     for ranks in map(int, options.ranks.split(",")):
         for backend in options.backends.split(","):
-            print("\n".join(rows(backend, ranks, start(backend, ranks, options))), flush=True)
+            results = start(backend, ranks, options)
+            everything.append({"backend": backend, "ranks": ranks, "results": results})
+            print("\n".join(rows(backend, ranks, results)), flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(everything))
 
 
 if __name__ == "__main__":

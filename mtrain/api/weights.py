@@ -39,6 +39,8 @@ class ConvertRequest:
     """Write the model's form for inference."""
     merge: bool = False
     """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
+    max_file_gb: float = 5.0
+    """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
 
 
 def import_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
@@ -139,13 +141,15 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
         UsageError: The weights are of another model, or the folder cannot be written.
     """
     from mtrain.tasks.language.publishing import Trained, write_folder
+    from mtrain.tasks.language.weight_files import GB
 
     file_weights = read(request.file)
     if file_weights.own != "plugin":
         check_target(request.target, force=request.force)
     tell(_described(file_weights))
     trained = Trained(options=file_weights.options or {}, labels=file_weights.labels or {}, arrays=file_weights.arrays)
-    written = write_folder(request.target, trained, merge=request.merge, force=request.force)
+    limit = request.max_file_gb * GB
+    written = write_folder(request.target, trained, merge=request.merge, force=request.force, max_file_bytes=limit)
     reader = "peft" if "adapter_config.json" in written else "transformers"
     tell(f"written: {request.target} ({', '.join(written)}), which {reader} and what reads its models can load")
 

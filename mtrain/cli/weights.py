@@ -56,14 +56,25 @@ def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, f
 @click.option(
     "--merge", is_flag=True, help="Adapters, added to the weights that they were trained on, as a whole model."
 )
-def export(file: Path, model: str | None, target: Path, *, force: bool, deploy: bool, merge: bool) -> None:
+@click.option(
+    "--max-file-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Weights of a folder that are larger are divided among several files with an index.",
+)
+def export(  # noqa: PLR0913 - the flags of the command
+    file: Path, model: str | None, target: Path, *, force: bool, deploy: bool, merge: bool, max_file_gb: float
+) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program.
 
     Those of your own script or model have the names of its state_dict.
     """
     from mtrain.api.weights import ConvertRequest, convert
 
-    request = ConvertRequest(file=file, model=model, target=target, force=force, deploy=deploy, merge=merge)
+    request = ConvertRequest(
+        file=file, model=model, target=target, force=force, deploy=deploy, merge=merge, max_file_gb=max_file_gb
+    )
     convert(request, tell=terminal.say, warn=_warn)
 
 

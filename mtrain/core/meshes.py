@@ -11,11 +11,16 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
     """Return the mesh of ``size`` ranks; None: the spec asks for none.
 
     Raises:
-        SpecError: The product of its lengths is not the number of ranks, or it has pipeline stages.
+        SpecError: The product of its lengths is not the number of ranks, it has pipeline stages, or the job is elastic.
     """
     parallel = spec.parallel
     if not parallel.given:
         return None
+    if spec.cluster.min_nodes is not None:
+        raise SpecError(
+            "cluster.min_nodes: given with parallel, but the ranks of a mesh stay the same; leave one of them out: after a lost "
+            "host, --resume goes on with a smaller mesh"
+        )
     if parallel.pipeline > 1:
         raise SpecError(
             f"parallel.pipeline: {parallel.pipeline} given, but no model is divided into stages here; use 1, and parallel.tensor or "

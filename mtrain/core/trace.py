@@ -70,9 +70,24 @@ class Tracer:
     """Records the trace of a job on one rank. Every rank must call its methods, except ``watch`` and ``saw``."""
 
     def __init__(
-        self, collective: Collective, groups: Sequence[Sequence[str]], state: Callable[[], State], *, accumulate: int
+        self,
+        collective: Collective,
+        groups: Sequence[Sequence[str]],
+        state: Callable[[], State],
+        *,
+        accumulate: int,
+        alike: int = 1,
     ) -> None:
-        """``state`` returns the job's state; ``groups`` holds the names of the trained weights by group."""
+        """Make the tracer of a rank.
+
+        Args:
+            collective: The ranks.
+            groups: Names of the trained weights by group.
+            state: Returns the job's state.
+            accumulate: Micro batches of a rank in an update.
+            alike: How many ranks in a row have the same samples: those of a tensor group.
+        """
+        self._alike = alike
         self._collective = collective
         self._groups = groups
         self._state = state
@@ -108,7 +123,7 @@ class Tracer:
     def after_update(self) -> dict[str, Any]:
         """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run."""
         mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
-        of_ranks = self._collective.all_gather(mine)
+        of_ranks = self._collective.all_gather(mine)[:: self._alike]
         order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
         return {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
 

@@ -57,7 +57,7 @@ def check_passes(recipe: Recipe, *, size: int, model: str, spans_ranks: bool) ->
         SpecError: there are other numbers of shards and ranks, and the model or an option needs all shards of a micro
             batch at the same time.
     """
-    if recipe.shards in (None, size):
+    if recipe.shards in (None, recipe.data_size(size)):
         return
     for reason in needs_all_shards(sync_batchnorm=recipe.sync_batchnorm, model=model, spans_ranks=spans_ranks):
         raise SpecError(

@@ -26,6 +26,8 @@ class Estimate:
     average_bytes: float
     gathered_bytes: float
     """The largest unit of the model that is gathered at a time."""
+    activations_bytes: float | None
+    """What the backward pass of a micro batch needs; None: not known."""
     sent_to_shards: float
     """Bytes per update, as are those below."""
     sent_to_replicas: float
@@ -46,7 +48,9 @@ def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
         "model": spec.model.name,
         "options": spec.model.options,
         "policy": spec.plugins,
-        "details": _BYTE_TOKENS,
+        "details": {**_BYTE_TOKENS, "length": int(getattr(spec.data, "length", 1))},
+        "rows": micro_batch(spec, size=size)[0],
+        "dtype": "float64" if spec.train.precision == "fp64" else "float32",
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "python": spec.backend.python,
     }
@@ -84,6 +88,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
         size: Number of ranks.
     """
     each = 8 if spec.train.precision == "fp64" else 4
+    is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
     left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, _ in arrays["arrays"]}
     trained = sum(left[name] for name, _, _, is_trained in arrays["arrays"] if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
@@ -98,6 +103,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
         gradients_bytes=learns,
         moments_bytes=learns * len(MOMENTS[spec.optimizer.rule]),
         average_bytes=held if spec.train.ema is not None else 0.0,
+        activations_bytes=None if is_other else arrays["activations"],
         gathered_bytes=sum(x for name, x in left.items() if name.startswith(f"{arrays['units']}.")) * each,
         sent_to_shards=to_shards,
         sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
@@ -112,8 +118,11 @@ def _memory_words(found: Estimate) -> str:
         "moments": found.moments_bytes,
         "average": found.average_bytes,
     }
+    known = found.activations_bytes
+    parts |= {} if known is None else {"activations": known}
     shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
-    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while the largest unit is whole; activations besides"
+    besides = "; activations besides" if known is None else ""
+    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while the largest unit is whole{besides}"
 
 
 def _sent_words(found: Estimate) -> str:

@@ -246,7 +246,7 @@ def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training:
     )
     task = data.task()
     task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
-    several = training and recipe.shards not in (None, session.collective.size)
+    several = training and recipe.shards not in (None, recipe.data_size(session.collective.size))
     given: Collective = OneShardOnly(session.collective) if several else session.collective
     built: list[Module] = []
 

@@ -19,15 +19,16 @@ class Tracing:
         state: Callable[[], State],
         *,
         accumulate: int,
+        alike: int = 1,
     ) -> None:
-        """``wanted``: the setting ``report.trace``; ``groups`` and ``state``: see ``Tracer``."""
+        """``wanted``: the setting ``report.trace``; the others: see ``Tracer``."""
         self._wanted = wanted
         self._rank = rank
         self._groups = groups
         self._shares = Shares()
         self._tracer: Tracer | None = None
         if wanted == "state":
-            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate)
+            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, alike=alike)
 
     def watch(self, loader: Loader) -> Loader:
         """Return a loader of which this rank's micro batches are noted."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from mtrain.backends._fsdp import tensor_random
 from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.tensor_adapters import with_adapters
 from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
 from mtrain.backends._torch.shards import held_by, sent_length
 from mtrain.core.interfaces import Mesh
@@ -70,6 +71,51 @@ def test_ranks_of_a_tensor_group_drop_alike_outside_of_shared_layers_and_apart_i
     assert all(same), "the fault that this test is for: equal masks on all ranks of a group"
 
 
+def _adapted(**options: object) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "up": nn.Linear(4, 4), "down": nn.Linear(4, 4)})
+    return peft.inject_adapter_in_model(peft.LoraConfig(r=2, **options), model)
+
+
+def test_of_adapters_a_plan_cuts_what_lies_on_the_side_of_the_cut():
+    plan = {"up": "colwise", "down": "rowwise", "embed": "embedding_rowwise"}
+    assert with_adapters(plan, _adapted(target_modules=["up", "down"])) == {
+        "up.base_layer": "colwise",
+        "up.lora_B.default": "colwise",
+        "down.base_layer": "rowwise",
+        "down.lora_A.default": "rowwise",
+        "embed": "embedding_rowwise",
+    }
+    with pytest.raises(
+        SpecError, match=r"embed \(Embedding\) is shared by the ranks of a tensor group, and cannot have adapters"
+    ):
+        with_adapters(plan, _adapted(target_modules=["embed"]))
+
+
+def _masks(place: int) -> list[torch.Tensor]:
+    """What a rank's adapters drop before the layers cut by columns and by rows, and what is drawn behind them."""
+    model = _adapted(target_modules=["up", "down"], lora_dropout=0.5).train()
+    parent = nn.ModuleDict({"block": model})
+    tensor_random.separate(
+        parent,
+        {"block.up.base_layer": "colwise", "block.down.base_layer": "rowwise"},
+        place=place,
+        device=torch.device("cpu"),
+    )
+    masks: list[torch.Tensor] = []
+    for name in ("up", "down"):
+        dropout = model.get_submodule(f"{name}.lora_dropout.default")
+        dropout.register_forward_hook(lambda module, inputs, output: masks.append(output == 0))
+    torch.manual_seed(3)
+    model["down"](model["up"](torch.ones(9, 4)))
+    return [*masks, torch.rand(8)]
+
+
+def test_adapters_drop_alike_what_all_ranks_of_a_group_have_and_apart_what_each_has_alone():
+    same = [torch.equal(a, b) for a, b in zip(_masks(0), _masks(1), strict=True)]
+    assert same == [True, False, True]
+
+
 def test_a_plan_shares_an_embedding_as_the_output_layer_that_has_its_weight():
     model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
     model["head"].weight = model["embed"].weight
@@ -100,12 +146,14 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
         "arrays": [["a.w", [8, 4], True, True], ["n.w", [4], False, True]],
         "units": "a",
         "sent_per_token": 10,
+        "activations": 100,
     }
     found = estimate(spec, mesh, arrays, size=4)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
     assert found.gathered_bytes == 8 * 4 / 2 * 4
     assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
+    assert found.activations_bytes == 100
     assert found.sent_to_replicas == 0
     assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"

@@ -6,6 +6,7 @@ import numpy as np
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import State
+from mtrain.core.overriding import override
 from mtrain.core.trace import SIZE, Tracer, digest_of, parts, sketch_of
 from mtrain.core.traffic import sent_bytes
 from mtrain_trace import mixing
@@ -129,3 +130,26 @@ def test_the_digest_of_a_job_is_that_which_the_recorder_of_foreign_scripts_makes
     assert digest_of(held) == f"{sum(mixing.digest(array, name) for name, array in held.items()) % 2**64:016x}"
     changed = {**held, "b": np.nextafter(held["b"], np.float32(9))}
     assert digest_of(changed) != digest_of(held) == digest_of(dict(reversed(held.items())))
+
+
+class Four(OneRank):
+    """Four ranks, of which two in a row have the same samples."""
+
+    @override
+    def all_gather(self, value):
+        return [value, value, [f"{digest}-other" for digest in value], [f"{digest}-other" for digest in value]]
+
+
+class Two(OneRank):
+    @override
+    def all_gather(self, value):
+        return [value, [f"{digest}-other" for digest in value]]
+
+
+def test_ranks_with_the_same_samples_count_once():
+    found = []
+    for collective, alike in ((Two(), 1), (Four(), 2), (Four(), 1)):
+        tracer = Tracer(collective, [], State, accumulate=1, alike=alike)
+        tracer.saw({"x": np.array([1])})
+        found.append(tracer.after_update()["samples"])
+    assert found[0] == found[1] != found[2]

@@ -1,7 +1,8 @@
 """A model plugin of the tests: ``hf`` in pure float64, and faults that can be planted into a job on a mesh.
 
 transformers casts the input of every RMSNorm to float32, whatever the model's type; differences of 1e-16 between meshes would
-become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a fault.
+become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a fault; with ``MESH_NUDGE`` a job begins one
+rounding error away.
 """
 
 import os
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.backends._fsdp import tensor_styles
+from mtrain.backends._fsdp import tensor_styles, vocabulary
 from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
@@ -37,14 +38,35 @@ class Lifted(HuggingFaceModel):
                 part.forward = _normed.__get__(part)
         if fault := os.environ.get("MESH_FAULT"):
             FAULTS[fault](module)
+        if os.environ.get("MESH_NUDGE"):
+            module.register_forward_pre_hook(_Nudge())
         return module
+
+
+class _Nudge:
+    """Moves each weight by one unit in the last place of float64, up or down, before the first update."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        """Move the weights, once they are in float64: models are built in float32."""
+        if self._done or not module.training or next(module.parameters()).dtype != torch.float64:
+            return
+        self._done = True
+        draws = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for weight in module.parameters():
+                up = torch.rand(weight.shape, generator=draws) < 0.5
+                end = torch.where(up, torch.inf, -torch.inf).to(weight.dtype)
+                weight.copy_(torch.where(weight == 0, weight, weight.nextafter(end)))
 
 
 def _mean_of_each_rank(module: Any) -> None:
     """Average the loss over the tokens of each micro batch, not over those of the update."""
 
-    def losses(logits_BLV: Any, batch: Any) -> dict[str, Any]:
-        nll_BL, known_BL = network._nll(logits_BLV, batch["labels"])
+    def losses(logits_BLV: Any, batch: Any, asked: Any) -> dict[str, Any]:
+        nll_BL, known_BL = network._nll(logits_BLV, batch["labels"], asked)
         return {"total": ops.sum(nll_BL) / ops.sum(ops.astype(known_BL, ops.dtype(nll_BL)))}
 
     network.losses = losses
@@ -84,7 +106,18 @@ def _ties_cut(module: Any) -> None:
     tensor_styles.ties = lambda model: []
 
 
+def _sum_of_one_part(module: Any) -> None:
+    """Divide by the sum of exponentials over a rank's own part of the vocabulary."""
+    own = vocabulary.added_up
+
+    def added_up(sum_BL: Tensor, chosen_BL: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+        return sum_BL, own(sum_BL, chosen_BL, group)[1]
+
+    vocabulary.added_up = added_up
+
+
 FAULTS = {
+    "vocabulary": _sum_of_one_part,
     "loss": _mean_of_each_rank,
     "bias": _bias_on_every_rank,
     "norm": _norm_counted_twice,

@@ -21,8 +21,13 @@ CONFIGS = {
 }
 """Configurations of small models; that of GPT-2 ties its embedding, as transformers does by default."""
 GPT2_PLAN = "parallel.plan={transformer.h.*.mlp.c_fc: colwise, transformer.h.*.mlp.c_proj: rowwise, transformer.wte: embedding_rowwise}"
+MODELS = {
+    **{name: f"config: {{{config}}}" for name, config in CONFIGS.items()},
+    "lora": "path: base, lora: {rank: 4, alpha: 6}",
+}
+"""Options of the model by configuration; ``lora``: adapters on every layer of a Llama."""
 SPEC = """
-model: {{name: lifted, options: {{attention: sdpa, config: {{{config}}}}}}}
+model: {{name: lifted, options: {{attention: sdpa, {options}}}}}
 data: {{format: text, root: texts, options: {{text: a, prompt: q}}, length: 24, split: 0.2}}
 train: {{updates: {updates}, batch_size: 12, precision: fp64, clip_norm: 0.5, seed: 5, ema: {{decay: 0.9, ramp: 4}}}}
 optimizer:
@@ -56,8 +61,19 @@ def prepare(here: Path, *, updates: int) -> None:
     (here / "texts/sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (here / "lifted.py").write_text((Path(__file__).parent / "lifted.py").read_text())
     (here / "plugins.toml").write_text('[models.lifted]\nmodule = "lifted:Lifted"\n')
-    for name, config in CONFIGS.items():
-        (here / f"{name}.yml").write_text(SPEC.format(config=config, updates=updates))
+    write_base(here / "base")
+    for name, options in MODELS.items():
+        (here / f"{name}.yml").write_text(SPEC.format(options=options, updates=updates))
+
+
+def write_base(folder: Path) -> None:
+    """Write the Llama on which adapters are trained, with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    set_seed(1)
+    settings = dict(pair.split(": ") for pair in LLAMA_LIKE.split(", "))
+    config = LlamaConfig(**{key: int(value) for key, value in settings.items()}, bos_token_id=None, eos_token_id=256)
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def train(here: Path, name: str, config: str, mesh: str, *words: str) -> dict[str, Any]:

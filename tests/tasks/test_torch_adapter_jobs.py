@@ -57,11 +57,21 @@ def test_two_ranks_train_the_adapters_of_a_plain_loop_of_peft(folder, plain):
     assert updates[-1]["tokens_per_second"] == 24 * updates[-1]["samples_per_second"]
 
 
+FSDP = ["--backend", "fsdp", *DDP[2:]]
+TENSOR = "parallel={tensor: 2, plan: {transformer.h.*.mlp.c_fc: colwise, transformer.h.*.mlp.c_proj: rowwise}}"
+
+
+def test_so_do_ranks_that_share_the_adapted_layers(folder, plain):
+    trained(folder, "tensor", folder / "lora.yml", *FSDP, "-o", TENSOR)
+    check_is_the_plain_loop(folder, "tensor", plain)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("one", ["--backend", "solo"]),
+        ("fsdp", FSDP),
         ("parts", ["--backend", "solo", "-o", "train.accumulate=4", "-o", "train.recompute=true"]),
         ("hvd", ["--backend", "horovod", "--nproc-per-node", "2"]),
         *(

@@ -1,5 +1,6 @@
 """Causal language models of transformers: mtrain's loss is theirs, documents stay apart, and others are refused."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
 from mtrain.errors import PluginError, SpecError
 from mtrain.tasks.language import publishing
+from mtrain.tasks.language.base_weights import digest_of
 from mtrain.tasks.language.documents import Document
 from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
 from mtrain.tasks.language.packing import pack
@@ -112,6 +114,36 @@ def test_a_model_is_continued_until_its_document_ends():
         assert int(logits[0, -1].argmax()) == int(token)
         asked = torch.cat([asked, token.reshape(1, 1)], dim=1)
     assert output.shape == (1, 5)
+
+
+def test_weights_above_a_size_are_written_as_several_files_that_transformers_and_a_job_read(tmp_path: Path):
+    """Written over an export with one file, and replaced by one file again: nothing of the other stays."""
+    from transformers import AutoModelForCausalLM
+
+    config = CONFIGS["llama"]
+    model, folder = built(config).eval(), tmp_path / "m"
+    arrays = {name: np.ascontiguousarray(x.numpy()) for name, x in model.state_dict().items()}
+    trained = publishing.Trained(options={"config": config}, labels={"tokenizer": "bytes"}, arrays=arrays)
+    publishing.write_folder(folder, trained, merge=False, force=False)
+    digest = digest_of(folder)
+    limit = sum(array.nbytes for array in arrays.values()) / 3
+    names = publishing.write_folder(folder, trained, merge=False, force=True, max_file_bytes=limit)
+    files = [name for name in names if name.endswith(".safetensors")]
+    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    assert len(files) >= 3
+    assert all(len(load_file(folder / name)) == 1 or (folder / name).stat().st_size <= limit + 4096 for name in files)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert {name: set(load_file(folder / name)) for name in files} == {
+        name: {key for key, file in index["weight_map"].items() if file == name} for name in files
+    }
+    assert digest_of(folder) == digest
+    loaded = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    tokens = torch.tensor([[*b"some text"]])
+    assert torch.equal(loaded(tokens).logits, model(input_ids=tokens).logits)
+    again = built({}, path=str(folder))
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in again.state_dict().items())
+    names = publishing.write_folder(folder, trained, merge=False, force=True)
+    assert [name for name in names if name.startswith("model")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -6,7 +6,7 @@ import pytest
 
 from mtrain.testing import training
 from tests.own_model.runs import command, losses, refused
-from tests.tasks.mesh_jobs import CONFIGS, MESHES, largest_difference, learned, prepare, train
+from tests.tasks.mesh_jobs import MESHES, MODELS, largest_difference, learned, prepare, train
 
 OTHERS = [mesh for mesh in MESHES if mesh != "one rank"]
 
@@ -39,6 +39,19 @@ def test_a_mesh_that_does_not_fit_is_refused_before_ranks_start(folder):
     several = ["--backend", "fsdp", "--ips", "a,b", "--nproc-per-node", "3", "-o", "parallel.tensor=2"]
     assert "a host of 3 ranks, so a tensor group would lie on two hosts" in refused(folder, *words, *several)
     assert "parallel.plan" in refused(folder, *words, "--backend", "fsdp", "-o", "parallel.plan={a: colwise}")
+    elastic = [
+        "--backend",
+        "fsdp",
+        "--ips",
+        "a,b",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "2",
+        "-o",
+        "parallel.tensor=2",
+    ]
+    assert "the ranks of a mesh stay the same" in refused(folder, *words, *elastic)
 
 
 @pytest.mark.parametrize("backend", ["ddp", "deepspeed", "horovod", "solo"])
@@ -76,7 +89,7 @@ def longer(tmp_path_factory) -> Path:
     """A folder with texts and specs of 50 updates, and a run of each configuration on one rank, named after it."""
     here = tmp_path_factory.mktemp("longer")
     prepare(here, updates=50)
-    for config in CONFIGS:
+    for config in MODELS:
         train(here, config, config, "one rank")
     return here
 
@@ -90,6 +103,9 @@ def longer(tmp_path_factory) -> Path:
         ("qwen3", "shard 2 x tensor 2, sequence"),
         ("tied", "tensor 2, sequence"),
         ("gpt2", "replicate 2 x shard 2"),
+        ("lora", "tensor 2"),
+        ("lora", "tensor 2, sequence"),
+        ("lora", "shard 2 x tensor 2"),
     ],
 )
 def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config, mesh):
@@ -100,6 +116,23 @@ def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config
     print(f"{config} on {mesh}: state {difference:.1e}, losses {worst:.1e}")
     assert difference <= 1e-12
     assert worst <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["llama", "qwen3", "gpt2"])
+def test_a_mesh_is_as_far_from_one_rank_as_training_carries_a_rounding_error(longer, monkeypatch, config):
+    """The yardstick is one rank again, whose weights begin one unit in the last place higher or lower."""
+    words = ["-o", "optimizer.learning_rate=0.01"]
+    runs = {of: f"{config}-fast-{of}" for of in ("one", "tensor", "nudged")}
+    train(longer, runs["one"], config, "one rank", *words)
+    train(longer, runs["tensor"], config, "tensor 2", "-o", "train.accumulate=3", *words)
+    monkeypatch.setenv("MESH_NUDGE", "1")
+    train(longer, runs["nudged"], config, "one rank", *words)
+    expected = learned(longer, runs["one"])
+    apart, grown = (largest_difference(expected, learned(longer, runs[of])) for of in ("tensor", "nudged"))
+    print(f"{config} at 0.01: tensor 2 {apart:.1e}, nudged {grown:.1e}")
+    assert grown > 0
+    assert apart <= 10 * grown
 
 
 @pytest.mark.slow
@@ -131,6 +164,7 @@ def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
         ("norm", "qwen3", "tensor 2"),
         ("average", "qwen3", "tensor 2"),
         ("ties", "tied", "tensor 2"),
+        ("vocabulary", "tied", "tensor 2"),
     ],
 )
 def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
@@ -142,6 +176,15 @@ def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
     apart = training.differences(expected, found)
     print(f"{fault}: {max(apart.values()):.1e}")
     assert max(apart.values()) > 1e-6
+
+
+@pytest.mark.slow
+def test_compare_finds_that_a_mesh_trains_as_one_rank_does(folder):
+    """On two ranks each; a key with a dot is of one backend alone."""
+    words = ["-c", "qwen3.yml", "--backends", "ddp,fsdp:parallel.tensor=2", "--updates", "3", "--rounds", "0"]
+    result = command(folder, "compare", *words, timeout_s=600)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow

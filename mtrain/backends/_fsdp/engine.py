@@ -101,8 +101,7 @@ class FsdpEngine(SplitEngine):
     @override
     def held_weights(self, prepared: Prepared, *, whole: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's parts: those of two models with the same shapes lie alike."""
-        held = _held(prepared[0])
-        return ((name, held[name].detach()) for name, _ in prepared[0].named_parameters())
+        return ((name, _local(parameter).detach()) for name, parameter in prepared[0].named_parameters())
 
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
@@ -139,8 +138,8 @@ class _Exchange:
         self._prepared = prepared
         self.own_order = False
         """Whether a script orders backward passes, perhaps of several models."""
-        tensors, cut = _held(model), _cut(model)
-        self.held = {name: tensors[name].detach() for name in cut}
+        # Not from the state, which may leave out what is not trained.
+        self.held = {name: parameter.to_local().detach() for name, parameter in _cut(model).items()}
         """This rank's part of each parameter."""
         self.boxes: Mapping[str, Boxes] | None = None
         """Where all ranks' parts lie, on a mesh; None: one after the other."""
@@ -235,4 +234,8 @@ def _cut(model: nn.Module) -> dict[str, DTensor]:
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """Return what this rank holds: its parts of parameters, sharing memory with FSDP, and buffers."""
     state = model.state_dict(keep_vars=True)
-    return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in state.items()}
+    return {name: _local(x) for name, x in state.items()}
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x

@@ -1,7 +1,8 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, and ``mesh``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+task, ``mesh``, ``rows`` of a micro batch, and the ``dtype`` of training. The model is built without values. It prints the
+answer as JSON, or null where the model cannot be built so.
 """
 
 import json
@@ -12,16 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp.tensor_plan import (
-    Style,
-    check_sizes,
-    has_inputs_first,
-    plan_of,
-    with_ties,
-    without_uneven,
-)
+from mtrain.backends._fsdp import activations, vocabulary
+from mtrain.backends._fsdp.tensor import whole_plan
+from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
+from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
+from mtrain.backends._torch import nn as torch_nn
+from mtrain.backends._torch import ops as torch_ops
+from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
+
+_OF_LOSS = 3
+"""Numbers of each token that are exchanged for its loss: the largest logit, the sum of exponentials, the token's own."""
 
 
 def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -36,13 +39,16 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     mesh = Mesh(**question["mesh"])
     plan: dict[str, Style] = {}
     if mesh.tensor > 1:
-        plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
-        check_sizes(model, plan, mesh)
+        plan = whole_plan(model, mesh)
     arrays = [
         [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad]
         for name, parameter in model.named_parameters()
     ]
-    return {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+    found = {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+    batch = plugin.blank_batch(task, rows=question["rows"])
+    is_double = question["dtype"] == "float64"
+    kept = None if batch is None else activations.kept_bytes(model.double() if is_double else model, batch, plan, mesh)
+    return {**found, "activations": kept}
 
 
 def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
@@ -62,6 +68,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
     """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings."""
     gather = (mesh.tensor - 1) / mesh.tensor  # of what is gathered or scattered; adding up does both
     sent = 0.0
+    split = vocabulary.split_layers(model, plan)
     parents = set()
     for name, style in plan.items():
         module: Any = model.get_submodule(name)
@@ -71,12 +78,12 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
         outputs, inputs = weight.shape[::-1] if has_inputs_first(module) else weight.shape
         if style == "embedding_rowwise":
             sent += 2 * gather * inputs
-        elif style == "colwise" and mesh.sequence:
-            parents.add((name.rpartition(".")[0], inputs))
+        elif style == "colwise" and mesh.sequence and not is_adapter(name):
+            parents.add((layer_of(name).rpartition(".")[0], inputs))
         elif style == "colwise":
             sent += 2 * gather * inputs
         elif style == "colwise_gather_output":
-            sent += gather * (outputs + 2 * inputs)
+            sent += 2 * gather * (inputs + _OF_LOSS) if name in split else gather * (outputs + 2 * inputs)
         else:
             sent += 2 * gather * outputs  # added up; with sequences shared, scattered here and gathered backward
     # With sequences shared, texts are gathered in front of a half of a layer, and gradients scattered behind it.
@@ -85,6 +92,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
 
 def main() -> None:
     """Answer the question on standard input."""
+    bind(torch_nn, torch_ops)
     question = json.load(sys.stdin)
     print(json.dumps(_answer(question)))
 

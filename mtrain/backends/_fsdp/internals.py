@@ -3,6 +3,7 @@
 import gc
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +17,18 @@ def forget_meshes() -> None:
     # each other. A group that is still referenced keeps its threads, which can abort the process when it ends.
     _clear_sharding_prop_cache()
     gc.collect()
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return what tells the memory of a tensor from that of others, also where it has no values and so no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def exchange_attention(config: Any, name: str) -> str:
+    """Let a model of transformers, by its configuration, use the attention ``name``; return the name of the former one."""
+    former: str = config._attn_implementation
+    config._attn_implementation = name
+    return former
 
 
 def leaves(value: object) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.errors import SpecError
 
@@ -26,8 +27,9 @@ def share_texts(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh)
     Raises:
         SpecError: The model is not built as this needs it.
     """
-    prefix, layers, norm = _blocks(model)
-    shared = {name.rpartition(".")[0] for name, style in plan.items() if style == "rowwise"}
+    prefix, layers, norm = blocks(model)
+    by_rows = {layer_of(name) for name, style in plan.items() if style == "rowwise"}
+    shared = {half_of(name) for name in by_rows}
     halves = [f"{prefix}layers.{i}.{child}" for i, layer in enumerate(layers) for child, _ in layer.named_children()]
     alone = [name for name in halves if name not in shared]
     strange = [name for name in alone if not type(model.get_submodule(name)).__name__.endswith("Norm")]
@@ -37,16 +39,35 @@ def share_texts(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh)
             f"parallel.sequence: true given, but {named[0]} of the model is neither a norm nor shared as a whole by the plan; give "
             "parallel.sequence=false"
         )
-    layers[0].register_forward_pre_hook(_on_first_input(lambda x: _divided(x, tensor)), with_kwargs=True)
+    layers[0].register_forward_pre_hook(on_first_input(lambda x: _divided(x, tensor)), with_kwargs=True)
     for name in shared:
         module = model.get_submodule(name)
-        module.register_forward_pre_hook(_on_first_input(lambda x: _gathered(x, tensor)), with_kwargs=True)
+        module.register_forward_pre_hook(on_first_input(lambda x: _gathered(x, tensor)), with_kwargs=True)
     norm.register_forward_hook(lambda module, inputs, output: _gathered(output, tensor).to_local())
-    owners = {*alone, f"{prefix}norm"}
+    _take_whole_texts(model, plan)
+    adapters = {name.rpartition(".")[0] for name, _ in model.named_parameters() if ".lora_B." in name}
+    owners = {*alone, f"{prefix}norm", *(name for name in adapters if layer_of(name) in by_rows)}
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in owners]
 
 
-def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList, nn.Module]:
+def half_of(name: str) -> str:
+    """Return the half of a block, attention or feed-forward layer, of which the layer ``name`` is a part."""
+    return layer_of(name).rpartition(".")[0]
+
+
+def _take_whole_texts(model: nn.Module, plan: Mapping[str, Style]) -> None:
+    """Let adapters whose A is whole take gathered texts as every rank has them; what they return is added up behind A."""
+    for name in {layer_of(name) for name, style in plan.items() if style == "colwise" and is_adapter(name)}:
+        layer: Any = model.get_submodule(name)
+        for part in layer.lora_dropout.values():
+            part.register_forward_pre_hook(lambda module, inputs: _whole(inputs[0]))
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.to_local(grad_placements=[Replicate()]) if isinstance(x, DTensor) else x
+
+
+def blocks(model: nn.Module) -> tuple[str, nn.ModuleList, nn.Module]:
     """Return the prefix of names, the layers, and the last norm of a model as transformers builds most of them."""
     for name, module in model.named_modules():
         layers, norm = getattr(module, "layers", None), getattr(module, "norm", None)
@@ -58,7 +79,7 @@ def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList, nn.Module]:
     )
 
 
-def _on_first_input(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+def on_first_input(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     """Return a hook that changes the hidden states, however they are given."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

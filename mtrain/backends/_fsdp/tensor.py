@@ -3,10 +3,24 @@
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import tensor_random, tensor_styles
+from mtrain.backends._fsdp import tensor_random, tensor_styles, vocabulary
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.sequence import share_texts
-from mtrain.backends._fsdp.tensor_plan import check_sizes, plan_of, with_ties, without_uneven
+from mtrain.backends._fsdp.tensor_adapters import with_adapters
+from mtrain.backends._fsdp.tensor_plan import Style, check_sizes, plan_of, with_ties, without_uneven
+from mtrain.core.interfaces import Mesh
+
+
+def whole_plan(model: nn.Module, mesh: Mesh) -> dict[str, Style]:
+    """Return the style of each layer that a tensor group shares, with those that follow from the plan's.
+
+    Raises:
+        SpecError: The layers cannot be shared.
+    """
+    plan = with_adapters(plan_of(model, mesh), model)
+    plan = with_ties(without_uneven(plan, model, mesh), model)
+    check_sizes(model, plan, mesh)
+    return plan
 
 
 def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> list[str]:
@@ -18,10 +32,12 @@ def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> l
         SpecError: The layers cannot be shared.
     """
     mesh = layout.mesh
-    plan = with_ties(without_uneven(plan_of(model, mesh), model, mesh), model)
-    check_sizes(model, plan, mesh)
+    plan = whole_plan(model, mesh)
     expected = tensor_styles.output_of(model)
-    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence)
+    split = vocabulary.split_layers(model, plan)
+    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence, split=split)
+    if split:
+        vocabulary.answer_from_parts(model, layout.tensor)
     summed = tensor_styles.reduced_alone(model, plan)
     if mesh.sequence:
         summed += share_texts(model, plan, layout.tensor)

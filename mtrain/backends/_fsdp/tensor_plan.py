@@ -52,8 +52,8 @@ def plan_of(model: nn.Module, mesh: Mesh) -> dict[str, Style]:
         plan |= dict.fromkeys(found, known) if known else {}
     if not plan:
         raise SpecError(
-            f"parallel.tensor: {mesh.tensor} given, but {source} names no layer of this model (adapters, model.options.lora, have "
-            "layers of other names); give parallel.tensor=1, and parallel.shard or parallel.replicate"
+            f"parallel.tensor: {mesh.tensor} given, but {source} names no layer of this model; give parallel.tensor=1, and "
+            "parallel.shard or parallel.replicate"
         )
     return plan
 

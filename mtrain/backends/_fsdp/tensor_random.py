@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mtrain.backends._fsdp.tensor_adapters import dropouts, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style
 
 
@@ -58,21 +59,32 @@ def separate(model: nn.Module, plan: Mapping[str, Style], *, place: int, device:
     """
     if not _drops(model):
         return
-    parents = {name.rpartition(".")[0] for name, style in plan.items() if style in ("colwise", "rowwise")}
-    for parent in parents:
-        styles = {
-            name: plan.get(f"{parent}.{name}" if parent else name)
-            for name, _ in model.get_submodule(parent).named_children()
-        }
-        if not {"colwise", "rowwise"} <= {style for style in styles.values() if isinstance(style, str)}:
+    cut = {layer_of(name): style for name, style in plan.items() if style in ("colwise", "rowwise")}
+    for parent in {name.rpartition(".")[0] for name in cut}:
+        within = {name: style for name, style in cut.items() if name.rpartition(".")[0] == parent}
+        if len(set(within.values())) < 2:
             continue
-        region, module = _Region(place, device), model.get_submodule(parent)
-        module.register_forward_pre_hook(region.begin)
-        for name, style in styles.items():
-            if style == "colwise":
-                module.get_submodule(name).register_forward_hook(region.enter)
-            elif style == "rowwise":
-                module.get_submodule(name).register_forward_pre_hook(region.leave)
+        region = _Region(place, device)
+        model.get_submodule(parent).register_forward_pre_hook(region.begin)
+        for name, style in within.items():
+            layer = model.get_submodule(name)
+            _enter_behind(layer, region) if style == "colwise" else _leave_before(layer, region)
+
+
+def _enter_behind(layer: nn.Module, region: _Region) -> None:
+    """Enter behind a layer that is cut by columns; its adapters drop what every rank of the group has, so alike."""
+    layer.register_forward_hook(region.enter)
+    for dropout in dropouts(layer):
+        dropout.register_forward_pre_hook(region.leave)
+
+
+def _leave_before(layer: nn.Module, region: _Region) -> None:
+    """Leave before a layer that is cut by rows; its adapters drop what this rank alone has, so as inside."""
+    inside = dropouts(layer)
+    for dropout in inside:
+        dropout.register_forward_hook(region.leave)
+    if not inside:
+        layer.register_forward_pre_hook(region.leave)
 
 
 def _drops(model: nn.Module) -> bool:

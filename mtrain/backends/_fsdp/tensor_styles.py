@@ -1,6 +1,6 @@
 """Let the ranks of a tensor group share the layers of a model, through torch's ``parallelize_module``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -66,11 +66,24 @@ _MADE: Mapping[str, Callable[[nn.Module], ParallelStyle]] = {
 }
 
 
-def share(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh, *, sequence: bool = False) -> None:
+def share(
+    model: nn.Module,
+    plan: Mapping[str, Style],
+    tensor: DeviceMesh,
+    *,
+    sequence: bool = False,
+    split: Collection[str] = (),
+) -> None:
     """Leave this rank of a tensor group its part of the layers of ``plan``, in place.
 
-    Weights that several layers have stay one. ``sequence``: outputs of layers that are cut by rows are parts of texts, see
-    ``sequence.share_texts``.
+    Weights that several layers have stay one.
+
+    Args:
+        model: The model.
+        plan: Styles of layers by name.
+        tensor: The ranks of this one's tensor group.
+        sequence: Outputs of layers that are cut by rows are parts of texts, see ``sequence.share_texts``.
+        split: Layers whose outputs are not gathered, although their style says so; see ``vocabulary``.
 
     Raises:
         SpecError: A layer is of a kind that cannot be shared.
@@ -79,6 +92,7 @@ def share(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh, *, se
     for name, style in plan.items():
         if style != "grad_allreduce":
             module = model.get_submodule(name)
+            style = "colwise" if name in split else style
             chosen = style if isinstance(style, ParallelStyle) else _made(name, module, style, sequence=sequence)
             parallelize_module(module, tensor, chosen, src_data_rank=None)
     for places in tied:

@@ -158,6 +158,10 @@ class Model(Protocol):
         """
         return None
 
+    def blank_batch(self, task: Task, *, rows: int) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
+        """Return shape and type of each array of a micro batch of training, for a plan; the default knows none."""
+        return None
+
     def check_program(self, program: Program) -> None:
         """Refuse a program for inference as which the network cannot be written; called before a rank starts.
 

@@ -106,13 +106,16 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     if dropped:
         notes.append(f"backend.options of the spec that it does not have: {', '.join(dropped)}")
     row = None
-    if backend.rendezvous == ALONE and request.ranks > 1:
+    alone = backend.rendezvous == ALONE and request.ranks > 1
+    if alone:
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
+    if alone or loaded.spec.parallel.tensor > 1:
         shards = loaded.spec.cluster.shards or request.ranks
         values["cluster"] |= {"shards": shards, "sharing": elastic.PASSES}
         row = _impossible_in_turn(loaded, variant, ranks=request.ranks)
+        who = "one rank" if alone else "tensor groups"
         notes.append(
-            f"one rank, with {shards} shards of each micro batch in turn: the same ones as on {request.ranks} ranks"
+            f"{who}, with {shards} shards of each micro batch in turn: the same ones as on {request.ranks} ranks"
         )
     loaded = with_values(loaded, values)
     return Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=ranks, notes=notes, row=row)

@@ -146,7 +146,13 @@ class HuggingFaceModel(Model):
         library: Any = AutoModelForCausalLM  # parts of it have no annotations
         config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
         module = library.from_config(config, attn_implementation=self.options.attention)
+        module = network.adapt(module, path=self._where())
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
+
+    def blank_batch(self, task: Task, *, rows: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Return the shapes of ``RowSource``'s batches; see ``Model.blank_batch``."""
+        text = ((rows, task.details["length"]), "int64")
+        return {"tokens": text, "positions": text, "labels": text, "scale": ((rows,), "float64")}
 
     def module(self, config: Any) -> Any:
         """Return the model as transformers makes it, with the weights of its folder, without adapters.

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import nn, ops
+from mtrain.core import likelihoods, nn, ops
+from mtrain.core.likelihoods import Likelihoods, OfWhole
 from mtrain.errors import SpecError
 from mtrain.tasks.language.packing import NONE
 
@@ -40,9 +41,11 @@ def adapt(module: Any, *, path: str) -> Any:
         if "generate" in batch:
             return continued(module, batch)
         logits_BLV = own_forward(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False).logits
-        return losses(logits_BLV, batch) if module.training else sums(logits_BLV, batch)
+        asked = likelihoods.ask(module) or OfWhole()
+        return losses(logits_BLV, batch, asked) if module.training else sums(logits_BLV, batch, asked)
 
     module.forward = forward
+    likelihoods.answer(module, OfWhole())
     return module
 
 
@@ -81,17 +84,17 @@ def check_sees_its_own_past_only(module: Any, *, path: str, vocabulary: int) -> 
         )
 
 
-def losses(logits_BLV: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def losses(logits_BLV: Any, batch: Mapping[str, Any], asked: Likelihoods) -> dict[str, Any]:
     """Return the loss of a micro batch: the mean over its rows of each row's scaled sum, see ``RowSource``."""
-    nll_BL, _ = _nll(logits_BLV, batch["labels"])
+    nll_BL, _ = _nll(logits_BLV, batch["labels"], asked)
     by_row = ops.sum(nll_BL, axis=1) * ops.astype(batch["scale"], ops.dtype(nll_BL))
     return {"total": ops.mean(by_row)}
 
 
-def sums(logits_BLV: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def sums(logits_BLV: Any, batch: Mapping[str, Any], asked: Likelihoods) -> dict[str, Any]:
     """Return the sum of losses ``nll``, the number of labels ``count`` and of right ones ``right`` of each row, (B,)."""
-    nll_BL, known_BL = _nll(logits_BLV, batch["labels"])
-    right_BL = (ops.argmax(logits_BLV, axis=-1) == batch["labels"]) & known_BL
+    nll_BL, known_BL = _nll(logits_BLV, batch["labels"], asked)
+    right_BL = (asked.likeliest(logits_BLV) == batch["labels"]) & known_BL
     return {
         "nll": ops.sum(nll_BL, axis=1),
         "count": ops.sum(ops.astype(known_BL, "int64"), axis=1),
@@ -99,7 +102,7 @@ def sums(logits_BLV: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nll(logits_BLV: Any, labels_BL: Any) -> tuple[Any, Any]:
+def _nll(logits_BLV: Any, labels_BL: Any, asked: Likelihoods) -> tuple[Any, Any]:
     """Return the negative logarithm of each label's probability (0 where there is none), and where there is one.
 
     It is computed in float32, or in float64 where the model is.
@@ -107,9 +110,8 @@ def _nll(logits_BLV: Any, labels_BL: Any) -> tuple[Any, Any]:
     if ops.dtype(logits_BLV) != "float64":
         logits_BLV = ops.astype(logits_BLV, "float32")
     known_BL = labels_BL != NONE
-    wanted_BL1 = ops.expand_dims(ops.where(known_BL, labels_BL, ops.zeros_like(labels_BL)), axis=-1)
-    chosen_BL = ops.squeeze(ops.take_along_axis(ops.log_softmax(logits_BLV, axis=-1), wanted_BL1, axis=-1), axis=-1)
-    return ops.where(known_BL, -chosen_BL, ops.zeros_like(chosen_BL)), known_BL
+    nll_BL = asked.nll(logits_BLV, ops.where(known_BL, labels_BL, ops.zeros_like(labels_BL)))
+    return ops.where(known_BL, nll_BL, ops.zeros_like(nll_BL)), known_BL
 
 
 def continued(module: Any, batch: Mapping[str, Any]) -> dict[str, Any]:

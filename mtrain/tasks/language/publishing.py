@@ -1,6 +1,5 @@
 """Write a trained language model as a folder that Hugging Face's transformers, and what reads its models, can load."""
 
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.spec import outputs
 from mtrain.tasks.language import adapters
 from mtrain.tasks.language.chat import template_of
 from mtrain.tasks.language.model import BASE, HuggingFaceModel, HuggingFaceOptions
 from mtrain.tasks.language.section import BYTES
 from mtrain.tasks.language.tokens import FILE, Bytes, FromFile, Tokenizer
+from mtrain.tasks.language.weight_files import GB, write_arrays, write_model
 
-WEIGHTS = "model.safetensors"
+MAX_FILE_BYTES = 5.0 * GB
 END = "<|endoftext|>"
 """How the token after a document is written in the tokenizer of bytes."""
 
@@ -35,7 +34,9 @@ class Trained:
     """The weights, or those of the adapters, under the names of the module's ``state_dict``."""
 
 
-def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) -> list[str]:
+def write_folder(
+    folder: Path, trained: Trained, *, merge: bool, force: bool, max_file_bytes: float = MAX_FILE_BYTES
+) -> list[str]:
     """Write config, weights and tokenizer into ``folder``, or adapters in the form of peft; return the names of the files.
 
     Args:
@@ -43,6 +44,7 @@ def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) ->
         trained: What is written.
         merge: Whether adapters are added to the weights of their base, and the whole model is written.
         force: Whether files in the folder are replaced.
+        max_file_bytes: Weights that are larger are divided among several files with an index.
 
     Raises:
         CheckpointError: The folder cannot be written, or the base of adapters is another one than they were trained on.
@@ -62,7 +64,7 @@ def write_folder(folder: Path, trained: Trained, *, merge: bool, force: bool) ->
         folder.mkdir(parents=True, exist_ok=True)
         if plugin.options.lora is None or merge:
             config.save_pretrained(folder)
-            _write_weights(folder / WEIGHTS, _without_copies(config, arrays))
+            write_model(folder, _without_copies(config, arrays), max_bytes=max_file_bytes)
         else:
             _write_adapters(folder, plugin, config, trained)
         _write_tokenizer(folder, tokenizer, _template(trained.labels))
@@ -77,7 +79,7 @@ def _write_adapters(folder: Path, plugin: HuggingFaceModel, config: Any, trained
     assert base is not None, "the options refuse adapters without a path"
     adapters.check_installed()
     adapters.write_config(folder, options, arrays=trained.arrays, base=base, model_config=config)
-    _write_weights(folder / adapters.WEIGHTS, adapters.in_files(trained.arrays))
+    write_arrays(folder / adapters.WEIGHTS, adapters.in_files(trained.arrays))
 
 
 def _merged(plugin: HuggingFaceModel, config: Any, trained: Trained) -> Mapping[str, Array]:
@@ -130,15 +132,6 @@ def _without_copies(config: Any, arrays: Mapping[str, Array]) -> dict[str, Array
         if name in arrays and first in arrays and np.array_equal(arrays[name], arrays[first])
     }
     return {name: array for name, array in arrays.items() if name not in copies}
-
-
-def _write_weights(path: Path, arrays: Mapping[str, Array]) -> None:
-    from safetensors.numpy import save
-
-    with outputs.replaced(path) as file:
-        file.write(save(dict(arrays), metadata={"format": "pt"}))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _template(labels: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,256 @@
+"""An update of a small Llama on two ranks of the CPU: mtrain beside other loops, which take turns in the same processes.
+
+    python -m benchmarks.language_speed
+
+On ddp the peers are Accelerate and transformers' Trainer, on fsdp a loop by hand with FSDP2, each block a unit. Accelerate
+leaves FSDP out on a CPU without a word, so neither it nor the Trainer is a peer there. All have AdamW and clipping, the same
+model and the same rows; the loss is that over tokens. mtrain keeps its records besides.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+RANKS, ROWS, LENGTH, RATE, CLIP = 2, 4, 128, 1e-4, 1.0
+CONFIG = {
+    "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+Timed = Callable[[int], float]
+"""Trains for some updates, and returns the seconds."""
+
+
+def rows(rank: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield micro batches as mtrain's task ``language`` makes them."""
+    draws = np.random.default_rng(rank)
+    while True:
+        tokens = draws.integers(0, CONFIG["vocab_size"], (ROWS, LENGTH))
+        positions = np.tile(np.arange(LENGTH), (ROWS, 1))
+        scale = np.full(ROWS, 1 / LENGTH)
+        yield {"tokens": tokens, "positions": positions, "labels": tokens, "scale": scale, "index": np.arange(ROWS)}
+
+
+def plugin() -> Any:
+    """Return mtrain's model."""
+    from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+
+    return HuggingFaceModel(HuggingFaceOptions(config=CONFIG, attention="sdpa"))
+
+
+def network() -> Any:
+    """Return the model as transformers makes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {key: value for key, value in CONFIG.items() if key != "model_type"}
+    library: Any = AutoModelForCausalLM
+    return library.from_config(AutoConfig.for_model("llama", **settings), attn_implementation="sdpa")
+
+
+def ours(session: Any) -> Timed:
+    """Return mtrain's own loop."""
+    from benchmarks.turns import Endless
+    from mtrain.core.cadence import Cadences
+    from mtrain.core.feed import LoaderFeed
+    from mtrain.core.interfaces import Progress, Rates, Recipe, Task
+    from mtrain.core.loop import Hooks, Job, Loop
+    from mtrain.core.sampler import Shares
+    from mtrain.core.stepping import Stepper
+    from mtrain.core.trainer import train
+
+    details = {"vocabulary": CONFIG["vocab_size"], "end": 0, "length": LENGTH}
+    task = Task(kind="language", class_names=(), image_size=0, global_batch=RANKS * ROWS, details=details)
+    recipe = Recipe(rule="adamw", groups=(("", {"weight_decay": 0.01}),), micro_batch=ROWS, clip_norm=CLIP, seed=1)
+    made = plugin()
+    model, optimizer = session.prepare(lambda: made.build(task, session.collective), recipe)
+    loader, records = Endless(rows(session.collective.rank)), []
+    feed = LoaderFeed(session=session, loader=loader, global_batch=RANKS * ROWS)
+
+    def updates(count: int) -> float:
+        work = Job(
+            session=session,
+            steppers=[Stepper(optimizer, lambda update: Rates(learning_rates=(RATE,)))],
+            feed=feed,
+            total_updates=count,
+            shares=Shares.even(session.collective, rounds=1),
+            sums_metrics=True,
+        )
+        begun = time.perf_counter()
+        train(Loop(work, Cadences(evaluate_at_end=False), Hooks(on_update=records.append), Progress()), model)
+        return time.perf_counter() - begun
+
+    return updates
+
+
+def plain(rank: int, prepare: Callable[[Any, Any], tuple[Any, Any, Any]]) -> Timed:
+    """Return a loop by hand; ``prepare`` returns (model, optimizer, function that runs a backward pass)."""
+    import torch
+
+    inner = network()
+    model, optimizer, backward = prepare(
+        inner, lambda of: torch.optim.AdamW(of.parameters(), lr=RATE, weight_decay=0.01)
+    )
+    source = rows(rank)
+
+    def updates(count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            batch = {name: torch.from_numpy(array) for name, array in next(source).items()}
+            logits = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+            backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+        return time.perf_counter() - begun
+
+    return updates
+
+
+def by_hand(inner: Any, made: Any) -> tuple[Any, Any, Any]:
+    """FSDP2, each block a unit."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in inner.model.layers:
+        fully_shard(block)
+    fully_shard(inner)
+    return inner, made(inner), lambda loss: loss.backward()
+
+
+def accelerated(inner: Any, made: Any) -> tuple[Any, Any, Any]:
+    """Accelerate, which has DDP on a CPU."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(inner, made(inner))
+    return model, optimizer, accelerator.backward
+
+
+def trainer(rank: int, folder: Path) -> Timed:
+    """Return transformers' Trainer; it is made anew for each turn, and its first two updates are not timed."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    inner, source = network(), rows(rank)
+
+    class Rows(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            while True:
+                batch = next(source)
+                for place in range(ROWS):
+                    shown = {"input_ids": "tokens", "position_ids": "positions", "labels": "labels"}
+                    yield {name: torch.from_numpy(batch[ours][place]) for name, ours in shown.items()}
+
+    class Clock(TrainerCallback):
+        begun = ended = 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 2:
+                self.begun = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            self.ended = time.perf_counter()
+
+    def updates(count: int) -> float:
+        clock = Clock()
+        arguments = TrainingArguments(
+            output_dir=str(folder), use_cpu=True, max_steps=count + 2, per_device_train_batch_size=ROWS, learning_rate=RATE,
+            weight_decay=0.01, max_grad_norm=CLIP, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            dataloader_num_workers=0, accelerator_config={"dispatch_batches": False, "split_batches": False},
+        )  # fmt: skip
+        Trainer(model=inner, args=arguments, train_dataset=Rows(), callbacks=[clock]).train()
+        return clock.ended - clock.begun
+
+    return updates
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """Measure on one rank; rank 0 prints."""
+    import torch
+
+    from benchmarks.memory import backend_of
+    from mtrain.backends._torch import nn, ops
+    from mtrain.core.binding import bind
+
+    bind(nn, ops)
+    torch.set_num_threads(1)
+    with backend_of(options.backend) as session:
+        rank = session.collective.rank
+        loops: dict[str, Timed] = {"mtrain": ours(session)}
+        if options.backend == "fsdp":
+            loops["FSDP2 by hand"] = plain(rank, by_hand)
+        else:
+            loops["Accelerate"] = plain(rank, accelerated)
+            loops["transformers.Trainer"] = trainer(rank, options.out)
+        for loop in loops.values():
+            loop(3)
+        times: Mapping[str, list[float]] = {name: [] for name in loops}
+        for turn in range(options.turns):
+            names = list(loops) if turn % 2 else list(loops)[::-1]
+            for name in names:
+                times[name].append(loops[name](options.updates) / options.updates)
+        slowest = [
+            max(of)
+            for of in zip(*session.collective.all_gather([t for name in loops for t in times[name]]), strict=True)
+        ]
+        by_name = {
+            name: slowest[place * options.turns : (place + 1) * options.turns] for place, name in enumerate(loops)
+        }
+        if rank == 0:
+            (options.out / "times.json").write_text(json.dumps(by_name))
+
+
+def main() -> None:
+    """Start the ranks and print ratios, or measure on one rank."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--updates", type=int, default=5, help="of each loop in a turn")
+    parser.add_argument("--backend", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.backend:
+        rank_main(options)
+        return
+    for backend in ("ddp", "fsdp"):
+        with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+            free.close()
+            argv = [sys.executable, "-m", "benchmarks.language_speed", "--backend", backend, "--out", folder]
+            argv += ["--turns", str(options.turns), "--updates", str(options.updates)]
+            shared = {
+                "WORLD_SIZE": str(RANKS),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            }
+            ranks = [
+                subprocess.Popen(
+                    argv, cwd=ROOT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                )
+                for rank in range(RANKS)
+            ]
+            codes = [rank.wait() for rank in ranks]
+            if any(codes):
+                sys.exit(f"{backend}: the ranks ended with {codes}")
+            times = json.loads((Path(folder) / "times.json").read_text())
+        mine = times.pop("mtrain")
+        for name, theirs in times.items():
+            ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
+            half = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-len(ratios) // 4]:.2f}"
+            print(f"| {backend} | {name} | {median(ratios):.2f} | {half} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

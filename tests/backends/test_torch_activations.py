@@ -1,0 +1,75 @@
+"""The bytes that a plan says the backward pass needs, beside those that autograd keeps of a real micro batch."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mtrain.backends._fsdp import activations
+from mtrain.backends._fsdp.tensor import whole_plan
+from mtrain.backends._torch import nn as torch_nn
+from mtrain.backends._torch import ops as torch_ops
+from mtrain.core.binding import bind
+from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import Mesh, Task
+from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "vocab_size": 512,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512,
+    "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0,
+}  # fmt: skip
+TASK = Task(
+    kind="language", class_names=(), image_size=0, global_batch=4, details={"vocabulary": 257, "end": 256, "length": 96}
+)
+ONE = Mesh(replicate=1, shard=1, tensor=1)
+
+
+@pytest.fixture(autouse=True)
+def bound() -> None:
+    bind(torch_nn, torch_ops)
+
+
+def _plugin(config: dict[str, Any], attention: str) -> HuggingFaceModel:
+    return HuggingFaceModel(HuggingFaceOptions(config=config, attention=attention))
+
+
+def _planned(config: dict[str, Any], attention: str, mesh: Mesh, *, rows: int = 4) -> int:
+    plugin = _plugin(config, attention)
+    with torch.device("meta"):
+        model = plugin.without_values(TASK)
+    plan = whole_plan(model, mesh) if mesh.tensor > 1 else {}
+    found = activations.kept_bytes(model, plugin.blank_batch(TASK, rows=rows), plan, mesh)
+    assert found is not None
+    return found
+
+
+def _measured(config: dict[str, Any], attention: str) -> int:
+    model: Any = _plugin(config, attention).build(TASK, OneRank()).train()
+    positions = torch.cat([torch.arange(40), torch.arange(56)]).repeat(4, 1)
+    tokens = torch.arange(4 * 96).view(4, 96) % 257
+    batch = {"tokens": tokens, "positions": positions, "labels": tokens, "scale": torch.ones(4, dtype=torch.float64)}
+    counter = activations._Counter(model)
+    with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda x: x):
+        model(batch)["total"].backward()
+    return counter.bytes
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_what_is_planned_is_kept(config: dict[str, Any], attention: str) -> None:
+    planned, measured = _planned(config, attention, ONE), _measured(config, attention)
+    print(f"{config['model_type']}, {attention}: planned {planned}, kept {measured}, ratio {planned / measured:.3f}")
+    assert planned == pytest.approx(measured, rel=0.05)
+
+
+def test_a_tensor_group_keeps_less_and_with_texts_divided_nearly_its_share() -> None:
+    one = _planned(LLAMA, "sdpa", ONE)
+    two = _planned(LLAMA, "sdpa", Mesh(replicate=1, shard=1, tensor=2))
+    divided = _planned(LLAMA, "sdpa", Mesh(replicate=1, shard=1, tensor=2, sequence=True))
+    print(f"of one rank's: tensor 2 {two / one:.2f}, with sequence {divided / one:.2f}")
+    assert one / 2 < divided < two < one
+    assert _planned(LLAMA, "sdpa", ONE, rows=8) == pytest.approx(2 * one, rel=0.01)
