@@ -58,7 +58,7 @@ PANELS = (
         before={"memory, before": [(860_000, 306)]},
     ),
     Panel(
-        axis="shared", title="860,000 boxes on ranks of a host", size="ranks",
+        axis="shared", title="200,000 boxes on ranks of a host", size="ranks",
         columns={"alone_mib": "each by itself, MiB", "shared_mib": "shared, MiB", "alone_cpu_s": "each, CPU s",
             "shared_cpu_s": "shared, CPU s"},
     ),
@@ -108,7 +108,7 @@ def draw(measured: Mapping[str, Sequence[Row]], path: Path) -> None:
     panels = [panel for panel in PANELS if len(chosen(panel, measured.get(panel.axis, ()))) > 1]
     across = 3
     down = -(-len(panels) // across)
-    with rc_context({"svg.hashsalt": "mtrain", "svg.fonttype": "path", "font.size": 8}):
+    with rc_context({"svg.hashsalt": "mtrain", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(11.5, 3.1 * down), layout="constrained", facecolor="white")
         figure.suptitle(
             "How cost grows: both axes logarithmic, n to the given power", color=INK, fontsize=11, x=0.01, ha="left"

@@ -18,7 +18,7 @@ import psutil
 
 ORDER_SIZES = (10_000, 1_000_000, 16_777_216, 100_000_000, 1_000_000_000)
 BOX_SIZES = (10_000, 100_000, 860_000)
-SHARED_SIZES = ((860_000, 1), (860_000, 2), (860_000, 4))
+SHARED_SIZES = ((200_000, 1), (200_000, 2), (200_000, 4))
 """(boxes, ranks)"""
 GLOBAL_BATCH = 1024
 ROOT = Path(__file__).parents[2]
