@@ -48,16 +48,18 @@ def ranks_here(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in LOCAL_SIZES if environ.get(name, "").isdigit()), 1)
 
 
-def read_once(read: Callable[[], Content], *, key: str, form: Form, environ: Mapping[str, str]) -> Content:
+def read_once(
+    read: Callable[[], Content], *, key: str, form: Form, environ: Mapping[str, str] | None = None
+) -> Content:
     """Return what ``read`` returns, from the rank of this host that comes first. Every rank of the host must call.
 
     Args:
         read: reads the content; it may raise any exception.
         key: names the content among all that this job reads.
         form: how it is taken apart and put together.
-        environ: the environment of this rank.
+        environ: the environment of this rank; None: that of this process.
     """
-    ranks = ranks_here(environ)
+    ranks = ranks_here(os.environ if environ is None else environ)
     if ranks <= 1:
         return read()
     # Ranks of one job on one host have the same parent; those that have not share nothing, and each reads by itself.
@@ -140,7 +142,7 @@ def _write(descriptor: int, parts: tuple[Mapping[str, NDArray[Any]], Mapping[str
         file.write(described)
         for place, array in zip(places, arrays.values(), strict=True):
             file.seek(start + place["at"])  # type: ignore[operator]
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     os.pwrite(descriptor, _HEAD.pack(0, len(described)), 0)
 
 

@@ -161,8 +161,8 @@ class Pages:
             return self._busy("The runs are being read for the first time")
         every = "all" in request.query_params
         listed = entries if every else entries[:MAX_LISTED]
-        count = {"total": len(entries), "poll": "/rows?all" if every else "/rows"}
-        return self._page(template, entries=listed, link=_link, **count, **values)
+        poll = "/rows?all" if every else "/rows"
+        return self._page(template, entries=listed, total=len(entries), poll=poll, link=_link, **values)
 
     def _busy(self, reason: str) -> Response:
         answer = self._page("message.html", title="A moment", text=f"{reason}. Load this page again.", status=503)

@@ -131,7 +131,10 @@ class Places:
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "Places":
         """Keep those of ``rows``: anything with ``path``, ``image_id``, ``width`` and ``height``."""
-        parts = {"paths": Texts.of(str(row.path) for row in rows), "ids": Ids.of([row.image_id for row in rows])}
+        parts: dict[str, Texts | Ids | Ragged | Places] = {
+            "paths": Texts.of(str(row.path) for row in rows),
+            "ids": Ids.of([row.image_id for row in rows]),
+        }
         sizes = np.array([(row.width, row.height) for row in rows], dtype=np.int64).reshape(-1, 2)
         return cls({**joined(parts), "sizes": sizes})
 

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from mtrain.core.interfaces import SplitRequest
 from mtrain.data.once_per_host import Form, read_once
-from mtrain.system import environment
 from mtrain.tasks.detection.annotations import Annotations, from_arrays
 
 LEAST_IMAGES = 1000
@@ -27,6 +26,6 @@ def once_per_host(read: Callable[[Reader, SplitRequest], Annotations]) -> Callab
     @wraps(read)
     def shared(self: Reader, request: SplitRequest) -> Annotations:
         key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
-        return read_once(lambda: read(self, request), key=key, form=FORM, environ=environment.caller())
+        return read_once(lambda: read(self, request), key=key, form=FORM)
 
     return shared
