@@ -1,14 +1,16 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale order|boxes|update|checkpoint [--out scale]
+    python -m benchmarks.scale elastic|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
+    python -m benchmarks.scale picture [--out scale]
 
-``hosts`` runs the real leader with stand-in hosts (``growth/stand_in_hosts.py``); every other row is a process of its own.
+``hosts`` and ``elastic`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``); every other row is a process of
+its own. ``--out`` names the folder in which each axis has its rows as AXIS.json. ``picture`` draws the rows of that folder, by
+default those in ``docs/images/how-cost-grows.json``, as ``docs/images/how-cost-grows.svg``, and keeps them there.
 """
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -16,13 +18,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import hosts, parameters, samples
+from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples
 
 ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "images" / "how-cost-grows"
+"""The picture of the page, and its rows, without their suffixes."""
 AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "hosts": ("", [(size,) for size in hosts.SIZES], "hosts"),
+    "elastic": ("", [(size,) for size in hosts.ELASTIC_SIZES], "hosts"),
     "order": ("samples", [(size,) for size in samples.ORDER_SIZES], "samples"),
     "boxes": ("samples", [(size,) for size in samples.BOX_SIZES], "boxes"),
+    "shared": ("samples", samples.SHARED_SIZES, "ranks"),
+    "evaluation": ("evaluation", [(size,) for size in evaluation.IMAGE_SIZES], "images"),
+    "updates": ("records", [(size,) for size in records.UPDATE_SIZES], "updates"),
+    "runs": ("records", [(size,) for size in records.RUN_SIZES], "runs"),
+    "day": ("day", [(size,) for size in day.SIZES], "updates"),
     "update": ("parameters", parameters.UPDATE_SIZES, "arrays"),
     "checkpoint": ("parameters", parameters.CHECKPOINT_SIZES, "parameters"),
 }
@@ -33,22 +43,15 @@ def measured(axis: str, size: Sequence[int]) -> dict[str, Any]:
     """Measure one row."""
     module = AXES[axis][0]
     if not module:
-        row = hosts.measure(*size)
-        return {key: value for key, value in row.items() if key not in ("console", "messages")}
+        row = hosts.measure(*size, elastic=axis == "elastic", quiet_s=2.0 if axis == "elastic" else 20.0)
+        row["prepare_mb"] = row.get("messages", {}).get("received", {}).get("prepare", [0, 0])[1] / 1e6
+        return {key: value for key, value in row.items() if key not in ("console", "messages", "rss_mib_over_time")}
     argv = [sys.executable, "-m", f"benchmarks.growth.{module}", axis, *map(str, size)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     printed = subprocess.run(argv, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
     row = json.loads(printed.strip().splitlines()[-1])
     assert isinstance(row, dict)
     return row
-
-
-def exponent(rows: Sequence[dict[str, Any]], size: str, key: str) -> float:
-    """Return the exponent of growth between the smallest and the largest size; nan where it cannot be told."""
-    first, last = rows[0], rows[-1]
-    if min(first[key], last[key]) <= 0 or first[size] == last[size]:
-        return math.nan
-    return math.log(last[key] / first[key]) / math.log(last[size] / first[size])
 
 
 def table(rows: Sequence[dict[str, Any]], size: str) -> str:
@@ -58,37 +61,39 @@ def table(rows: Sequence[dict[str, Any]], size: str) -> str:
         keys,
         *([f"{row[key]:,.4g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in keys] for row in rows),
     ]
-    lines.append(["exponent", *(f"{exponent(rows, size, key):.2f}" for key in keys[1:])])
+    sizes = [row[size] for row in rows]
+    numbers = ([row[key] for row in rows] for key in keys[1:])
+    lines.append(["exponent", *(f"{picture.exponent(sizes, values):.2f}" for values in numbers)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def plot(rows: Sequence[dict[str, Any]], size: str, path: Path) -> None:
-    """Draw every column over the size, both logarithmic."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5))
-    axes = figure.add_subplot()
-    for key in rows[0]:
-        if key != size and all(isinstance(row.get(key), int | float) and row[key] > 0 for row in rows):
-            axes.loglog([row[size] for row in rows], [row[key] for row in rows], marker="o", label=key)
-    axes.set_xlabel(size)
-    axes.legend(fontsize="small")
-    figure.savefig(path)
+def draw_picture(folder: Path | None) -> None:
+    """Draw the rows of ``folder``, where it has them, and else those that the page has; keep them for the page."""
+    kept = KEPT.with_suffix(".json")
+    rows = json.loads(kept.read_text()) if kept.exists() else {}
+    for axis in AXES:
+        if folder is not None and (folder / f"{axis}.json").exists():
+            rows[axis] = json.loads((folder / f"{axis}.json").read_text())
+    kept.write_text(json.dumps(rows, indent=1) + "\n")
+    picture.draw(rows, KEPT.with_suffix(".svg"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("axis", choices=list(AXES))
+    parser.add_argument("axis", choices=[*AXES, "picture"])
     parser.add_argument("--sizes", help="of the first number of each row, separated by commas; default: all")
-    parser.add_argument("--out", type=Path, help="folder for AXIS.json and AXIS.png")
+    parser.add_argument("--out", type=Path, help="folder for AXIS.json")
     arguments = parser.parse_args()
+    if arguments.axis == "picture":
+        draw_picture(arguments.out)
+        return
     _, sizes, key = AXES[arguments.axis]
     if arguments.sizes:
         wanted = {int(each) for each in arguments.sizes.split(",")}
         known = {size[0] for size in sizes}
         sizes = [size for size in sizes if size[0] in wanted]
-        if arguments.axis in ("hosts", "order", "boxes"):
+        if arguments.axis not in ("update", "checkpoint", "shared"):
             sizes = [*sizes, *((each,) for each in sorted(wanted - known))]
         if not sizes:
             parser.error(f"--sizes {arguments.sizes}: expected some of {', '.join(map(str, sorted(known)))}")
@@ -100,7 +105,6 @@ def main() -> None:
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / f"{arguments.axis}.json").write_text(json.dumps(rows, indent=1))
-        plot(rows, key, arguments.out / f"{arguments.axis}.png")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 SIZES = (4, 16, 64, 256, 1000)
+ELASTIC_SIZES = (4, 64, 256, 1000)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 
 
@@ -27,6 +28,8 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
     slow: dict[int, float] | None = None,
     dead: tuple[int, ...] = (),
     timeout_s: int = 30,
+    beat_s: float | None = None,
+    elastic: bool = False,
 ) -> dict[str, Any]:
     """Run the real leader of ``count`` stand-in hosts to its end; return what it cost.
 
@@ -40,6 +43,8 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
         slow: the seconds that the connections of some hosts take, by their numbers.
         dead: hosts that never answer.
         timeout_s: ``cluster.failure_timeout_s``.
+        beat_s: seconds between two heartbeats of each host; None: as the agents of real hosts.
+        elastic: whether the job goes on without the lost host, and again with it; then it is asked to end.
     """
     from benchmarks.growth.stand_in_hosts import address
 
@@ -50,20 +55,22 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
         for number in dead:
             (folder / f"{address(number)}.dead").touch()
         flags = ["--hosts", str(count), "--ranks", str(ranks), "--quiet-s", str(quiet_s), "--connect-s", str(connect_s)]
-        flags += ["--odd", str(odd), *(["--silently"] if silently else [])]
+        flags += ["--odd", str(odd), *(["--silently"] if silently else []), *(["--elastic"] if elastic else [])]
+        flags += [] if beat_s is None else ["--beat-s", str(beat_s)]
         stand_ins = subprocess.Popen([sys.executable, "-m", STAND_IN, str(folder), *flags], cwd=ROOT)
         try:
-            return _lead(folder, count, ranks, timeout_s)
+            return _lead(folder, count, ranks, timeout_s, elastic=elastic)
         finally:
             stand_ins.terminate()
             stand_ins.wait()
 
 
-def _lead(folder: Path, count: int, ranks: int, timeout_s: int) -> dict[str, Any]:
+def _lead(folder: Path, count: int, ranks: int, timeout_s: int, *, elastic: bool) -> dict[str, Any]:
     _await(folder / "ready")
     words = ["train", "-c", "digits", "--cluster", "ssh", "--ips", (folder / "ready").read_text()]
     words += ["--nproc-per-node", str(ranks), "--backend", "ddp", "--failure-timeout-s", str(timeout_s)]
     words += ["-o", f"report.dir={folder / 'runs'}", f"train.batch_size={count * ranks}", "report.display=plain"]
+    words += ["--nnodes", f"1:{count}", "-o", "evaluate.enabled=false"] if elastic else []
     env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     began = time.time()
     with (folder / "console").open("wb") as console:
@@ -79,6 +86,7 @@ def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:
     """Sample the leader until it has ended."""
     row: dict[str, Any] = {"fds": 0, "threads": 0, "rss_mib": 0.0}
     marks: dict[str, tuple[float, float]] = {}
+    asked = False
     while leader.poll() is None:
         try:
             with leader.oneshot():
@@ -89,9 +97,14 @@ def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:
                 row["rss_mib"] = max(row["rss_mib"], leader.memory_info().rss / (1 << 20))
         except psutil.Error:
             break
-        for mark in ("started", "lost"):
+        for mark in ("started", "lost", "shrunk", "grown"):
             if mark not in marks and (folder / mark).exists():
                 marks[mark] = (time.time(), used)
+        if "started" in marks:
+            row.setdefault("rss_mib_over_time", []).append((time.time(), leader.memory_info().rss / (1 << 20)))
+        if "grown" in marks and not asked:
+            asked = True
+            leader.terminate()
         row["cpu_s"] = used
         time.sleep(0.05)
     ended = time.time()
@@ -102,6 +115,11 @@ def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:
         quiet_s = marks["lost"][0] - marks["started"][0]
         row["quiet_cpu_s_per_min"] = (marks["lost"][1] - marks["started"][1]) / quiet_s * 60
         row["verdict_s"] = ended - marks["lost"][0]
+    if "grown" in marks:
+        for name, before in (("shrunk", "lost"), ("grown", "shrunk")):
+            (to, cpu), (since, cpu_since) = marks[name], marks[before]
+            row |= {f"{name}_s": to - since, f"{name}_cpu_s": cpu - cpu_since}
+        del row["verdict_s"]
     row["whole_s"] = ended - began
     return row
 

@@ -18,6 +18,8 @@ import psutil
 
 ORDER_SIZES = (10_000, 1_000_000, 16_777_216, 100_000_000, 1_000_000_000)
 BOX_SIZES = (10_000, 100_000, 860_000)
+SHARED_SIZES = ((200_000, 1), (200_000, 2), (200_000, 4))
+"""(boxes, ranks)"""
 GLOBAL_BATCH = 1024
 ROOT = Path(__file__).parents[2]
 
@@ -74,6 +76,44 @@ def boxes(count: int) -> dict[str, Any]:
     return row
 
 
+def shared(count: int, ranks: int) -> dict[str, Any]:
+    """Open the annotations on several ranks of one host, first each by itself, then as a job does: what they take together."""
+    row: dict[str, Any] = {"boxes": count, "ranks": ranks}
+    with tempfile.TemporaryDirectory() as folder:
+        made = f"from benchmarks.growth import coco_made as m; m.write(m.Path({folder!r}), boxes={count})"
+        subprocess.run([sys.executable, "-c", made], check=True, cwd=ROOT)
+        for name, told in (("alone", 1), ("shared", ranks)):
+            env = {**os.environ, "LOCAL_WORLD_SIZE": str(told), "TMPDIR": folder}
+            argv = [sys.executable, "-m", "benchmarks.growth.samples", "open", folder]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            started = [subprocess.Popen(argv, cwd=ROOT, env=env, **pipes) for _ in range(ranks)]
+            opened = [json.loads(process.stdout.readline()) for process in started if process.stdout]
+            # Each page counts once for the host: by its share of those who have it.
+            row[f"{name}_mib"] = sum(psutil.Process(process.pid).memory_full_info().pss for process in started) / (
+                1 << 20
+            )
+            row[f"{name}_cpu_s"] = sum(each["cpu_s"] for each in opened)
+            for process in started:
+                process.communicate("")
+    return row
+
+
+def open_and_wait(folder: str) -> None:
+    """Open the annotations, use every sample once, say what that took, and wait until the input ends."""
+    from mtrain.core.interfaces import SplitRequest
+    from mtrain.spec.bounds import give_back
+    from mtrain.tasks.detection.readers.coco import Coco
+
+    began = time.process_time()
+    annotations = Coco().read(SplitRequest(root=Path(folder), split="train"))
+    used = time.process_time() - began
+    for sample in annotations.samples:
+        _ = sample.targets
+    give_back()
+    print(json.dumps({"cpu_s": used}), flush=True)
+    sys.stdin.read()
+
+
 def _worker_own_mib(annotations: Any) -> float:
     """Return the memory that a forked process does not share after it has read every sample once."""
     read_end, write_end = os.pipe()
@@ -92,9 +132,12 @@ def _worker_own_mib(annotations: Any) -> float:
 
 
 def main() -> None:
-    """Measure one row: ``python -m benchmarks.growth.samples order|boxes NUMBER``."""
-    kind, count = sys.argv[1], int(sys.argv[2])
-    print(json.dumps({"order": order, "boxes": boxes}[kind](count)))
+    """Measure one row: ``python -m benchmarks.growth.samples order|boxes NUMBER`` or ``shared BOXES RANKS``."""
+    kind, numbers = sys.argv[1], sys.argv[2:]
+    if kind == "open":
+        open_and_wait(numbers[0])
+        return
+    print(json.dumps({"order": order, "boxes": boxes, "shared": shared}[kind](*map(int, numbers))))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ class Host:
     unsent: bytearray = field(default_factory=bytearray)
     greeted: bool = False
     started: bool = False
+    starts: int = 0
+    """How often it was told to start."""
     silent: bool = False
     closed: bool = False
 
@@ -153,6 +155,7 @@ class StandIns:
     def _answer(self, host: Host, verb: str, message: dict[str, Any]) -> None:
         if verb == "start":
             host.started = True
+            host.starts += 1
             self.started_at = self.started_at or time.monotonic()
             host.ranks = int(message["ranks"])
         elif verb in ("end", "stop"):
@@ -185,6 +188,10 @@ class StandIns:
         return answer
 
     # ----------------------------------------------------------------------------------------------------------- faults
+    def bring_back(self, host: Host, folder: Path) -> None:
+        """Let a host that was lost answer the next connection again."""
+        self.hosts[host.number] = self._made(folder, host.number, host.ranks)
+
     def lose(self, host: Host, *, silently: bool) -> None:
         """Lose a host. Where its connections are closed, the ranks of all others fail in the collective at once."""
         if silently:
@@ -212,6 +219,8 @@ def main() -> None:
     parser.add_argument("--silently", action="store_true", help="the lost host falls silent; else its connection ends")
     parser.add_argument("--connect-s", type=float, default=0.0, help="seconds that each connection takes")
     parser.add_argument("--dead-s", type=float, default=8.0)
+    parser.add_argument("--beat-s", type=float, default=BEAT_S, help="seconds between two heartbeats of a host")
+    parser.add_argument("--elastic", action="store_true", help="the lost host comes back after the others have gone on")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
     (folder / "bin").mkdir(exist_ok=True)
@@ -225,7 +234,7 @@ def main() -> None:
         while not all(host.closed for host in stand_ins.hosts):
             stand_ins.turn(max(0.0, min(next_beat - time.monotonic(), 0.2)))
             if time.monotonic() >= next_beat:
-                next_beat += BEAT_S
+                next_beat += arguments.beat_s
                 stand_ins.beat()
             started = all(host.started for host in stand_ins.hosts if not host.closed) and stand_ins.started_at
             if started and not (folder / "started").exists():
@@ -235,8 +244,22 @@ def main() -> None:
                 lost_at = time.time()
                 (folder / "lost").write_text(json.dumps({"time": lost_at, **counts(stand_ins)}))
                 stand_ins.lose(stand_ins.hosts[len(stand_ins.hosts) // 2], silently=arguments.silently)
+            if arguments.elastic and lost_at:
+                _play_return(stand_ins, folder)
     finally:
         (folder / "ended").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
+
+
+def _play_return(stand_ins: StandIns, folder: Path) -> None:
+    """Note when the others go on without the lost host; then bring it back, and note when all go on with it."""
+    middle = len(stand_ins.hosts) // 2
+    gone, others = stand_ins.hosts[middle], [host for host in stand_ins.hosts if host.number != middle]
+    fewest = min(host.starts for host in others)
+    if gone.closed and fewest >= 2 and not (folder / "shrunk").exists():
+        (folder / "shrunk").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
+        stand_ins.bring_back(gone, folder)
+    elif (folder / "shrunk").exists() and gone.starts and fewest >= 3 and not (folder / "grown").exists():
+        (folder / "grown").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
 
 
 def counts(stand_ins: StandIns) -> dict[str, Any]:

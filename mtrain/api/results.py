@@ -235,7 +235,7 @@ def open_run(run_dir: Path) -> TrainResult:
     if not (run_dir / METRICS).is_file():
         what = "has no metrics.jsonl" if run_dir.is_dir() else "no such folder"
         raise UsageError(f"{run_dir}: {what}; give the folder of a training run, such as runs/digits")
-    history = read_history(run_dir / METRICS)
+    history = read_history(run_dir / METRICS, most_updates=1)
     if not history.start and history.evaluations:
         raise UsageError(f"{run_dir}: is the folder of an evaluation; give the folder of a training run")
     summary = dict(history.end or {})

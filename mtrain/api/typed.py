@@ -741,6 +741,9 @@ class Report(TypedDict, total=False):
     """what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the seconds
     waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments"""
 
+    stragglers: bool
+    """name the ranks that the others wait for, as a warning and in the records of updates; for ranks on CPUs"""
+
     profile: Sequence[int] | None
     """the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder,
     for example [10, 12]; null: none"""

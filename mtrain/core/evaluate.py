@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import (
     Array,
     Batch,
@@ -56,7 +57,19 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
                 evaluator.add(host, predictions(output, host))
         finally:
             model.train()
-    return evaluator.result(session.collective.all_gather(evaluator.partial()))
+    return metrics_of(evaluator, session.collective)
+
+
+def metrics_of(evaluator: Evaluator, collective: Collective) -> dict[str, float]:
+    """Return the metrics of what all ranks have collected, equal on every rank. Every rank must call.
+
+    Where ``Evaluator.scores_once`` says that scoring takes much time or memory, the first rank alone scores.
+    """
+    partials = collective.all_gather(evaluator.partial())
+    if collective.size == 1 or not getattr(evaluator, "scores_once", False):
+        return evaluator.result(partials)
+    metrics = evaluator.result(partials) if collective.rank == 0 else {}
+    return broadcast(collective, metrics)
 
 
 def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Callable[[], bool]) -> Iterator[Item]:

@@ -71,7 +71,7 @@ def shard_seed(seed: int, shard: int, update: int) -> int:
     return _shard_seeds(seed, shard, block)[place]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _shard_seeds(seed: int, shard: int, block: int) -> list[int]:
     """Return the seeds of a shard for the updates of a block, because those of many cost little more than that of one."""
     updates = range(block * SEEDED_TOGETHER, (block + 1) * SEEDED_TOGETHER)

@@ -20,6 +20,8 @@ from mtrain_trace import mixing
 
 SIZE = mixing.LENGTH
 """Numbers in a sketch."""
+MOST_SHARES = 4096
+"""Updates from which the median of the waiting is taken."""
 DIGITS = 16
 """Hexadecimal digits of a digest that are recorded."""
 
@@ -152,6 +154,8 @@ class Shares:
     def __init__(self) -> None:
         self._former_total: float | None = None
         self._shares: list[float] = []
+        self._seen, self._stride = 0, 1
+        """Updates so far, and of how many one is kept: a run may make millions."""
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Add the record of an update. It has ``communication_s``, a running total, if the backend measures it.
@@ -160,7 +164,11 @@ class Shares:
         """
         total = record.get("communication_s")
         if total is not None and self._former_total is not None:
-            self._shares.append(min(1.0, (total - self._former_total) / record["update_seconds"]))
+            if self._seen % self._stride == 0:
+                self._shares.append(min(1.0, (total - self._former_total) / record["update_seconds"]))
+            self._seen += 1
+            if len(self._shares) > MOST_SHARES:
+                self._shares, self._stride = self._shares[::2], self._stride * 2
         self._former_total = total
 
     def summary(self) -> dict[str, float]:

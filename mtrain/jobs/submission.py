@@ -246,7 +246,7 @@ def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
     run = base / job.name
     if not run.is_dir():
         return {}
-    history = read_history(run / "metrics.jsonl")
+    history = read_history(run / "metrics.jsonl", most_updates=1)
     done = max([0, *(update + 1 for update in history.updates), int((history.end or {}).get("update") or 0)])
     return {
         "run_dir": str(run),

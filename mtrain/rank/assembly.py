@@ -210,7 +210,7 @@ def assembled(
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=resolved.spec.backend.name)
-            if resolved.spec.report.times_waits:
+            if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
             spec, choices = precision.settled(resolved.spec, session)

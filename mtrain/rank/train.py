@@ -25,7 +25,7 @@ from mtrain.rank.assembly import Assembly, assembled, augmented, open_task
 from mtrain.rank.draws import KEY
 from mtrain.rank.inspection import Inspection
 from mtrain.rank.profiling import Profile
-from mtrain.rank.records import log_to_stderr, report_update, report_weights, reporter
+from mtrain.rank.records import log_to_stderr, report_weights, reporter
 from mtrain.rank.tracing import Tracing
 from mtrain.rank.training_records import TrainingRecords
 from mtrain.spec.disclosure import without_places
@@ -261,13 +261,14 @@ class TrainingRun:
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         unit = in_unit(record, self._data.unit()) or ({"unit": "samples"} if self.job.plugin.native else {})
-        report_update(self.report, {**record, **unit, **self._tracing.updated(record)})
+        self.records.updated({**record, **unit, **self._tracing.updated(record)})
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; every rank must call."""
         job, began = self.job, time.perf_counter()
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
+        self.records.evaluated()
         metrics = evaluate(
             job.session,
             job.model,

@@ -11,9 +11,10 @@ from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier, broadcast
 from mtrain.core.digest import digest_of_stream
 from mtrain.core.interfaces import Backend, Module, Part, Progress, RankSession, StateStream, Why
+from mtrain.core.straggler import Stragglers
 from mtrain.rank import copying, precision, random_layers
 from mtrain.rank.assembly import unused_gpus
-from mtrain.rank.records import checkpoints_of, left_out, places_summary, progress_summary, text_of
+from mtrain.rank.records import checkpoints_of, left_out, places_summary, progress_summary, report_update, text_of
 from mtrain.records.reporter import Report
 from mtrain.spec.model import Spec
 from mtrain.system.devices import device_words
@@ -39,6 +40,8 @@ class TrainingRecords:
         self.report = report
         self.copies = copying.made(spec, run_folder, session.collective)
         self.checkpoints = checkpoints_of(spec, run_folder, session.collective.rank, self.copies)
+        named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
+        self._stragglers = Stragglers(session.collective) if named else None
         self._device = session.device
         """Description of this rank's device; once ``start`` was called, of all ranks' devices."""
 
@@ -78,6 +81,23 @@ class TrainingRecords:
         for warning in filter(None, warnings):
             self.report.event("warning", message=warning)
 
+    def updated(self, record: Mapping[str, Any]) -> None:
+        """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
+        look = None if self._stragglers is None else self._stragglers.updated(record)
+        fields: dict[str, Any] = {}
+        if self._stragglers is not None and self._stragglers.slow:
+            fields["stragglers"] = list(self._stragglers.slow)
+        if look is not None and look.sent_bytes is not None:
+            fields["sent_bytes_per_update"] = round(look.sent_bytes)
+        report_update(self.report, {**record, **fields})
+        if look is not None and look.sentence:
+            self.report.event("warning" if look.slow else "note", message=f"update {record['update']}: {look.sentence}")
+
+    def evaluated(self) -> None:
+        """Leave the waits since the last update out of the search for stragglers: ranks wait for each other to evaluate, too."""
+        if self._stragglers is not None:
+            self._stragglers.exclude()
+
     def check(self) -> None:
         """Notice a failed background save before the next save does, and report copies.
 
@@ -109,6 +129,7 @@ class TrainingRecords:
         names: Sequence[str] = (),
     ) -> None:
         """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``; ``names``: see ``keep_next``."""
+        self.evaluated()
         self.checkpoints.keep_next(names)
         self.checkpoints.save(state, progress, score=score, **content)
         folder = str(self._run_folder.checkpoints)

@@ -27,6 +27,10 @@ FAINT = "#e4e4e4"
 MARGINS = {"left": 0.08, "right": 0.955, "bottom": 0.068, "top": 0.92, "wspace": 0.2, "hspace": 0.3}
 
 
+MOST_UPDATES = 4000
+"""Updates that are drawn at most, three for each pixel of a plot; a longer run would take memory without end."""
+
+
 class Curves(Figure):
     """A figure that notebooks show as an image, whether or not ``%matplotlib inline`` was typed."""
 
@@ -50,7 +54,7 @@ def draw_results(folder: Path) -> Path | None:
 
 def curves(folder: Path) -> Curves | None:
     """Return the curves of a run folder as a figure; None without records."""
-    history = read_history(folder / "metrics.jsonl")
+    history = read_history(folder / "metrics.jsonl", most_updates=MOST_UPDATES)
     if not history.updates and not history.evaluations:
         return None
     figure = Curves(figsize=(12, 7.2), dpi=110, facecolor="white")

@@ -322,6 +322,10 @@ class ReportSpec(Section):
         description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
         "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
     )
+    stragglers: bool = Field(
+        default=True,
+        description="name the ranks that the others wait for, as a warning and in the records of updates; for ranks on CPUs",
+    )
     profile: Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_is_range)] | None = Field(
         default=None,
         description="the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder, "
@@ -342,10 +346,10 @@ class ReportSpec(Section):
         "elsewhere; verbose: a line for every update",
     )
 
-    @property
-    def times_waits(self) -> bool:
-        """Whether ranks measure how long they wait for each other."""
-        return self.trace == "traffic" or self.metrics_port is not None
+    def times_waits(self, ranks: int) -> bool:
+        """Return whether each of so many ranks measures how long it waits for others."""
+        named = self.stragglers and self.trace == "none" and ranks > 1
+        return named or self.trace == "traffic" or self.metrics_port is not None
 
 
 class Spec(Section):

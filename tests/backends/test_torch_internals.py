@@ -7,6 +7,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -219,3 +220,35 @@ def test_the_stand_in_of_the_compiler_goes_away() -> None:
         assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
     assert internals.compiler_is_loaded() == before
     assert before or "_dynamo" not in vars(torch)
+
+
+def test_what_ranks_have_sent_is_dropped_as_it_is_read(monkeypatch):
+    """The predictions of an evaluation are in memory once: of the parts that came, those that were read are gone."""
+    import weakref
+
+    from torch import distributed as dist
+
+    from mtrain.backends._torch import collective
+
+    arrived: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def all_gather(parts, own, group):
+        for part in parts:
+            part.copy_(own)
+        if own.dtype == torch.uint8:
+            arrived.extend(map(weakref.ref, parts))
+
+    def unpacked(content):
+        alive.append(sum(part() is not None for part in arrived))
+        return real(content)
+
+    real = collective.unpacked
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 5)
+    monkeypatch.setattr(collective, "unpacked", unpacked)
+    value = {3: np.arange(1000.0)}
+    gathered = collective.DistributedCollective(local_rank=0, host_group=None).all_gather(value)
+    assert [part[3].tolist() for part in gathered] == [value[3].tolist()] * 5
+    assert alive == [4, 3, 2, 1, 0]

@@ -29,7 +29,7 @@ def decide(
         **{
             "party": party(0, secret=secret),
             "wanted": (1, 2),
-            "taken": {0: "10.0.0.1"},
+            "taken": {0: "10.0.0.1"}.get,
             "has_address": lambda host, own: host == own,
             **known,
         }
@@ -67,7 +67,7 @@ def test_a_host_that_disagrees_is_told_why_and_ends_the_job_unless_it_has_begun(
     theirs: dict[str, Any], named: str, *, complete: bool
 ) -> None:
     address = HOSTS[theirs["job"]["node"]]
-    decision = decide(theirs, address, taken={2: "10.0.0.3 (c)"}, complete=complete)
+    decision = decide(theirs, address, taken={2: "10.0.0.3 (c)"}.get, complete=complete)
     assert named in decision.refusal
     assert decision.ends_job == ("" if complete else decision.refusal)
     assert decision.accepted is None

@@ -31,3 +31,15 @@ def test_the_last_three_losses_are_told_and_damaged_lines_left_out(tmp_path):
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
     HostLog(tmp_path / "missing").began(["a"], restarts=0)
     assert HostLog(tmp_path / "missing").read() == {}
+
+
+def test_a_job_of_many_hosts_is_read_to_the_beginning_of_its_attempt(tmp_path):
+    """The line of 20,000 hosts alone is longer than what is read first, and losses follow it."""
+    hosts = [f"node{number}.cluster.example" for number in range(20_000)]
+    log = HostLog(tmp_path)
+    log.began(hosts[:2], restarts=0)
+    log.began(hosts, restarts=1)
+    log.lost(hosts[7], "silent for 26 s")
+    found = log.read()
+    assert (len(found["hosts"]), found["restarts"]) == (19_999, 1)
+    assert hosts[7] not in found["hosts"]

@@ -378,6 +378,33 @@ def test_a_controller_that_does_not_answer_is_no_job_that_is_gone(monkeypatch, j
         SlurmQueue(options()).state(job)
 
 
+def test_the_state_of_a_thousand_jobs_takes_as_many_calls_as_that_of_three_and_is_one_line(monkeypatch, job):
+    """Three quarters have ended, one of them with a failure, 240 run and the rest waits."""
+    calls = {}
+    for count in (4, 1000):
+        ended, waiting = count * 3 // 4, count // 100 + 1
+        states = ["COMPLETED"] * ended + ["RUNNING"] * (count - ended - waiting)
+        states[-1 if count == 4 else 17] = "FAILED"
+        shown = [
+            f"JobId={900 + i} ArrayTaskId={i} JobState={state} Reason=None ExitCode=0:0 NodeList=node{i % 5}"
+            for i, state in enumerate(states)
+        ]
+        shown.append(
+            f"JobId=7 ArrayTaskId={len(states)}-{count - 1}%4 JobState=PENDING Reason=Resources NodeList=(null)"
+        )
+        answers = Answers(scontrol="\n".join(shown))
+        monkeypatch.setattr(commands, "run", answers)
+        state = SlurmQueue(options()).state(job)
+        calls[count] = len(answers.asked)
+        assert state.phase in ("running", "waiting")
+    assert calls[1000] <= calls[4] + 1
+    assert "749 COMPLETED (0, 1, 2, 3, 4, 5, 6, 7 ...)" in state.text
+    assert "1 FAILED (17)" in state.text
+    assert "239 RUNNING" in state.text
+    assert "11 PENDING (989-999%4)" in state.text
+    assert len(state.text) < 300
+
+
 def test_logs_of_an_array_name_the_job_that_has_printed_each_line(job):
     for index in ("10", "2"):
         job.request.with_name(f"slurm-7_{index}.out").write_text(f"from {index}\nlast")

@@ -1,6 +1,7 @@
 """Tables, words and page of comparisons whose jobs are simulated."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -221,6 +222,15 @@ def test_the_share_of_communication_is_each_updates_own():
         total += waited
         shares.take({"communication_s": total, "update_seconds": 0.1})
     assert shares.summary() == {"communication_share": pytest.approx(0.5)}, "of 0.5, 0.2, 0.5 and no more than all"
+
+
+def test_the_shares_of_a_run_of_any_length_are_a_few_numbers():
+    shares, total = Shares(), 0.0
+    for update in range(50_000):
+        total += 0.02 if update % 2 else 0.06
+        shares.take({"communication_s": total, "update_seconds": 0.1})
+    assert len(pickle.dumps(shares)) < 50_000
+    assert shares.summary()["communication_share"] in (pytest.approx(0.2), pytest.approx(0.6))
 
 
 @pytest.mark.parametrize(

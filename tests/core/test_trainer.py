@@ -14,7 +14,7 @@ import pytest
 
 from mtrain.core.cadence import Cadence, Cadences, check_continues, scored
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
-from mtrain.core.evaluate import evaluate, interruptible
+from mtrain.core.evaluate import evaluate, interruptible, metrics_of
 from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import Progress, Rates, Why
 from mtrain.core.loop import Hooks, Job, Loop
@@ -622,6 +622,28 @@ def test_one_rank_that_is_asked_to_end_ends_the_evaluation_of_all(stopping_rank:
 
     raised = Ranks(3).run(evaluate_share)
     assert [type(error) for error in raised] == [Interrupted] * 3
+
+
+@pytest.mark.parametrize(("once", "scoring_ranks"), [(True, [0]), (False, [0, 1, 2])])
+def test_a_score_that_takes_much_memory_is_computed_on_the_first_rank_and_known_on_all(
+    once: bool, scoring_ranks: list[int]
+) -> None:
+    scored_on: list[int] = []
+
+    class Scored(Collected):
+        scores_once = once
+
+        def __init__(self, rank: int) -> None:
+            self.seen = [(rank, 10.0**rank)]
+            self._rank = rank
+
+        def result(self, partials: Any) -> dict[str, float]:
+            scored_on.append(self._rank)
+            return super().result(partials)
+
+    metrics = Ranks(3).run(lambda rank, collective: metrics_of(Scored(rank), collective))  # type: ignore[arg-type]
+    assert metrics == [{"score": 111.0}] * 3
+    assert sorted(scored_on) == scoring_ranks
 
 
 def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_patience() -> None:

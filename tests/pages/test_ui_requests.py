@@ -1,7 +1,10 @@
 """`mtrain ui` under requests that no browser of a friend would make, and over folders that no job would leave."""
 
 import http.client
+import json
 import os
+import pickle
+import re
 import shutil
 import signal
 import socket
@@ -13,8 +16,10 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
+from mtrain.records import history as history_module
+from mtrain.records.pages import overview as overview_module
 from mtrain.records.pages.content import age, moment
-from mtrain.records.pages.folder import Absent, Runs, readable
+from mtrain.records.pages.folder import Absent, RunFiles, Runs, readable
 from mtrain.records.pages.overview import HEAD_BYTES, TAIL_BYTES, Overview
 from mtrain.records.pages.state import state_of
 from mtrain.records.pages.timeline import MAX_ROWS, Follower
@@ -370,3 +375,72 @@ def test_times_are_told_by_their_age(passed, words):
     now = 1.8e9
     assert age(now - passed, now=now) == (words or moment(now - passed)[:10])
     assert age("soon", now=now) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- many runs
+def test_of_many_runs_the_newest_are_listed_and_all_on_request(tmp_path, monkeypatch):
+    from starlette.testclient import TestClient
+
+    from mtrain.records.pages import app
+
+    monkeypatch.setattr(app, "MAX_LISTED", 3)
+    for number in range(7):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps(start(time=1_700_000_000.0 + number)) + "\n")
+    client = TestClient(app.application(Runs(tmp_path), host="testserver"))
+    page, everything = client.get("/").text, client.get("/?all").text
+    assert re.findall(r'data-key="(run\d)"', page) == ["run6", "run5", "run4"]
+    assert "newest 3 of 7 runs" in page
+    assert re.findall(r'data-key="(run\d)"', client.get("/rows").text) == ["run6", "run5", "run4"]
+    assert len(re.findall(r'data-key="(run\d)"', everything)) == 7
+    assert 'data-poll="/rows?all"' in everything
+    assert len(re.findall(r'data-key="(run\d)"', client.get("/rows?all").text)) == 7
+
+
+def test_a_run_that_has_not_changed_is_not_read_again_and_one_that_has_is(tmp_path, monkeypatch):
+    for number in range(5):
+        write_run(tmp_path / f"run{number}")
+    overview, read = Overview(Runs(tmp_path)), []
+    real = overview_module._ends
+    monkeypatch.setattr(overview_module, "_ends", lambda run: read.append(run.path.name) or real(run))
+    assert len(overview.entries()) == 5
+    assert sorted(read) == [f"run{number}" for number in range(5)]
+    before = {entry.name: entry for entry in overview.entries()}
+    with (tmp_path / "run2" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(start(model="another")) + "\n")
+    after = {entry.name: entry for entry in overview.entries()}
+    assert read[5:] == ["run2"]
+    assert (before["run2"].model, after["run2"].model) == ("vit", "another")
+    assert all(after[name] == before[name] for name in before if name != "run2")
+
+
+def test_what_is_kept_of_a_run_does_not_grow_with_its_records(tmp_path):
+    """The list keeps one line of each run, whatever its file holds."""
+    sizes = {}
+    for updates in (10, 1000):
+        root = tmp_path / str(updates)
+        write_run(root / "run", [start(), *map(update, range(updates)), evaluation(updates, 0.5)])
+        overview = Overview(Runs(root))
+        overview.entries()
+        sizes[updates] = len(pickle.dumps(overview._kept))
+    assert sizes[1000] < 1.2 * sizes[10] + 3000, "a small curve of 48 points at most"
+
+
+def test_the_end_of_a_very_long_run_is_read(tmp_path, monkeypatch):
+    """Updates that no curve keeps are not parsed, and the end of the file is reached."""
+    lines = [
+        start(total_updates=60_000),
+        *map(update, range(60_000)),
+        evaluation(60_000, 0.9),
+        {"kind": "end", "reason": "done"},
+    ]
+    run = write_run(tmp_path / "run", lines)
+    parsed = []
+    real = history_module.parse_json
+    monkeypatch.setattr(history_module, "parse_json", lambda line: parsed.append(1) or real(line))
+    timeline = Follower(RunFiles(run)).refresh()
+    assert timeline.end is not None
+    assert len(timeline.updates) <= MAX_ROWS
+    assert timeline.last_update["update"] >= 60_000 - timeline.stride
+    assert len(parsed) < 25_000

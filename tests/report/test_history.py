@@ -1,11 +1,14 @@
 """Records of a run: which are read, which a resumed run replaces, and the curves that are made of them."""
 
+import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mtrain.records import history
 from mtrain.records.history import History, Tail, learning_rate_of
 from mtrain.records.smoothing import smoothed
 
@@ -63,3 +66,33 @@ def test_smoothing_is_a_centred_mean_that_is_shorter_near_the_ends() -> None:
 def test_smoothing_keeps_a_line(share: float) -> None:
     values = np.full(200, 3.5)
     np.testing.assert_allclose(smoothed(values, share=share), values)
+
+
+def test_of_a_long_run_every_so_many_updates_are_kept_and_the_last_one(tmp_path, monkeypatch):
+    path, parsed = tmp_path / "metrics.jsonl", []
+    evaluation = json.dumps({"kind": "evaluation", "update": 500, "metrics": {"map": 0.5}}) + "\n"
+    lines = [line("update", number, losses={"total": 1 / (number + 1)}) for number in range(10_000)]
+    path.write_text("".join([*lines[:500], evaluation, *lines[500:], lines[0][:30]]))
+    real = history.parse_json
+    monkeypatch.setattr(history, "parse_json", lambda line: parsed.append(line) or real(line))
+    kept = history.read_history(path, most_updates=100)
+    assert 50 <= len(kept.updates) <= 101
+    assert list(kept.updates)[-1] == 9_999
+    gaps = {later - earlier for earlier, later in itertools.pairwise(list(kept.updates)[:-1])}
+    assert gaps == {128}
+    assert kept.updates[128]["losses"] == {"total": 1 / 129}
+    assert list(kept.evaluations) == [500]
+    assert len(parsed) < 1_000, "the others were not read"
+    assert len(history.read_history(path).updates) == 10_000
+
+
+def test_updates_that_a_resumed_run_repeats_are_forgotten_in_a_long_run_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    start = json.dumps({"kind": "start", "update": 300}) + "\n"
+    path.write_text(
+        "".join([*map(partial(line, "update"), range(1000)), start, *map(partial(line, "update"), range(300, 420))])
+    )
+    kept = history.read_history(path, most_updates=10)
+    assert max(kept.updates) == 419
+    path.write_text("".join([*map(partial(line, "update"), range(1000)), start]))
+    assert max(history.read_history(path, most_updates=10).updates) < 300

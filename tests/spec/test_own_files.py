@@ -105,7 +105,7 @@ ALLOWED = {
     ),
     "files of the kernel": (
         "system/copied.py jobs/hosts/agent.py spec/bounds.py system/attempts.py jobs/preflight/facts.py launchers/withheld.py "
-        "system/placement.py system/vectors.py"
+        "system/placement.py system/vectors.py data/once_per_host.py"
     ),
     "files that the same job has just written": (
         "jobs/micro_batch.py api/prediction.py jobs/start.py launchers/clusters/_kubernetes/queue.py studies/compare/jobs.py "

@@ -186,6 +186,7 @@ ELSEWHERE = {
     "mtrain/tasks/detection/convert.py": "a new folder that the user names",
     "mtrain/tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",
     "mtrain/tasks/segmentation/readers/digits_masks.py": "a new folder, renamed when it is complete",
+    "mtrain/data/once_per_host.py": "a file of this user alone in the temporary folder, with O_NOFOLLOW",
     "mtrain/data/made.py": "a new folder, renamed when it is complete",
     "mtrain/system/copied.py": "descriptors of this process",
     "mtrain/core/checkpoint/store.py": "a new folder, renamed when it is complete",

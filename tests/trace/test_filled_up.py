@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from mtrain_trace import causes
+from mtrain_trace import causes, differences
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.reading import Trace, Update
 

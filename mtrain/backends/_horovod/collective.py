@@ -42,8 +42,9 @@ class HorovodCollective:
         """See ``Collective.all_gather``."""
         payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
         sizes = wait(hvd.allgather_async(torch.tensor([len(payload)]), name="mtrain.objects.sizes")).tolist()
-        gathered = wait(hvd.allgather_async(payload, name="mtrain.objects")).split(sizes)
-        return [unpacked(part.numpy().tobytes()) for part in gathered]
+        gathered = wait(hvd.allgather_async(payload, name="mtrain.objects"))
+        del payload
+        return [unpacked(part.numpy().tobytes()) for part in gathered.split(sizes)]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""

@@ -8,7 +8,6 @@ update.
 import hmac
 import socket
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
@@ -69,15 +68,20 @@ class Channel:
             TrainingError: Another rank has sent something that cannot be read, or is no plain data.
         """
         own_value = packed(value)
+        gathered: list[bytes]
         if self._rank != 0:
             self._send(0, own_value)
-            gathered: Sequence[bytes] = unpacked(self._receive(0))
+            gathered = unpacked(self._receive(0))
         else:
             gathered = [own_value, *(self._receive(rank) for rank in sorted(self._peers))]
             reply = packed(gathered)
             for rank in sorted(self._peers):
                 self._send(rank, reply)
-        return [unpacked(content) for content in gathered]
+            del reply
+        del own_value
+        # Each part is dropped as soon as it is read: the predictions of an evaluation are in memory once, not twice.
+        gathered.reverse()
+        return [unpacked(gathered.pop()) for _ in range(len(gathered))]
 
     def close(self) -> None:
         """Close the sockets. The channel must not be used afterwards."""

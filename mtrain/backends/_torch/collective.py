@@ -85,7 +85,10 @@ class DistributedCollective:
         padded[: len(payload)] = payload
         gathered = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(gathered, padded, group=self._host_group)
-        return [unpacked(part[:length].numpy().tobytes()) for part, length in zip(gathered, lengths, strict=True)]
+        del payload, padded
+        # Each part is dropped as soon as it is read: the predictions of an evaluation are in memory once, not twice.
+        gathered.reverse()
+        return [unpacked(gathered.pop()[:length].numpy().tobytes()) for length in lengths]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""

@@ -7,7 +7,11 @@ from mtrain.core.interfaces.tensors import HostBatch
 
 
 class Evaluator(Protocol):
-    """Collects the predictions of a whole evaluation set and turns them into metrics."""
+    """Collects the predictions of a whole evaluation set and turns them into metrics.
+
+    A class that has ``scores_once = True`` is asked for ``result`` on the first rank alone, and the other ranks are sent its
+    metrics. It is for a ``result`` that takes much time or memory, and calls no collective.
+    """
 
     metrics: ClassVar[Sequence[str]]
     """Names of the metrics that ``result`` returns; a metric of a single class is named ``<metric>/<class>``."""

@@ -58,8 +58,8 @@ class Knowledge:
     party: Party
     wanted: Collection[int]
     """The hosts for which it waits."""
-    taken: Mapping[int, str]
-    """The label of each host that is connected."""
+    taken: Callable[[int], str | None]
+    """Returns the label of a host that is connected; None: it is not."""
     parting: Collection[int] = ()
     """Hosts that were asked to end, and whose ranks may still save."""
     complete: bool = False
@@ -127,8 +127,8 @@ def _problem(known: Knowledge, message: Message, job: Mapping[str, Any]) -> str 
     node = job["node"]
     if mismatch is None and node == 0:
         return "--node-rank: it has 0, which this host has, too"
-    if mismatch is None and node in known.taken:
-        return f"--node-rank: it has {node}, which {known.taken[node]} has, too"
+    if mismatch is None and (label := known.taken(node)) is not None:
+        return f"--node-rank: it has {node}, which {label} has, too"
     return mismatch
 
 

@@ -12,7 +12,7 @@ do         fields                                                      answer
 names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
 port       address, port (0: any)                                      port: one that is free at ``address`` just now
 check      spec, size, training, resumed, cwd                          notes: those of ``job_checks.check`` on this host
-prepare    run_dir, log_dir, node, files {name: text}, cwd, wait_s,    empty; the folder was made, locked and written, and
+prepare    run_dir, log_dir, node, files (``packed_files``), cwd, wait_s,    empty; the folder was made, locked and written, and
            metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
 resume     given, base, name, copy_to, cwd, own_node                   run, checkpoint; see ``restoring.fetch_resume``. The
                                                                        folder is locked before the checkpoint is chosen
@@ -58,7 +58,7 @@ from typing import Any
 import mtrain
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.host_command import HostCommand, Orders
-from mtrain.jobs.hosts import agent_warnings
+from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.channel import Channel, Lost, Message
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.metrics import HostMetrics
@@ -234,7 +234,7 @@ class Agent:
             runfolder.keep_private()
             run.make()
             self._hold(run, message["node"], wait_s=float(message.get("wait_s", 0.0)))
-        for name, text in message["files"].items():
+        for name, text in packed_files.unpack(message["files"]).items():
             path = run.path / Path(name).name
             if ".next." not in name:  # A pending file that a refused job has left would be read in place of this one.
                 runfolder.pending(path).unlink(missing_ok=True)

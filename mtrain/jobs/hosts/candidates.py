@@ -17,6 +17,8 @@ FIRST_PAUSE_S = 5.0
 """Seconds after which a host that does not fit is checked again; each further pause is twice as long."""
 MAX_PAUSE_S = 120.0
 """Longest pause."""
+MAX_CHECKING = 32
+"""Most hosts that are checked at once; the others wait for their turn, where hundreds come together."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +30,9 @@ class _Candidate:
     again_at: float = 0.0
     """When it is checked again, in the time of the clock; only where it did not fit."""
     checking: bool = False
-    """Whether a thread checks it."""
+    """Whether a thread checks it, or will."""
+    waits: bool = False
+    """Whether no thread checks it yet."""
     problems: list[str] | None = None
     """What keeps it from taking part; empty: nothing; None: no check has ended since it began."""
     concluded: bool = False
@@ -69,9 +73,11 @@ class Candidates:
         for node, member in arrived.items():
             member.channel.silence_s = self.silence_s
             self._by_node[node] = _Candidate(member=member)
-            self._check(self._by_node[node])
+            self._begin(self._by_node[node])
         for node, candidate in list(self._by_node.items()):
             if candidate.refused and self.clock() >= candidate.again_at:
+                self._begin(candidate)
+            if candidate.waits:
                 self._check(candidate)
             if candidate.checking:
                 continue
@@ -111,9 +117,15 @@ class Candidates:
         """Return all hosts that have come and do not take part yet."""
         return {node: candidate.member for node, candidate in self._by_node.items()}
 
-    def _check(self, candidate: _Candidate) -> None:
-        candidate.checking, candidate.concluded, candidate.problems = True, False, None
+    def _begin(self, candidate: _Candidate) -> None:
+        candidate.checking, candidate.concluded, candidate.problems, candidate.waits = True, False, None, True
         _tell(candidate.member, "the job runs on its other hosts; this one is being checked")
+
+    def _check(self, candidate: _Candidate) -> None:
+        """Start the thread that checks a host, unless ``MAX_CHECKING`` are checked already."""
+        if sum(each.checking and not each.waits for each in self._by_node.values()) >= MAX_CHECKING:
+            return
+        candidate.waits = False
         threading.Thread(target=self._examine, args=(candidate,), daemon=True).start()
 
     def _examine(self, candidate: _Candidate) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mtrain.errors import LaunchError, UsageError
 from mtrain.jobs.attempt import Attempt, Limits, heed
-from mtrain.jobs.hosts import agent_warnings
+from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.channel import Message, ask_all
 from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.metrics import READ_S
@@ -215,7 +215,7 @@ def prepare(
         each=[{"node": node, "metrics": _metrics(plan, member)} for node, member in members.items()],
         run_dir=str(plan.run_dir),
         log_dir=str(plan.log_dir) if plan.log_dir else None,
-        files=dict(files),
+        files=packed_files.pack(files),
         cwd=cwd,
         wait_s=wait_s,
     )

@@ -1,5 +1,6 @@
 """Connections to the port where the hosts of a job meet, before it is known whether a host of the job called."""
 
+import ipaddress
 import socket
 import time
 from collections.abc import Sequence
@@ -63,6 +64,9 @@ class Addresses:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
+        self._names = [host for host in hosts if not placement.is_address(host)]
+        self._literal = {_canonical(host) for host in hosts if placement.is_address(host)}
+        """Addresses of the hosts that are given by address, as callers have them: one look finds a caller among thousands."""
         self._lookups: dict[str, tuple[float, frozenset[str]]] = {}
         """Host -> monotonic time of the last lookup, and the addresses that it returned."""
 
@@ -85,7 +89,11 @@ class Addresses:
 
     def holds(self, address: str) -> bool:
         """Return whether any of the hosts has ``address``."""
-        return any(self.of(host, address) for host in self._hosts)
+        return address in self._literal or any(self.of(host, address) for host in self._names)
+
+
+def _canonical(address: str) -> str:
+    return address_of([ipaddress.ip_address(address)])
 
 
 @dataclass(kw_only=True, eq=False)

@@ -24,6 +24,7 @@ from mtrain.jobs.outcome import Outcome
 from mtrain.jobs.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.supervisor import EXIT_CODES, Result
+from mtrain.spec.hostnames import few
 from mtrain.system import job_secret
 
 LOOK_S = 1.0
@@ -132,7 +133,8 @@ class ElasticHosts(ConnectedHosts):
                 "that has it, and go on with --resume, or let all hosts share the run folder"
             )
         holders = [node for node in nodes if node in found and store.update_named(found[node]) == best]
-        self._order = [*holders, *(node for node in nodes if node not in holders)]
+        held = set(holders)
+        self._order = [*holders, *(node for node in nodes if node not in held)]
         return found[holders[0]] if holders else None
 
     def restore(self, plan: Plan, outcome: Outcome) -> None:
@@ -274,7 +276,7 @@ class ElasticHosts(ConnectedHosts):
 
     def _named(self, nodes: Iterable[int], *, verb: bool = True) -> str:
         names = [self.members[node].label if node in self.members else self.names[node] for node in sorted(nodes)]
-        return ", ".join(names) + (f" {'is' if len(names) == 1 else 'are'}" if verb else "")
+        return few(names) + (f" {'is' if len(names) == 1 else 'are'}" if verb else "")
 
 
 def _them(nodes: Sequence[int]) -> str:

@@ -16,8 +16,9 @@ from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json
 
 FILE = "hosts.jsonl"
-MAX_BYTES = 64 << 10
-"""How much is read, from the end of the file, in bytes."""
+TAIL_BYTES = 64 << 10
+"""How much is read first, from the end of the file, in bytes: twice as much as long as no attempt begins there, because a
+line names all hosts of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class HostLog:
         Keys: ``hosts``, those of the last attempt that were not lost; ``restarts``; ``lost``, a list of the last three
         losses with ``time``, ``lost`` and ``why``.
         """
-        lines = self._lines()
+        lines = self._tail()
         begins = [number for number, line in enumerate(lines) if "hosts" in line]
         if not begins:
             return {}
@@ -60,20 +61,30 @@ class HostLog:
             "lost": [line for line in lines if "lost" in line][-3:],
         }
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """Return the last lines that are whole."""
+    def _tail(self) -> list[dict[str, Any]]:
+        """Return the last lines that are whole, from at least the last attempt on."""
+        tail_bytes = TAIL_BYTES
         try:
             with open_file(self.run_dir / FILE) as file:
-                file.seek(max(0, file.seek(0, 2) - MAX_BYTES))
-                content = file.read()
+                size_bytes = file.seek(0, 2)
+                while True:
+                    file.seek(max(0, size_bytes - tail_bytes))
+                    lines = _whole_lines(file.read())
+                    if tail_bytes >= size_bytes or any("hosts" in line for line in lines):
+                        return lines
+                    tail_bytes *= 2
         except OSError:
             return []
-        lines = []
-        for text in content.splitlines():
-            with contextlib.suppress(ValueError):
-                line = parse_json(text)
-                lines += [line] if isinstance(line, dict) else []
-        return lines
+
+
+def _whole_lines(content: bytes) -> list[dict[str, Any]]:
+    """Return the lines that are JSON objects; the first and the last one may be cut off."""
+    lines = []
+    for text in content.splitlines():
+        with contextlib.suppress(ValueError):
+            line = parse_json(text)
+            lines += [line] if isinstance(line, dict) else []
+    return lines
 
 
 def words(known: dict[str, Any]) -> list[str]:

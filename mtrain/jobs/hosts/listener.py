@@ -30,6 +30,8 @@ from mtrain.system import names, placement
 MAX_UNIDENTIFIED = {True: 64, False: 16}
 """Connections that may be open before their hello: from addresses of the job's hosts (True), from others (False). More
 are closed."""
+MAX_CALLS = 64
+"""Most hosts that this end calls at once."""
 POLL_S = 0.02
 Result = TypeVar("Result")
 
@@ -108,6 +110,7 @@ class Listener:
         """The task of each connection that has not sent its hello yet, and whether it may be a host of the job."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The task of each host that this end is calling."""
+        self._calling = asyncio.Semaphore(MAX_CALLS)
 
     def run(self, waiting: Callable[[], Awaitable[Result]]) -> Result:
         """Hear callers until ``waiting`` returns; return its result."""
@@ -158,6 +161,10 @@ class Listener:
 
     async def _reach(self, host: str) -> None:
         """Connect to a host. It must see this host's address in the list of hosts, or it takes this host for a stranger."""
+        async with self._calling:
+            await self._reach_in_turn(host)
+
+    async def _reach_in_turn(self, host: str) -> None:
         for address in await self._look_up(host):
             connection = socket.socket(_family(address))
             connection.settimeout(0.0)

@@ -22,6 +22,7 @@ from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.listener import POLL_S, Listener, listening_socket
 from mtrain.jobs.preflight.findings import Finding
+from mtrain.spec.hostnames import few
 from mtrain.system import names
 
 ARRIVAL_S = 0.05
@@ -165,11 +166,11 @@ class Meeting:
 
     def _missing(self, nodes: Sequence[int]) -> list[int]:
         """Return which of ``nodes`` have not connected, or have been lost since."""
-        return [node for node in nodes if node not in self._connected() and node != 0]
+        return [node for node in nodes if node != 0 and not self._is_connected(node)]
 
-    def _connected(self) -> dict[int, str]:
-        """Return the label of each host that is connected."""
-        return {node: member.label for node, member in self._members.items() if member.channel.lost is None}
+    def _is_connected(self, node: int) -> bool:
+        member = self._members.get(node)
+        return member is not None and member.channel.lost is None
 
     def _end_requested(self) -> bool:
         """Return whether a connected host was asked to end the job, for example with Ctrl-C."""
@@ -185,7 +186,7 @@ class Meeting:
     def _note_missing(self, missing: Sequence[int]) -> None:
         unknown = self._unknown(missing)
         why = f", until {names.in_words(unknown)} known here" if unknown else ""
-        hosts = ", ".join(self._hosts(missing))
+        hosts = few(self._hosts(missing))
         self.note(
             f"waiting for {hosts}{why}; start the job there too, with the same command: {self.party.line(missing[0])}"
         )
@@ -233,7 +234,7 @@ class Meeting:
         known = Knowledge(
             party=self.party,
             wanted=self._wanted,
-            taken=self._connected(),
+            taken=lambda node: self._members[node].label if self._is_connected(node) else None,
             parting=self._parting,
             complete=self._complete,
             has_address=self._addresses.of,

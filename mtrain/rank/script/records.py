@@ -12,7 +12,7 @@ from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.core.record_files import RESULTS
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying, random_layers
-from mtrain.rank.records import report_of, report_update, reported_run
+from mtrain.rank.records import report_of, reported_run
 from mtrain.rank.script import kept, pictures
 from mtrain.rank.script.settings import described_script
 from mtrain.rank.script_mode import RankJob, digest_of
@@ -125,7 +125,7 @@ class Records:
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped or changed nothing."""
-        report_update(self.report, record)
+        self.training.updated(record)
         if record["gradient_norm"] == 0 and not self._warned_of_zero:
             self._warned_of_zero = True
             self.report.event(
@@ -142,6 +142,7 @@ class Records:
         Raises:
             ScriptError: there is no metric of the name ``score``.
         """
+        self.training.evaluated()
         name = score or ("score" if "score" in metrics else None)
         sign = -1 if name is not None and name.startswith("-") else 1
         name = None if name is None else name.removeprefix("-")

@@ -74,7 +74,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         backend = job.resolved.backend
         rank = stack.enter_context(backend)
         check_session(rank, backend=backend, name=job.spec.backend.name)
-        if job.spec.report.times_waits:
+        if job.spec.report.times_waits(rank.collective.size):
             rank.capabilities.time_waits()
         current = Session(job, backend, rank, reporters)
         before = RUNNING.set(replace(around, session_is_open=True))

@@ -30,6 +30,8 @@ MAX_COMPARED = 8
 REPORTS_AT_ONCE = 4
 """Reports that are written at once, each of which reads all records of a run; further ones are refused."""
 LOG_BYTES = 64 << 10
+MAX_LISTED = 1000
+"""Runs, the newest ones, that the list shows unless all are asked for; a browser takes seconds for ten thousand."""
 POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; script-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -54,11 +56,11 @@ class Pages:
 
     def index(self, request: Request) -> Response:
         """Answer with the list of runs."""
-        return self._list("index.html", root=str(self._runs.root))
+        return self._list("index.html", request, root=str(self._runs.root))
 
     def rows(self, request: Request) -> Response:
         """Answer with the lines of the list, for its next state."""
-        return self._list("rows.html")
+        return self._list("rows.html", request)
 
     def run(self, request: Request) -> Response:
         """Answer with the page of one run."""
@@ -152,12 +154,15 @@ class Pages:
         shown = self._followers.look(name, run)
         return shown, collect(run, shown.timeline)
 
-    def _list(self, template: str, **values: Any) -> Response:
+    def _list(self, template: str, request: Request, **values: Any) -> Response:
         try:
             entries = self._overview.entries()
         except Unread:
             return self._busy("The runs are being read for the first time")
-        return self._page(template, entries=entries, link=_link, **values)
+        every = "all" in request.query_params
+        listed = entries if every else entries[:MAX_LISTED]
+        poll = "/rows?all" if every else "/rows"
+        return self._page(template, entries=listed, total=len(entries), poll=poll, link=_link, **values)
 
     def _busy(self, reason: str) -> Response:
         answer = self._page("message.html", title="A moment", text=f"{reason}. Load this page again.", status=503)

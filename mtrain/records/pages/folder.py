@@ -18,7 +18,7 @@ from mtrain.spec.files import open_file, parse_json, read_bytes
 MAX_JSON_BYTES = 8 << 20
 MAX_DEPTH = 3
 """Levels of folders below the folder of runs that may hold runs."""
-MAX_RUNS = 2000
+MAX_RUNS = 100_000
 MAX_NAME = 1000
 _SIGNS = (METRICS, "spec.json", "spec.yml")
 """Files by which a run folder is recognised."""

@@ -1,10 +1,12 @@
 """The list of runs: a few facts about each, from the beginning and the end of its records only."""
 
+import os
 import statistics
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,13 +62,27 @@ class Unread(Exception):
     """The list is being read for the first time, by another thread."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """What is kept of a run until its records change: the line of the list, and no record but those that its state needs."""
+
+    stamp: tuple[int, float]
+    """Size in bytes and time of the last change of its records."""
+    entry: Entry
+    since: float
+    """Seconds since 1970 from which its age counts; 0: not known."""
+    end: Mapping[str, Any] | None
+    """How it ended; None: it has not."""
+    left: str
+    """Time to its end, as long as it goes on."""
+
+
 class Overview:
     """The list of runs. What was read of a file is kept until the file changes. Several threads may call."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._kept: dict[str, tuple[tuple[int, float], Timeline, Mapping[str, Any]]] = {}
-
+        self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._listed: list[Entry] | None = None
 
@@ -87,45 +103,65 @@ class Overview:
 
     def _read_all(self) -> list[Entry]:
         found, names = [], self._runs.names()
-        self._kept = {name: kept for name, kept in self._kept.items() if name in set(names)}
+        listed = set(names)
+        self._kept = {name: kept for name, kept in self._kept.items() if name in listed}
+        now = time.time()
         for name in names:
             try:
-                found.append(self._entry(name, self._runs.run(name)))
+                found.append(self._entry(name, now))
             except (Absent, OSError):  # it has been removed meanwhile
                 continue
         return sorted(found, key=lambda entry: entry.order, reverse=True)
 
-    def _entry(self, name: str, run: RunFiles) -> Entry:
-        timeline, summary = self._read(name, run)
-        start, last, best = timeline.start, timeline.last_update, _best(timeline, summary)
-        total, made = number_of(start.get("total_updates")), _made(timeline)
-        metric, value = next(iter(headline_of(best).items()), ("", None))
-        state = state_of(run, timeline.end)
-        began = number_of(start.get("time"))
-        changed = max(run.size_and_time(file)[1] for file in (METRICS, "spec.json"))
-        return Entry(
-            name=name,
-            state=state,
-            model=str(start.get("model") or "")[:60],
-            backend=_backend(start, timeline.end or {}),
-            updates="" if made is None else f"{made:.0f} of {total:.0f}" if total else f"{made:.0f}",
-            share=0 if made is None or not total else max(0, min(100, round(100 * made / total))),
-            metric=metric[:60],
-            value="" if value is None else f"{value:.4f}",
-            curve=_draw_course(timeline, metric),
-            left=_word_time_left(timeline, made, total) if state == "running" else "",
-            started=moment(began if began is not None else changed or None) or "",
-            age=age(began if began is not None else changed or None, now=time.time()) or "",
-            order=began if began is not None else number_of(last.get("time")) or changed,
-        )
+    def _entry(self, name: str, now: float) -> Entry:
+        kept, stamp = self._kept.get(name), _stamp(self._runs.root / name / METRICS)
+        if kept is None or kept.stamp != stamp:
+            kept = self._kept[name] = _read(name, self._runs.run(name), stamp, now)
+        # A run that has recorded its end keeps its state; of thousands, nearly all are such.
+        state = kept.entry.state if _is_over(kept.end) else state_of(self._runs.run(name), kept.end, now=now)
+        left = kept.left if state == "running" else ""
+        return replace(kept.entry, state=state, left=left, age=age(kept.since or None, now=now) or "")
 
-    def _read(self, name: str, run: RunFiles) -> tuple[Timeline, Mapping[str, Any]]:
-        stamp = run.size_and_time(METRICS)
-        kept = self._kept.get(name)
-        if kept is None or kept[0] != stamp:
-            kept = (stamp, _ends(run), run.json(SUMMARY))
-            self._kept[name] = kept
-        return kept[1], kept[2]
+
+def _is_over(end: Mapping[str, Any] | None) -> bool:
+    return end is not None and end.get("reason") in ("done", "interrupted", "failed")
+
+
+def _stamp(path: Path) -> tuple[int, float]:
+    """Return size in bytes and time of the last change; zeros where the file is missing. Nothing of it is shown."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0.0
+    return status.st_size, status.st_mtime
+
+
+def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _Kept:
+    """Read a run."""
+    timeline, summary = _ends(run), run.json(SUMMARY)
+    start, last, best = timeline.start, timeline.last_update, _best(timeline, summary)
+    total, made = number_of(start.get("total_updates")), _made(timeline)
+    metric, value = next(iter(headline_of(best).items()), ("", None))
+    began = number_of(start.get("time"))
+    changed = max(run.size_and_time(file)[1] for file in (METRICS, "spec.json"))
+    since = began if began is not None else changed
+    entry = Entry(
+        name=name,
+        state=state_of(run, timeline.end, now=now),
+        model=str(start.get("model") or "")[:60],
+        backend=_backend(start, timeline.end or {}),
+        updates="" if made is None else f"{made:.0f} of {total:.0f}" if total else f"{made:.0f}",
+        share=0 if made is None or not total else max(0, min(100, round(100 * made / total))),
+        metric=metric[:60],
+        value="" if value is None else f"{value:.4f}",
+        curve=_draw_course(timeline, metric),
+        left="",
+        started=moment(since or None) or "",
+        age="",
+        order=began if began is not None else number_of(last.get("time")) or changed,
+    )
+    end = None if timeline.end is None else {"reason": timeline.end.get("reason")}
+    return _Kept(stamp=stamp, entry=entry, since=since, end=end, left=_word_time_left(timeline, made, total))
 
 
 def _ends(run: RunFiles) -> Timeline:

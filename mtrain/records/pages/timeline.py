@@ -9,7 +9,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.core.record_files import METRICS
-from mtrain.records.history import Record, Tail
+from mtrain.records.history import UPDATE_LINE, Record, Tail
 from mtrain.records.pages.folder import Absent, RunFiles
 from mtrain.records.wording import headline_metrics
 
@@ -20,8 +20,8 @@ MAX_NAMES = 8
 """Losses, groups or metrics that have a curve."""
 MAX_EVENTS = 200
 CHUNK_BYTES = 4 << 20
-MAX_BYTES = 512 << 20
-"""Bytes of ``metrics.jsonl`` that are read."""
+MAX_BYTES = 64 << 30
+"""Bytes of ``metrics.jsonl`` that are read: those of 10^8 updates. A folder of strangers may hold more."""
 Series = tuple[Array, Array]
 """Updates (U,) and values (U,) of one curve."""
 
@@ -71,6 +71,13 @@ class Timeline:
         elif kind == "end":
             self.end = record
             self.ends = [*self.ends, record][-MAX_EVENTS:]
+
+    def skips(self, line: bytes) -> bool:
+        """Return whether a line is that of an update that is not kept; it need not be read then."""
+        if not line.startswith(UPDATE_LINE) or self._count % self.stride == 0:
+            return False
+        self._count += 1
+        return True
 
     def copy(self) -> "Timeline":
         """Return the state of now, which does not change when records are added."""
@@ -217,7 +224,7 @@ class Follower:
             if before >= end:
                 self._is_whole = False
                 break
-            for record in self._tail.read(limit=CHUNK_BYTES):
+            for record in self._tail.iterate(limit=CHUNK_BYTES, skip=self.timeline.skips):
                 self.timeline.add(record)
             if self._tail.offset == before:
                 break

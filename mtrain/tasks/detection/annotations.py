@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.tasks.detection.annotation_table import Places, Ragged, Table, Texts
+from mtrain.tasks.detection.annotation_table import Arrays, Places, Ragged, Table, Texts, joined, within
 
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
@@ -89,6 +89,18 @@ class Annotations:
     """Sentences about other anomalies, e.g. label files without an image."""
     images: Sequence[AnnotatedImage] = field(default=())
     """The unchanged content of the annotation files, in the order of ``samples``."""
+    arrays: Arrays = field(default_factory=dict)
+    """The arrays that all of it is made of, by name; empty where it was not assembled from images."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what ``from_arrays`` needs beside the arrays, as plain values."""
+        return {
+            "class_names": list(self.class_names),
+            "category_ids": list(self.category_ids),
+            "problems": dict(self.problems),
+            "notes": list(self.notes),
+        }
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -176,26 +188,11 @@ def _repeats(boxes: NDArray[np.float32], labels: NDArray[np.int64], valid: NDArr
     return repeated
 
 
-def _sample_table(samples: Sequence[Sample], places: Places) -> Sequence[Sample]:
-    columns = _columns(samples)
-    columns["boxes"] = Ragged([sample.boxes for sample in samples], np.zeros((0, 4), dtype=np.float32))
-    return Table(len(samples), lambda index: Sample(**places.fields(index), **_parts(columns, index)))
-
-
-def _image_table(images: Sequence[AnnotatedImage], places: Places) -> Sequence[AnnotatedImage]:
-    columns, names = _columns(images), Texts(image.file_name for image in images)
-    columns["boxes_xywh"] = Ragged([image.boxes_xywh for image in images], np.zeros((0, 4), dtype=np.float64))
-    return Table(
-        len(images),
-        lambda index: AnnotatedImage(**places.fields(index), file_name=names[index], **_parts(columns, index)),
-    )
-
-
 def _columns(rows: Sequence[Sample] | Sequence[AnnotatedImage]) -> dict[str, Ragged]:
     return {
-        "labels": Ragged([row.labels for row in rows], np.zeros(0, dtype=np.int64)),
-        "crowd": Ragged([row.crowd for row in rows], np.zeros(0, dtype=np.bool_)),
-        "area": Ragged([row.area for row in rows], np.zeros(0, dtype=np.float64)),
+        "labels": Ragged.of([row.labels for row in rows], np.zeros(0, dtype=np.int64)),
+        "crowd": Ragged.of([row.crowd for row in rows], np.zeros(0, dtype=np.bool_)),
+        "area": Ragged.of([row.area for row in rows], np.zeros(0, dtype=np.float64)),
     }
 
 
@@ -214,18 +211,42 @@ def assemble(
 
     The result holds arrays of all images, and not the objects that were given.
     """
-    ordered: Sequence[AnnotatedImage]
     ordered = sorted(images, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
-    places = Places(ordered)
-    samples = _sample_table([clean(image, problems) for image in ordered], places)
-    ordered = _image_table(ordered, places)
+    samples = [clean(image, problems) for image in ordered]
+    trained = {**_columns(samples), "boxes": Ragged.of([s.boxes for s in samples], np.zeros((0, 4), dtype=np.float32))}
+    boxes = Ragged.of([image.boxes_xywh for image in ordered], np.zeros((0, 4), dtype=np.float64))
+    arrays = {
+        **joined({"places": Places.of(ordered), "names": Texts.of(image.file_name for image in ordered)}),
+        **{f"samples/{key}": array for key, array in joined(trained).items()},
+        **{f"images/{key}": array for key, array in joined({**_columns(ordered), "boxes_xywh": boxes}).items()},
+    }
+    counted = {kind: problems[kind] for kind in PROBLEMS if problems[kind]}
+    facts = {"class_names": class_names, "category_ids": category_ids, "problems": counted, "notes": notes}
+    return from_arrays(arrays, facts)
+
+
+def from_arrays(arrays: Arrays, facts: Mapping[str, Any]) -> Annotations:
+    """Return the annotations whose ``arrays`` and ``facts`` these are, also those of another process."""
+    places, names = Places(within(arrays, "places")), Texts(within(arrays, "names"))
+    of_samples, of_images = (
+        {key: Ragged(within(within(arrays, kind), key)) for key in ("labels", "crowd", "area", boxes)}
+        for kind, boxes in (("samples", "boxes"), ("images", "boxes_xywh"))
+    )
+    count = len(arrays["places/sizes"])
+    samples: Sequence[Sample] = Table(count, lambda index: Sample(**places.fields(index), **_parts(of_samples, index)))
+    images: Sequence[AnnotatedImage] = Table(
+        count,
+        lambda index: AnnotatedImage(**places.fields(index), file_name=names[index], **_parts(of_images, index)),
+    )
+    class_names, category_ids = tuple(facts["class_names"]), tuple(facts["category_ids"])
     return Annotations(
         samples=samples,
-        class_names=tuple(class_names),
-        category_ids=tuple(category_ids),
-        problems={kind: problems[kind] for kind in PROBLEMS if problems[kind]},
-        ground_truth=GroundTruth(ordered, class_names=class_names, category_ids=category_ids),
-        notes=tuple(notes),
-        images=ordered,
+        class_names=class_names,
+        category_ids=category_ids,
+        problems=dict(facts["problems"]),
+        ground_truth=GroundTruth(images, class_names=class_names, category_ids=category_ids),
+        notes=tuple(facts["notes"]),
+        images=images,
+        arrays=arrays,
     )

@@ -5,7 +5,7 @@ crowds match any number of predictions and count neither as hit nor as miss. A m
 -1, as in pycocotools.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -50,6 +50,8 @@ class CocoEvaluator:
 
     metrics: ClassVar[Sequence[str]] = (*METRICS, "score")
     headline: ClassVar[Sequence[str]] = ("AP", "AP50", "AP75", "AR100")
+    scores_once: ClassVar[bool] = True
+    """Scoring 50,000 images takes gigabytes, which the other ranks of a host would take as well."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class CocoEvaluator:
         self._predicted = sum(map(len, predictions.values()))
         counted = max(self._max_detections, COCO_DETECTIONS)
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
-        results = results_json(self._annotations, best)
+        results = iterate_results(self._annotations, best)
         truth = dict(self._annotations.ground_truth)
         if self._only is not None:
             known = {self._annotations.samples[index].image_id for index in self._only}
@@ -180,16 +182,20 @@ def to_image(detections: Any, scale_pad: Any, *, width: int, height: int) -> Det
 
 def results_json(annotations: Annotations, predictions: Mapping[int, Detections]) -> list[dict[str, Any]]:
     """Return predictions in the COCO results form, with the annotation file's own ids."""
-    return [
-        {
-            "image_id": annotations.samples[index].image_id,
-            "category_id": annotations.category_ids[int(label)],
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "score": score,
-        }
-        for index, detections in predictions.items()
-        for x1, y1, x2, y2, score, label in detections.tolist()
-    ]
+    return list(iterate_results(annotations, predictions))
+
+
+def iterate_results(annotations: Annotations, predictions: Mapping[int, Detections]) -> Iterator[dict[str, Any]]:
+    """Yield the results of ``results_json``; millions of them would take gigabytes beside those that are scored."""
+    for index, detections in predictions.items():
+        image_id = annotations.samples[index].image_id
+        for x1, y1, x2, y2, score, label in detections.tolist():
+            yield {
+                "image_id": image_id,
+                "category_id": annotations.category_ids[int(label)],
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "score": score,
+            }
 
 
 def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbox") -> dict[str, float]:
@@ -215,7 +221,7 @@ def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbo
 
 def _evaluate(
     truth: Mapping[str, Any],
-    results: Sequence[Mapping[str, Any]],
+    results: Iterable[Mapping[str, Any]],
     *,
     iou_type: IouType,
     max_detections: int = COCO_DETECTIONS,

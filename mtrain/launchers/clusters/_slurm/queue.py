@@ -16,6 +16,8 @@ ORDER: tuple[Phase, ...] = ("running", "waiting", "failed", "cancelled", "unknow
 """The phase of an array is the first of these that one of its jobs has."""
 POLL_S = 1.0
 """Seconds between two looks at the output of a job that is followed."""
+FEW = 8
+"""Most jobs of an array that are named one by one."""
 ASK_S = 5.0
 """Seconds between two questions to the controller while a job is followed."""
 
@@ -132,13 +134,35 @@ def _state(job: QueuedJob, number: str) -> QueueState:
         return QueueState(phase="unknown", text=f"Slurm does not know job {number} any more", id=own)
     phase = next(phase for phase in ORDER if phase in {task.phase for task in tasks})
     codes = [task.code for task in tasks if task.code is not None]
+    running = [task.nodes for task in tasks if task.phase == "running" and task.nodes]
     return QueueState(
         phase=phase,
-        text=", ".join(task.text for task in sorted(tasks, key=lambda task: batch.index_order(task.index))),
-        hosts=[name for task in tasks if task.phase == "running" for name in commands.host_names(task.nodes)],
+        text=_words(sorted(tasks, key=lambda task: batch.index_order(task.index))),
+        # One call for all: an array may have a thousand jobs that run.
+        hosts=list(dict.fromkeys(commands.host_names(",".join(dict.fromkeys(running))))),
         code=max(codes) if codes and phase in ENDED else None,
         id=own,
     )
+
+
+def _words(tasks: Sequence[Task]) -> str:
+    """Word the states of a job, or of all jobs of an array: each of a few, else how many have which state, and some of them."""
+    if len(tasks) <= FEW:
+        return ", ".join(task.text for task in tasks)
+    by_state: dict[str, list[str]] = {}
+    for task in tasks:
+        by_state.setdefault(task.state, []).append(task.index)
+    return "; ".join(f"{sum(map(_count, indices)):,} {state} ({_some(indices)})" for state, indices in by_state.items())
+
+
+def _count(indices: str) -> int:
+    """Return how many jobs an entry stands for: those that wait are one entry, such as ``5-7,9%2``."""
+    bounds = re.findall(r"(\d+)(?:-(\d+))?", indices.partition("%")[0])
+    return sum(int(last or first) - int(first) + 1 for first, last in bounds) or 1
+
+
+def _some(indices: Sequence[str]) -> str:
+    return ", ".join(indices[:FEW]) + (" ..." if len(indices) > FEW else "")
 
 
 def _number(path: Path) -> str:

@@ -25,6 +25,7 @@ from mtrain.tasks.detection.readers.coco_json import (
     read_coco_json,
     shown,
 )
+from mtrain.tasks.detection.readers.once import once_per_host
 
 ROBOFLOW = "_annotations.coco.json"
 """Name of the annotation file in each folder of Roboflow's export."""
@@ -49,6 +50,7 @@ class Coco(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
+    @once_per_host
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 

@@ -14,6 +14,7 @@ from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.readers.once import once_per_host
 
 COLUMNS = ("path", "x1", "y1", "x2", "y2", "label")
 
@@ -50,6 +51,7 @@ class CsvBoxes(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
+    @once_per_host
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 

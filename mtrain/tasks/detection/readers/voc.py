@@ -17,6 +17,7 @@ from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.reading import listed, need_root, order_names, size_of
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.readers.once import once_per_host
 from mtrain.tasks.detection.readers.voc_layout import Entry, Layout, layout_of
 from mtrain.tasks.detection.readers.voc_xml import VocImage, read_voc_xml, voc_class_names
 
@@ -46,6 +47,7 @@ class Voc(Dataset):
         self.options = options or self.Options()
         self._names_by_file: dict[Path, set[str]] = {}
 
+    @once_per_host
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 

@@ -18,6 +18,7 @@ from mtrain.errors import DataError
 from mtrain.spec.files import read_bytes, read_text
 from mtrain.spec.yaml_reader import MAX_BYTES, parse
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.readers.once import once_per_host
 from mtrain.tasks.detection.readers.yolo_layout import DESCRIPTION, description_file, listed_names, no_names, places_of
 
 MAX_LABEL_BYTES = 64 << 20
@@ -47,6 +48,7 @@ class Yolo(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
+    @once_per_host
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split. Images without a label file have no boxes; a note counts label files without an image.
 

@@ -1,0 +1,154 @@
+"""The ranks that the others wait for: which are found from the waits of all, and when it is said."""
+
+from itertools import pairwise
+from threading import Barrier, Thread
+
+import numpy as np
+import pytest
+
+from mtrain.core.straggler import MOST_UPDATES, Look, Stragglers, slowest
+
+
+@pytest.mark.parametrize(
+    ("shares", "found"),
+    [
+        ([0.6, 0.62, 0.01], (2,)),
+        ([0.1, 0.12, 0.09], ()),  # even ranks that exchange all the time wait alike
+        ([0.5, 0.5, 0.5, 0.5], ()),
+        ([0.7, 0.1], (1,)),
+        ([0.3, 0.15], ()),
+        ([0.5] * 6 + [0.05, 0.1], (6, 7)),  # a slow host
+        ([0.6, 0.0, 0.0, 0.0], ()),  # one fast rank is no reason to name all others
+        ([0.5, 0.5, 0.3, 0.05], (3,)),
+        ([0.0], ()),
+    ],
+)
+def test_the_ranks_below_the_largest_gap_are_found(shares, found):
+    assert slowest(shares) == found
+
+
+class Rank:
+    """One of several ranks whose exchanges are played by the test: it waits ``wait_s`` in each update of ``update_s``."""
+
+    def __init__(self, ranks: "Ranks", rank: int) -> None:
+        self.rank, self.size, self.local_rank = rank, ranks.size, rank
+        self._ranks = ranks
+        self.calls = 0
+        self.now = self.waited_s = 0.0
+        self.sent_bytes = 0
+        self.stragglers = Stragglers(self, clock=lambda: self.now, sent=lambda: self.sent_bytes, host=f"node{rank}")
+
+    def all_reduce(self, x, op):
+        assert op == "sum"
+        return np.sum(self._exchange(x), axis=0)
+
+    def all_gather(self, value):
+        return self._exchange(value)
+
+    def _exchange(self, value):
+        self.calls += 1
+        return self._ranks.exchange(self.rank, value)
+
+
+class Ranks:
+    """All ranks, whose threads meet in every exchange."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values = [None] * size
+        self._barrier = Barrier(size, timeout=20)
+        self.all = [Rank(self, rank) for rank in range(size)]
+
+    def exchange(self, rank, value):
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def run(self, waits, *, updates, first=0, update_s=0.25, excluded=()):
+        """Make updates in which each rank waits as ``waits`` says; return the looks of each."""
+        looks = [[] for _ in self.all]
+
+        def one(rank):
+            for update in range(first, first + updates):
+                if update in excluded:  # an evaluation of 100 s, in which this rank alone does not wait
+                    rank.now += 100
+                    rank.waited_s += 100 if rank.rank else 0
+                    rank.stragglers.exclude()
+                rank.now += update_s
+                rank.waited_s += waits[rank.rank] * update_s
+                rank.sent_bytes += 1000 * (rank.rank + 1)
+                look = rank.stragglers.updated({"update": update, "communication_s": rank.waited_s})
+                looks[rank.rank] += [] if look is None else [(update, look)]
+
+        threads = [Thread(target=one, args=(rank,)) for rank in self.all]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return looks
+
+
+def said(looks: "list[tuple[int, Look]]") -> "list[tuple[int, str]]":
+    return [(update, look.sentence) for update, look in looks if look.sentence]
+
+
+def test_a_slow_rank_is_named_once_on_every_rank_after_two_looks_and_again_when_it_is_over():
+    ranks = Ranks(3)
+    slow = ranks.run([0.6, 0.5, 0.0], updates=200)
+    assert len({tuple(said(each)) for each in slow}) == 1, "all ranks say the same"
+    ((update, sentence),) = said(slow[0])
+    assert update == 20, "ten updates are 2.5 s, and ten more confirm it"
+    assert "wait for rank 2 (node2)" in sentence
+    assert "wait 55 % of the time, it 0 %" in sentence
+    assert [look.slow for _, look in slow[1]] == [(), *[(2,)] * (len(slow[1]) - 1)]
+    even = ranks.run([0.2, 0.2, 0.2], first=200, updates=200)
+    assert [sentence for _, sentence in said(even[0])] == ["the ranks no longer wait for rank 2"]
+    assert ranks.all[0].stragglers.slow == ()
+
+
+def test_even_ranks_exchange_one_small_vector_every_ten_seconds_and_none_is_named():
+    ranks = Ranks(4)
+    looks = ranks.run([0.4, 0.45, 0.35, 0.5], updates=1000)
+    assert said(looks[0]) == []
+    assert [rank.calls for rank in ranks.all] == [len(looks[0])] * 4
+    assert 20 <= len(looks[0]) <= 26, "250 s of updates, a look every 10"
+
+
+def test_fast_updates_are_looked_at_seldom_and_not_judged_after_milliseconds():
+    ranks = Ranks(2)
+    looks = ranks.run([0.9, 0.0], updates=10 + 3 * MOST_UPDATES, update_s=0.002)
+    updates = [update for update, _ in looks[0]]
+    assert updates[0] == 10
+    assert looks[0][0][1].slow == ()
+    assert all(later - earlier <= MOST_UPDATES for earlier, later in pairwise(updates))
+    assert looks[0][-1][1].slow == (1,)
+
+
+def test_one_bad_look_names_nobody():
+    ranks = Ranks(2)
+    looks = [
+        *ranks.run([0.3, 0.3], updates=11)[0],
+        *ranks.run([0.9, 0.0], first=11, updates=40)[0],
+        *ranks.run([0.3, 0.3], first=51, updates=100)[0],
+    ]
+    assert max(look.shares[0] - look.shares[1] for _, look in looks) > 0.2
+    assert said(looks) == []
+
+
+def test_waits_of_an_evaluation_are_those_of_no_update():
+    ranks = Ranks(2)
+    assert said(ranks.run([0.3, 0.3], updates=100, excluded=range(5, 100, 5))[0]) == []
+
+
+def test_bytes_are_counted_per_update_of_this_rank():
+    looks = Ranks(2).run([0.3, 0.3], updates=60)
+    assert {look.sent_bytes for _, look in looks[0]} == {1000.0}
+    assert {look.sent_bytes for _, look in looks[1]} == {2000.0}
+
+
+def test_ranks_that_measure_no_waits_exchange_nothing():
+    ranks = Ranks(2)
+    assert ranks.all[0].stragglers.updated({"update": 3}) is None
+    assert ranks.all[0].calls == 0
