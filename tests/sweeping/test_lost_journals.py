@@ -1,7 +1,9 @@
 """A sweep whose journal is lost or damaged goes on from the folders of its trials."""
 
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,13 +55,17 @@ def overwritten(file: Path) -> None:
     file.write_bytes(b"no database")
 
 
-def with_a_page_of_zeros(file: Path) -> None:
+def without_its_notes(file: Path) -> None:
+    """Overwrite the page of a table whose loss SQLite does not notice by itself."""
+    with contextlib.closing(sqlite3.connect(file)) as opened:
+        (root,) = opened.execute("select rootpage from sqlite_master where name = 'trial_user_attributes'").fetchone()
+        (size,) = opened.execute("pragma page_size").fetchone()
     content = bytearray(file.read_bytes())
-    content[4096 : 2 * 4096] = bytes(4096)
+    content[(root - 1) * size : root * size] = bytes(size)
     file.write_bytes(content)
 
 
-DAMAGES = (deleted, halved, without_its_last_page, overwritten, with_a_page_of_zeros)
+DAMAGES = (deleted, halved, without_its_last_page, overwritten, without_its_notes)
 
 
 @pytest.fixture

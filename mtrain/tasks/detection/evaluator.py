@@ -180,14 +180,16 @@ def to_image(detections: Any, scale_pad: Any, *, width: int, height: int) -> Det
 
 def results_json(annotations: Annotations, predictions: Mapping[int, Detections]) -> list[dict[str, Any]]:
     """Return predictions in the COCO results form, with the annotation file's own ids."""
+    # A sample is made when it is asked for: once for each image, and not for each of its boxes.
+    by_image = ((annotations.samples[index].image_id, detections) for index, detections in predictions.items())
     return [
         {
-            "image_id": annotations.samples[index].image_id,
+            "image_id": image_id,
             "category_id": annotations.category_ids[int(label)],
             "bbox": [x1, y1, x2 - x1, y2 - y1],
             "score": score,
         }
-        for index, detections in predictions.items()
+        for image_id, detections in by_image
         for x1, y1, x2, y2, score, label in detections.tolist()
     ]
 
