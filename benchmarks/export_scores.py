@@ -65,6 +65,8 @@ PROGRAMS = {
     "paddle.inference": ("paddle", "made-by-paddle", "paddle", PADDLE),
 }
 """Format, file, name of the interpreter, and code of each program."""
+REFERENCE = "ONNX Runtime"
+"""The program that comes first, and with which the others are compared."""
 
 
 def ran(*command: str) -> None:
@@ -94,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--root")
+    parser.add_argument("--only", help="of the other programs, only this one")
     options = parser.parse_args(argv)
     pythons = dict(given.split("=", 1) for given in options.python)
     best = json.loads((options.run / "summary.json").read_text())["best"]
@@ -101,10 +104,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder, first = Path(made), []
         for program, (form, file, name, code) in PROGRAMS.items():
+            if options.only not in (None, program) and program != REFERENCE:
+                continue
             if not (folder / file).exists() and not list(folder.glob(f"{file}.*")):
                 words = ("export", "--run", str(options.run), "--format", form, "--out", str(folder / file))
                 ran(pythons.get(form, sys.executable) if form == "openvino" else sys.executable, "-m", "mtrain", *words)
-            if program == "ONNX Runtime":
+            if program == REFERENCE:
                 model = ExportedModel.open(folder / file, threads=1)
                 spec = model.spec()
                 data = spec.data if options.root is None else spec.data.model_copy(update={"root": options.root})
