@@ -80,7 +80,8 @@ def suppressed(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any
 def inputs_read(static: Any) -> set[str]:
     """Return the names of the inputs on which the outputs of a traced ``forward`` depend; Paddle 3 only."""
     traced = static.forward.concrete_program
-    waiting = [value.get_defining_op() for value in paddle.utils.flatten(traced.outputs)]
+    values = paddle.utils.flatten(traced.outputs)  # type: ignore[attr-defined]
+    waiting = [value.get_defining_op() for value in values]
     seen: set[int] = set()
     names: set[str] = set()
     while waiting:
