@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     best = json.loads((options.run / "summary.json").read_text())["best"]
     print(f"| form | score | largest difference |\n|---|---|---|\n| checkpoint | {best['score']:.7f} | |", flush=True)
     with tempfile.TemporaryDirectory() as made:
-        folder, first = Path(made), []
+        folder = Path(made)
+        first: list[list[Array]] = []
         for program, (form, file, name, code) in PROGRAMS.items():
             if options.only not in (None, program) and program != REFERENCE:
                 continue
@@ -116,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 job = Resolved.of(spec.model_copy(update={"data": data}))
                 batches = list(micro_batches(evaluation_data(job, model.metadata), size=BATCH))
                 key = model.metadata.inputs[0].key
-                np.savez(folder / "given.npz", **{f"b{i}": batch[key] for i, batch in enumerate(batches)})
+                given: dict[str, Any] = {f"b{i}": batch[key] for i, batch in enumerate(batches)}
+                np.savez(folder / "given.npz", **given)
             found = folder / "found.npz"
             python = pythons.get(name, sys.executable)
             ran(python, "-c", LOOP.format(open=code), str(folder / "given.npz"), str(found), str(folder / file))

@@ -57,7 +57,9 @@ class _Own(Layer):
     def predicted(self, arrays: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the predictions for a batch, and note their names."""
         batch = {given.key: array for given, array in zip(self.inputs, arrays, strict=True)}
-        batch |= {given.key: paddle.zeros(given.example.shape, given.dtype) for given in self.left_out}
+        for given in self.left_out:
+            dtype: Any = given.dtype
+            batch[given.key] = paddle.zeros(given.example.shape, dtype)
         outputs: dict[str, Tensor] = self.network(batch)
         self.names = list(outputs)
         return tuple(outputs.values())
@@ -130,8 +132,9 @@ def _own_written(network: Layer, program: Program) -> list[str]:
     Raises:
         SpecError: There is none, or the layer cannot be traced.
     """
-    if paddle.__version__.startswith("2."):
-        raise SpecError(f"--format paddle: own models are exported with Paddle 3, and this is {paddle.__version__}")
+    version = str(paddle.version.full_version)
+    if version.startswith("2."):
+        raise SpecError(f"--format paddle: own models are exported with Paddle 3, and this is {version}")
     with _refused(program):
         static = _static(_Own(network, program.inputs), program)
         # A batch of a user's own data holds targets too, and Paddle saves no program with an input that is not read.
