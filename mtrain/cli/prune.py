@@ -28,7 +28,7 @@ from mtrain.spec import terminal
     help="What makes a channel important: the scale of its BatchNorm, its filter's size, or weight times gradient.",
 )
 @click.option(
-    "--sensitivity", is_flag=True, help="Also mask 25, 50 and 75 % of each group alone and score it on some samples."
+    "--sensitivity", is_flag=True, help="Also mask shares of each group alone and score what is left on some samples."
 )
 @click.option(
     "--samples",
@@ -36,6 +36,13 @@ from mtrain.spec import terminal
     default=32,
     show_default=True,
     help="Samples of the evaluation split that --sensitivity scores.",
+)
+@click.option(
+    "--shares",
+    metavar="A,B",
+    default="0.25,0.5,0.75",
+    show_default=True,
+    help="Shares of a group's channels that --sensitivity masks, one evaluation each.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.option(
@@ -52,6 +59,10 @@ def prune(context: click.Context, /, **params: Any) -> None:
     overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
     if out is None:
         raise click.UsageError("no folder to write: give -o FOLDER")
+    try:
+        params["shares"] = tuple(float(share) for share in params["shares"].split(","))
+    except ValueError:
+        raise click.UsageError(f"--shares {params['shares']}: expected numbers, such as 0.25,0.5") from None
     spec = spec_request({"config": params.pop("config"), "overrides": overrides})
     result = deploying.prune(deploying.PruneRequest(run=named_run(params), spec=spec, out=out, **params))
     if result.code == 0:

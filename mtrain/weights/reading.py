@@ -132,9 +132,18 @@ def _check_header(path: Path, start: bytes) -> None:
         CheckpointError: The header is too long.
     """
     is_other = start.startswith((ZIP_START, _PICKLE_START)) or start[8:9] != b"{"
-    length = int.from_bytes(start[:8], "little")
-    if not is_other and length > MAX_HEADER_BYTES:
+    if not is_other and not _is_safetensors(start):
+        length = int.from_bytes(start[:8], "little")
         raise CheckpointError(f"{path}: a header of {length} bytes; safetensors have at most {MAX_HEADER_BYTES}")
+
+
+def _is_safetensors(start: bytes) -> bool:
+    """Return whether a file is one of safetensors, by its first bytes: the length of a JSON object, and the object.
+
+    One length in 32 begins with the byte with which pickles begin. No pickle has four bytes after it that are the rest of a
+    length below the limit, and then a brace.
+    """
+    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES
 
 
 def _remedy(refused: Name | None) -> str:
@@ -148,14 +157,14 @@ def _remedy(refused: Name | None) -> str:
 
 
 def _parsed(path: Path, content: bytes) -> Weights:
+    if _is_safetensors(content):
+        return _described_safetensors(path, content)
     if content.startswith(ZIP_START):
         return _torch(path, read_zip(content), file_bytes=len(content))
     if content.startswith(_PICKLE_START):
         if is_legacy(content):
             return _torch(path, read_legacy(content), file_bytes=len(content))
         return _paddle(path, content)
-    if content[8:9] == b"{":
-        return _described_safetensors(path, content)
     raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
 
 

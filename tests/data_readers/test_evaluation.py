@@ -1,6 +1,7 @@
 """The metrics equal those of the COCO evaluation to six decimals, for any number of ranks and any order."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,19 @@ def test_the_object_with_id_zero_and_text_ids_are_matched() -> None:
     actual = {0: np.array([[99, 99, 119, 119, 0.9, 0]])}
     assert CocoEvaluator(annotations).result([actual])["AP"] == pytest.approx(1.0)
     assert results_json(annotations, actual)[0]["image_id"] == "a"
+
+
+def test_an_image_is_looked_up_once_and_not_for_each_of_its_boxes(real: Annotations) -> None:
+    class Counted(list[object]):
+        asked = 0
+
+        def __getitem__(self, index: object) -> object:
+            self.asked += 1
+            return super().__getitem__(index)  # type: ignore[index]
+
+    samples = Counted(real.samples)
+    rows = results_json(replace(real, samples=samples), {3: np.ones((50, 6)), 7: np.ones((40, 6))})
+    assert (len(rows), samples.asked) == (90, 2)
 
 
 def test_boxes_return_to_the_image_and_are_clipped() -> None:

@@ -178,13 +178,13 @@ def test_what_an_own_model_cannot_be_written_as_is_refused_at_once(folder, words
     assert "leave the flag out" in message
 
 
-def test_an_own_model_of_paddle_is_refused_with_the_way_out(folder, capsys):
+def test_an_own_model_of_paddle_is_written_by_paddle_alone(folder, capsys):
     run_of(folder, classes()["Net"]())
     words = ["-c", spec(folder, framework="paddle"), "-o", "backend.name=fleet"]
     assert main(["export", "--run", "runs/own", *words]) == 2
-    message = capsys.readouterr().err
-    assert "Paddle" in message
-    assert "mtrain weights export" in message
+    assert "is a model of Paddle, which is exported with --format paddle" in capsys.readouterr().err
+    assert main(["export", "--run", "runs/own", *words, "--format", "paddle", "--layout", "nchw"]) == 2
+    assert "an own model of Paddle is exported as a program of Paddle" in capsys.readouterr().err
 
 
 def test_without_the_spec_that_names_the_code_nothing_is_built(folder, capsys):

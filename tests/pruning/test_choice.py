@@ -1,12 +1,14 @@
 """Which channels go, by scores that were computed by hand on a network of two convolutions."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from mtrain.cli import main
 from mtrain.core.interfaces import Array
 from mtrain.deploy.prune import sensitivity
 from mtrain.deploy.prune.channels import Channels
@@ -190,3 +192,14 @@ def test_sensitivity_is_the_score_that_is_lost_without_the_least_important_chann
     assert [(row["group"], row["channels"], row["samples"]) for row in table] == [("a", 4, 7), ("b", 2, 7)]
     assert table[0]["losses"] == pytest.approx([0.1, 0.3, 0.6])
     assert table[1]["losses"] == pytest.approx([0.0, 0.25, 0.25])
+    half = sensitivity.rows(_Sums(), masked, samples=7, shares=[0.5], tell=lambda _: None)  # type: ignore[arg-type]
+    assert [row["losses"] for row in half] == [row["losses"][1:2] for row in table]
+    assert {tuple(row["shares"]) for row in half} == {(0.5,)}
+
+
+@pytest.mark.parametrize("text", ["0,0.5", "1", "half", "-0.1", ""])
+def test_a_share_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").touch()
+    words = ["-c", "vit_digits", "--weights", str(tmp_path / "w.safetensors"), "--out", str(tmp_path / "out")]
+    assert main(["prune", *words, "--target", "0.5", "--shares", text]) == 2
+    assert f"--shares {text}: expected numbers" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from benchmarks.search_samplers import PROBLEMS, search
 from mtrain.errors import UsageError
 from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.journal import Journal
@@ -101,6 +102,13 @@ def test_cma_es_begins_around_the_spec_and_gets_better() -> None:
     assert sum(one["d"] > 0.5 for one in params[:6]) > 4
     scores = [score_of(one) for one in params]
     assert sum(scores[30:]) / 12 > sum(scores[:12]) / 12 + 0.1
+
+
+def test_tpe_comes_nearer_to_a_known_optimum_than_random_values() -> None:
+    ends = {sampler: [search(PROBLEMS["rates"], sampler, trials=30, seed=seed)[-1] for seed in range(5)]
+            for sampler in ("random", "tpe")}  # fmt: skip
+    assert sum(tpe < random for tpe, random in zip(ends["tpe"], ends["random"], strict=True)) >= 4
+    assert sum(ends["tpe"]) < sum(ends["random"]) / 2
 
 
 def test_the_journal_holds_no_object_that_reading_it_would_make(tmp_path: Path) -> None:

@@ -184,7 +184,9 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
     plan = starting.prepare(sweep_request(folder / "sweep"))
     Journal(plan.folder, direction="max").close()
     (folder / "sweep" / file).write_bytes(content)
-    for words in (["--show", "sweep"], ["--resume", "--out", "sweep"]):
+    # A damaged journal is made again from the trials' folders: see test_lost_journals.
+    resumed = [["--resume", "--out", "sweep"]] if file == "sweep.json" else []
+    for words in (["--show", "sweep"], *resumed):
         assert main(["sweep", *words]) == 2
         told = capsys.readouterr().err
         assert told.startswith("error: ")

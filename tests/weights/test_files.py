@@ -227,6 +227,29 @@ def test_arrays_that_old_paddle_cut_into_slices_are_joined(tmp_path):
         read(tmp_path / "w.pdparams")
 
 
+@pytest.mark.parametrize("length", [0x80, 0x280, 0x480, 0x1F80, 0x7980])
+def test_safetensors_whose_header_is_as_long_as_a_pickle_begins_are_read(tmp_path, length):
+    # 0x80 is the first byte of a pickle, and of every 32nd length that is a multiple of 8.
+    entries = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    header = json.dumps(entries).encode().ljust(length)
+    values = np.array([1.5, -2], np.float32)
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", length) + header + values.tobytes())
+    np.testing.assert_array_equal(read(tmp_path / "a.safetensors").arrays["a"], values)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_with_a_brace_where_safetensors_have_one_is_no_such_file(tmp_path, protocol):
+    for count in range(12):
+        content = pickle.dumps({"x" * count + "{": np.zeros(1, np.float32)}, protocol=protocol)
+        spread = content[:8] + b"{" + content[9:]
+        (tmp_path / "a.pdparams").write_bytes(spread)
+        try:
+            found = read(tmp_path / "a.pdparams").description
+        except CheckpointError as error:
+            found = str(error)
+        assert "safetensors" not in found
+
+
 def test_pairs_of_name_and_array_are_read(tmp_path):
     (tmp_path / "w.pdparams").write_bytes(pickle.dumps({"w": ("conv2d_0.w_0", np.ones(2)), "n": "text"}))
     golden.equal(read(tmp_path / "w.pdparams").arrays, {"w": np.ones(2)})

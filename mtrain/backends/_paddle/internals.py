@@ -76,6 +76,27 @@ def suppressed(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any
     return rows_K6, counts_B
 
 
+# ----------------------------------------------------------------------------------------------------------- programs
+def inputs_read(static: Any) -> set[str]:
+    """Return the names of the inputs on which the outputs of a traced ``forward`` depend; Paddle 3 only."""
+    traced = static.forward.concrete_program
+    values = paddle.utils.flatten(traced.outputs)  # type: ignore[attr-defined]
+    waiting = [value.get_defining_op() for value in values]
+    seen: set[int] = set()
+    names: set[str] = set()
+    while waiting:
+        operator_ = waiting.pop()
+        if operator_ is None or operator_.id() in seen:
+            continue
+        seen.add(operator_.id())
+        if operator_.name() == "pd_op.data":
+            names.add(operator_.attrs()["name"])
+        waiting += [operand.source().get_defining_op() for operand in operator_.operands()]
+        # The branches of a condition read values from outside without naming them as operands.
+        waiting += [inner for block in operator_.blocks() for inner in block.ops]
+    return names
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def empty_like(x: Tensor) -> Tensor:
     """Return a tensor of the shape, type and place of ``x``, whose numbers are arbitrary."""

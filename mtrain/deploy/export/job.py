@@ -200,24 +200,25 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
         UsageError: It was asked for.
     """
     model = trained.spec.model
-    if start.framework_of(trained) != FRAMEWORK_OF["onnx"] or model.declared_framework == "paddle":
+    is_paddle = start.framework_of(trained) == "paddle" or model.declared_framework == "paddle"
+    if is_paddle and request.format != "paddle":
         raise UsageError(
-            f"export: {shortened(model.name)} is a model of Paddle, and own models are exported from torch alone; load the "
-            "weights in your code (`mtrain weights export RUN --to x.pdparams`), and call paddle.onnx.export or paddle.jit.save"
+            f"--format {request.format}: {shortened(model.name)} is a model of Paddle, which is exported with --format paddle"
         )
     asked = {
-        f"--format {request.format}": request.format in ("paddle", "safetensors"),
+        f"--format {request.format}": request.format == "safetensors" or (request.format == "paddle" and not is_paddle),
         f"--form {request.form}": request.form != "decoded",
         f"--precision {request.precision}": request.precision != "fp32",
         "--dynamic-size": request.dynamic_size,
         "--layout nchw": request.layout != "nhwc",
         "--input float": request.input != "uint8",
     }
+    kinds = "a program of Paddle" if is_paddle else "ONNX, OpenVINO or a program of torch.export"
     for flag, given in asked.items():
         if given:
             raise UsageError(
-                f"{flag}: an own model is exported as ONNX, OpenVINO or a program of torch.export, in fp32, with the outputs of "
-                "its predict; leave the flag out"
+                f"{flag}: an own model of {'Paddle' if is_paddle else 'torch'} is exported as {kinds}, in fp32, with the outputs "
+                "of its predict; leave the flag out"
             )
 
 

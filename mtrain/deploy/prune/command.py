@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.record_files import write_json
 from mtrain.deploy.prune import tables
 from mtrain.deploy.prune.scores import By
-from mtrain.deploy.prune.sensitivity import SAMPLES
+from mtrain.deploy.prune.sensitivity import SAMPLES, SHARES
 from mtrain.deploy.prune.worker import REQUEST, RESULT, WEIGHTS
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
@@ -48,6 +48,8 @@ class PruneRequest:
     sensitivity: bool = False
     samples: int = SAMPLES
     """Number of samples of the evaluation split that the sensitivity table scores."""
+    shares: Sequence[float] = SHARES
+    """Shares of the channels of each group that the sensitivity table masks."""
     device: str = "cpu"
 
 
@@ -90,6 +92,7 @@ def prune(request: PruneRequest) -> Pruned:
             "by": request.by,
             "sensitivity": request.sensitivity,
             "samples": request.samples,
+            "shares": _shares(request.shares),
         }
         write_json(work / REQUEST, asked)
     except OSError as error:
@@ -105,6 +108,19 @@ def prune(request: PruneRequest) -> Pruned:
         shutil.rmtree(work, ignore_errors=True)
         if not any(out.iterdir()):
             out.rmdir()
+
+
+def _shares(shares: Sequence[float]) -> list[float]:
+    """Return the shares in rising order, each once.
+
+    Raises:
+        UsageError: one is not a share, or there is none.
+    """
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise UsageError(
+            f"--shares {','.join(f'{share:g}' for share in shares)}: expected numbers above 0 and below 1, such as 0.25,0.5"
+        )
+    return sorted(set(shares))
 
 
 def _weights(request: PruneRequest) -> tuple[Path, "Source"]:

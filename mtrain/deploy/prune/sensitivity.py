@@ -1,7 +1,7 @@
 """The sensitivity table: how much score is lost where channels of one group alone are masked."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from mtrain.deploy.prune.measuring import Bench, Network
 from mtrain.deploy.prune.network import Group, Prunable, least_important, mask
 
 SHARES = (0.25, 0.5, 0.75)
-"""Shares of a group that are masked, one after the other."""
+"""Shares of a group that are masked, one after the other, unless others are asked for."""
 SAMPLES = 32
 """Number of samples of the evaluation split that are scored unless another number is asked for."""
 _PAUSE_S = 2.0
@@ -29,8 +29,15 @@ class Masked:
     """Importance of each set."""
 
 
-def rows(bench: Bench, masked: Masked, *, samples: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return a row for each group: its name, its number of sets, and the loss of score for each of ``SHARES``.
+def rows(
+    bench: Bench,
+    masked: Masked,
+    *,
+    samples: int,
+    shares: Sequence[float] = SHARES,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Return a row for each group: its name, its number of sets, and the loss of score for each share.
 
     Each loss is one evaluation of ``samples`` samples of the evaluation split, which are read once and spread over it.
 
@@ -38,6 +45,7 @@ def rows(bench: Bench, masked: Masked, *, samples: int, tell: Callable[[str], No
         bench: evaluates.
         masked: what is masked.
         samples: number of samples; all of a smaller split.
+        shares: shares of a group that are masked.
         tell: takes a sentence about the progress.
     """
     subset = bench.subset(samples)
@@ -51,12 +59,13 @@ def rows(bench: Bench, masked: Masked, *, samples: int, tell: Callable[[str], No
     for group in _Progress(len(masked.network.groups), tell).of(masked.network.groups):
         losses: dict[int, float] = {}
         row = []
-        for share in SHARES:
+        for share in shares:
             removed = least_important(group, masked.scores, round(share * len(group.sets)))
             if len(removed) not in losses:
                 losses[len(removed)] = before - score(removed)
             row.append(losses[len(removed)])
-        table.append({"group": group.name, "channels": len(group.sets), "losses": row, "samples": len(subset.indices)})
+        counts = {"channels": len(group.sets), "samples": len(subset.indices)}
+        table.append({"group": group.name, **counts, "shares": list(shares), "losses": row})
     return table
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mtrain.deploy.prune.sensitivity import SHARES
-
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that ``mtrain prune`` prints: groups, sensitivity if it was asked for, before and after."""
@@ -14,7 +12,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     if report["sensitivity"]:
         samples = report["sensitivity"][0]["samples"]
         yield f"loss of score on {samples} samples where this share of a group's channels is masked:"
-        head = ("group", "channels", *(f"{share:.0%}" for share in SHARES))
+        head = ("group", "channels", *(f"{share:.0%}" for share in report["sensitivity"][0]["shares"]))
         losses = [
             (row["group"], str(row["channels"]), *(f"{loss:.4f}" for loss in row["losses"]))
             for row in report["sensitivity"]

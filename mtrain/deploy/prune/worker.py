@@ -78,7 +78,7 @@ class Pruning:
         self._whole = Network(model=job.model, optimizer=job.optimizer)
 
     def run(
-        self, *, target: float, by: Any, sensitivity: bool, samples: int
+        self, *, target: float, by: Any, sensitivity: bool, samples: int, shares: Sequence[float]
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return what was found, as plain values, and the weights of the smaller network."""
         bench, network, weights = self._bench, self._network, self._weights
@@ -92,7 +92,7 @@ class Pruning:
         rows = []
         if sensitivity:
             masked = Masked(network=network, whole=self._whole, weights=weights, scores=scores)
-            rows = table(bench, masked, samples=samples, tell=self._tell)
+            rows = table(bench, masked, samples=samples, shares=shares, tell=self._tell)
         bench.fill(self._whole, weights)
         smaller = bench.network(small, sizes)
         after, _ = bench.metrics(smaller)

@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,13 +28,23 @@ STUDY = "mtrain"
 MAGIC = b"SQLite format 3\0"
 REASON, UPDATE, SECONDS = "reason", "update", "seconds"
 """What the journal notes about a trial that has ended."""
+REMEDY = "`mtrain sweep --resume --out FOLDER` reads the trials from their folders again"
+UNREADABLE = ("database is locked", "unable to open", "readonly database")
+"""What SQLite says of a file that may be whole."""
+SIDECARS = ("", "-journal", "-wal", "-shm")
+"""What SQLite adds to the name of a file for those that belong to it."""
+
+
+class DamagedError(UsageError):
+    """The file of a journal cannot be read as one."""
 
 
 class Journal:
     """The trials of a sweep.
 
     Raises:
-        UsageError: the file is not a journal.
+        DamagedError: the file is not a journal.
+        UsageError: there is none, or it cannot be read now.
     """
 
     def __init__(self, folder: Path, *, direction: Direction | None = None) -> None:
@@ -43,19 +53,20 @@ class Journal:
         if direction is not None and not self.file.exists():
             _make(self.file, direction)
         if not self.file.is_file():
-            raise UsageError(f"{folder}: has no {FILE}; the sweep has not begun, or its journal was removed")
+            raise UsageError(f"{folder}: has no {FILE}; the sweep has not begun, or its journal was removed: {REMEDY}")
         if not _looks_like_sqlite(self.file):
-            raise UsageError(
-                f"{self.file}: is no SQLite file; the journal of this sweep is damaged, start another sweep"
-            )
+            raise DamagedError(f"{self.file}: is no SQLite file; the journal of this sweep is damaged: {REMEDY}")
         try:
             self._storage = _storage(self.file)
+            _refuse_broken_pages(self._storage)
             self._study = self._storage.get_study_id_from_name(STUDY)
             self.trials()
         except Exception as error:  # the libraries below raise errors of many kinds for a damaged file
             reason = (str(error).splitlines() or [""])[0]
-            raise UsageError(
-                f"{self.file}: cannot be read as a journal ({reason}); it is damaged, or of another program"
+            if any(word in reason for word in UNREADABLE):
+                raise UsageError(f"{self.file}: cannot be read now ({reason}); try again") from error
+            raise DamagedError(
+                f"{self.file}: cannot be read as a journal ({reason}); it is damaged, or of another program: {REMEDY}"
             ) from error
 
     def trials(self) -> list[FrozenTrial]:
@@ -89,10 +100,51 @@ class Journal:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
 
 
+def opened(folder: Path, *, direction: Direction, tell: Callable[[str], None]) -> Journal:
+    """Open the journal of a sweep that runs; make an empty one in place of one that is damaged, which is kept.
+
+    Raises:
+        UsageError: the file cannot be read now.
+    """
+    try:
+        journal = Journal(folder, direction=direction)
+    except DamagedError as error:
+        kept = _set_aside(folder / FILE)
+        tell(f"{str(error).partition(': `')[0]}; it is kept as {kept.name}")
+        journal = Journal(folder, direction=direction)
+    if not journal.trials() and any(folder.glob("specs/*.yml")):
+        tell("the journal has no trials: they are read from their folders again")
+    return journal
+
+
+def _set_aside(file: Path) -> Path:
+    """Give a damaged journal another name, with the files that SQLite would take for those of the next one."""
+    taken = len(list(file.parent.glob(f"{file.name}.damaged-*")))
+    kept = file.with_name(f"{file.name}.damaged-{taken + 1}")
+    for ending in SIDECARS:
+        with contextlib.suppress(FileNotFoundError):
+            file.with_name(file.name + ending).rename(kept.with_name(kept.name + ending))
+    return kept
+
+
+def _refuse_broken_pages(storage: RDBStorage) -> None:
+    """Look at all pages of the file: reading the trials alone may not touch those that are lost.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    with storage.engine.connect() as connection:
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok":
+        raise ValueError(str(found))
+
+
 def _make(file: Path, direction: Direction) -> None:
     """Make an empty journal. It gets its name when it is complete, so that a kill leaves none or a whole one."""
     temporary = file.with_name(f".{file.name}")
-    temporary.unlink(missing_ok=True)
+    for ending in SIDECARS:  # of a lost journal: SQLite would roll the new one back by them
+        temporary.with_name(temporary.name + ending).unlink(missing_ok=True)
+        file.with_name(file.name + ending).unlink(missing_ok=True)
     storage = _storage(temporary)
     wanted = StudyDirection.MINIMIZE if direction == "min" else StudyDirection.MAXIMIZE
     storage.create_new_study([wanted], STUDY)

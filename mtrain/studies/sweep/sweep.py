@@ -13,7 +13,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.spec.outputs import make_folder, write_text
 from mtrain.spec.yaml_reader import dumped
 from mtrain.studies.sweep import journal as journals
-from mtrain.studies.sweep import outputs
+from mtrain.studies.sweep import outputs, recovered
 from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.gpus import Shares
 from mtrain.studies.sweep.journal import REASON, SECONDS, UPDATE, Journal
@@ -90,8 +90,8 @@ def run(plan: SweepPlan) -> Verdict:
     """
     runfolder.keep_private()
     with journals.owned(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
-        journal = Journal(plan.folder, direction=plan.definition.direction)
         plan.request.tell(f"sweep folder: {plan.folder}")
+        journal = journals.opened(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
         try:
             with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
                 verdict = sweep.run()
@@ -149,12 +149,18 @@ class _Sweep:
             if waiting:
                 self._begin(waiting[0])
             elif len(trials) < self._definition.trials:
-                number = self._journal.add(proposed(self._definition, trials, len(trials)))
+                number = self._journal.add(self._next(trials))
                 self._begin(self._journal.trials()[number])
             else:
                 return
             if self._requests.any():
                 return
+
+    def _next(self, trials: list[FrozenTrial]) -> FrozenTrial:
+        """Return a new trial: as it is in the folder if the journal has lost it, else as the sampler proposes it."""
+        trial = proposed(self._definition, trials, len(trials))
+        place = Place(self._plan.folder, len(trials))
+        return recovered.as_in_folder(trial, place, self._definition, tell=self._request.tell)
 
     def _begin(self, trial: FrozenTrial) -> None:
         place = Place(self._plan.folder, trial.number)

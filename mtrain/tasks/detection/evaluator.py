@@ -188,7 +188,7 @@ def results_json(annotations: Annotations, predictions: Mapping[int, Detections]
 def iterate_results(annotations: Annotations, predictions: Mapping[int, Detections]) -> Iterator[dict[str, Any]]:
     """Yield the results of ``results_json``; millions of them would take gigabytes beside those that are scored."""
     for index, detections in predictions.items():
-        image_id = annotations.samples[index].image_id
+        image_id = annotations.samples[index].image_id  # a sample is made when it is asked for: not for each box
         for x1, y1, x2, y2, score, label in detections.tolist():
             yield {
                 "image_id": image_id,
