@@ -241,6 +241,7 @@ class DFine(TransformersDetector):
     """D-FINE: Peng et al. 2024, "D-FINE: Redefine Regression Task in DETRs"."""
 
     model_type = "d_fine"
+    float64 = False  # transformers computes its loss in float32
     unwritable: ClassVar[Sequence[Format]] = ("onnx",)
     published: ClassVar[Published] = network.with_layers(
         TransformersDetector.published, ("mlp.layers.0", "mlp.layers.1")
