@@ -69,14 +69,12 @@ def main() -> int:
 def read(path: Path) -> dict[str, Any]:
     """Return a record with arrays; torch is imported for its own alone."""
     if path.suffix == ".pkl":
-        found: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301 - a file of one's own
+        found: dict[str, Any] = pickle.loads(path.read_bytes())
         return found
     import torch
 
     record = torch.load(path, weights_only=False)
-    states = {
-        name: {key: value.numpy() for key, value in record[name].items()} for name in ("start", "weights", "ema")
-    }
+    states = {name: {key: value.numpy() for key, value in record[name].items()} for name in ("start", "weights", "ema")}
     return {**record, **states}
 
 
@@ -117,9 +115,13 @@ def compared(record: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
         ("gradient norm", lambda a: a["norm"], lambda b: b["gradient_norm"]),
         ("momentum", lambda a: a["momentum"], lambda b: b["momentum"]),
     ):
+        if any(ours(b) is None for _, b in pairs):
+            yield f"{name}: not among mtrain's records of this job"
+            continue
         yield f"{name}: {max(abs(ours(b) / theirs(a) - 1) for a, b in pairs):.1e}"
+    # The original may have one group of parameters where mtrain has several of one learning rate.
     rates = max(
-        abs(x - y) for a, b in pairs for x, y in zip(sorted(a["rates"]), sorted(b["learning_rates"]), strict=True)
+        abs(x - y) for a, b in pairs for x, y in zip(sorted({*a["rates"]}), sorted({*b["learning_rates"]}), strict=True)
     )
     yield f"learning rates: {rates:.1e}"
     for name in ("weights", "ema"):
