@@ -118,7 +118,8 @@ def compared(record: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
         if any(ours(b) is None for _, b in pairs):
             yield f"{name}: not among mtrain's records of this job"
             continue
-        yield f"{name}: {max(abs(ours(b) / theirs(a) - 1) for a, b in pairs):.1e}"
+        differences = [abs(ours(b) / theirs(a) - 1) for a, b in pairs]
+        yield f"{name}: {max(differences):.1e}; of the updates in turn " + " ".join(f"{x:.0e}" for x in differences)
     # The original may have one group of parameters where mtrain has several of one learning rate.
     rates = max(
         abs(x - y) for a, b in pairs for x, y in zip(sorted({*a["rates"]}), sorted({*b["learning_rates"]}), strict=True)
@@ -127,11 +128,9 @@ def compared(record: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
     for name in ("weights", "ema"):
         theirs_of = {neutral(key): x.astype(np.float64) for key, x in record[name].items()}
         theirs_of = {key: x for key, x in theirs_of.items() if key in found[name]}
-        differences = {
-            key: np.abs(found[name][key] - x).max() / max(np.abs(x).max(), 1e-12) for key, x in theirs_of.items()
-        }
-        worst = max(differences, key=lambda key: differences[key])
-        yield f"{name}: {differences[worst]:.1e} of the largest value of an array ({worst}; {len(differences)} arrays)"
+        shares = {key: np.abs(found[name][key] - x).max() / max(np.abs(x).max(), 1e-12) for key, x in theirs_of.items()}
+        worst = max(shares, key=lambda key: shares[key])
+        yield f"{name}: {shares[worst]:.1e} of the largest value of an array ({worst}; {len(shares)} arrays)"
 
 
 def neutral(name: str) -> str:
