@@ -1,7 +1,9 @@
-"""Whether mtrain's updates are the original YOLOv5's: its own batches are fed to mtrain, from its own start weights.
+"""Whether mtrain's updates are those of an original: its own batches are fed to mtrain, from its own start weights.
 
     python benchmarks/peers/yolov5_record.py CHECKOUT 8 record.pt --epochs 2 --batch-size 8 ...
     python benchmarks/fed.py record.pt yolov5n_bccd_reference -o data.root=... schedule.horizon_epochs=2
+    python benchmarks/peers/ppyoloe_record.py CHECKOUT CONFIG.yml record.pkl
+    python benchmarks/fed.py record.pkl ppyoloe_s_bccd -o backend.options.framework=paddle ... --epochs 3
 
 The record holds a training in float64, and mtrain computes in float64 too, so only the order of additions differs. A
 difference of 1e-14 grows tenfold every other update at the published learning rates, and within twenty updates nothing is
@@ -12,6 +14,7 @@ record must have whole batches.
 
 import argparse
 import json
+import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -56,31 +59,40 @@ def main() -> int:
     parser.add_argument("-o", dest="values", nargs="+", default=[], metavar="PATH=VALUE")
     parser.add_argument("--epochs", type=int, default=2, help="of the record")
     arguments = parser.parse_args()
-    import torch
-
-    record = torch.load(arguments.record, weights_only=False)
+    record = read(arguments.record)
     with tempfile.TemporaryDirectory() as name:
         for line in compared(record, trained(record, arguments, Path(name))):
             print(line)
     return 0
 
 
+def read(path: Path) -> dict[str, Any]:
+    """Return a record with arrays; torch is imported for its own alone."""
+    if path.suffix == ".pkl":
+        found: dict[str, Any] = pickle.loads(path.read_bytes())
+        return found
+    import torch
+
+    record = torch.load(path, weights_only=False)
+    states = {name: {key: value.numpy() for key, value in record[name].items()} for name in ("start", "weights", "ema")}
+    return {**record, **states}
+
+
 def trained(record: Mapping[str, Any], arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train a job of one rank in this process; return its lines of updates and its state."""
-    import torch
+    from safetensors.numpy import save_file
 
     from mtrain.core.trainer import train as run_loop
     from mtrain.rank import assembly, process, train
     from mtrain.spec import config
     from mtrain.system.runfolder import RunFolder
 
-    torch.save(
-        {name: x.float() if x.is_floating_point() else x for name, x in record["start"].items()}, folder / "start.pt"
-    )
+    start = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in record["start"].items()}
+    save_file({name: np.ascontiguousarray(x) for name, x in start.items()}, folder / "start.safetensors")
     updates, side = record["updates"], record["updates"][0]["pixels"].shape[-1]
     fixed = ["backend.name=solo", "cluster.nproc_per_node=1", "train.precision=fp64", "evaluate.enabled=false"]
     sizes = ["train.epochs=null", f"train.updates={len(updates)}", f"data.image_size={side}", "data.workers=1"]
-    given = [f"model.weights={folder}/start.pt", "report.plots=false", "report.tensorboard=false"]
+    given = [f"model.weights={folder}/start.safetensors", "report.plots=false", "report.tensorboard=false"]
     job = config.load(arguments.spec, overrides=[*fixed, *sizes, *given, *arguments.values]).job
     for name in ("checkpoints", "logs"):
         (folder / "run" / name).mkdir(parents=True)
@@ -103,18 +115,27 @@ def compared(record: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[st
         ("gradient norm", lambda a: a["norm"], lambda b: b["gradient_norm"]),
         ("momentum", lambda a: a["momentum"], lambda b: b["momentum"]),
     ):
-        yield f"{name}: {max(abs(ours(b) / theirs(a) - 1) for a, b in pairs):.1e}"
+        if any(ours(b) is None for _, b in pairs):
+            yield f"{name}: not among mtrain's records of this job"
+            continue
+        differences = [abs(ours(b) / theirs(a) - 1) for a, b in pairs]
+        yield f"{name}: {max(differences):.1e}; of the updates in turn " + " ".join(f"{x:.0e}" for x in differences)
+    # The original may have one group of parameters where mtrain has several of one learning rate.
     rates = max(
-        abs(x - y) for a, b in pairs for x, y in zip(sorted(a["rates"]), sorted(b["learning_rates"]), strict=True)
+        abs(x - y) for a, b in pairs for x, y in zip(sorted({*a["rates"]}), sorted({*b["learning_rates"]}), strict=True)
     )
     yield f"learning rates: {rates:.1e}"
     for name in ("weights", "ema"):
-        theirs_of = {key: x.double().numpy() for key, x in record[name].items() if key in found[name]}
-        differences = {
-            key: np.abs(found[name][key] - x).max() / max(np.abs(x).max(), 1e-12) for key, x in theirs_of.items()
-        }
-        worst = max(differences, key=lambda key: differences[key])
-        yield f"{name}: {differences[worst]:.1e} of the largest value of an array ({worst}; {len(differences)} arrays)"
+        theirs_of = {neutral(key): x.astype(np.float64) for key, x in record[name].items()}
+        theirs_of = {key: x for key, x in theirs_of.items() if key in found[name]}
+        shares = {key: np.abs(found[name][key] - x).max() / max(np.abs(x).max(), 1e-12) for key, x in theirs_of.items()}
+        worst = max(shares, key=lambda key: shares[key])
+        yield f"{name}: {shares[worst]:.1e} of the largest value of an array ({worst}; {len(shares)} arrays)"
+
+
+def neutral(name: str) -> str:
+    """Return the name of an entry as mtrain has it."""
+    return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
 
 
 if __name__ == "__main__":

@@ -174,11 +174,21 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
     if loaded.script is None and mode in ("train", "compare"):
         model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
+        _check_precision(loaded)
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     meshes.check_backend(recipe, takes_meshes=team.backend.takes_meshes, backend=spec.backend.name)
     meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)
     return recipe
+
+
+def _check_precision(loaded: Loaded) -> None:
+    """Refuse to train a model in float64 whose losses have none."""
+    spec = loaded.spec
+    if spec.train.precision == "fp64" and not loaded.job.model_class.float64:
+        raise SpecError(
+            f"train.precision: fp64 given, but the loss of {spec.model.name} is computed in float32; use fp32"
+        )
 
 
 def _check_script(spec: Spec) -> None:

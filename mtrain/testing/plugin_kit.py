@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
-from mtrain.errors import UsageError
+from mtrain.core.interfaces import Model
+from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
 from mtrain.spec.registry import Registry
@@ -124,7 +125,9 @@ class _Tested:
 
     def __init__(self, kind: str, request: PluginTestRequest, folder: Path) -> None:
         self._kind, self._name, self._request, self._folder = kind, request.name, request, folder.absolute()
+        self._built_on, self._suited = frameworks(), dict[str, Any]()
         self._loaded = self._load({})
+        self._suit_model()
         entry = self._loaded.registry.find(kind, self._name)
         self.provider = f"{entry.distribution} {entry.version}".strip()
         self._probed: dict[str, Any] = {}
@@ -158,6 +161,7 @@ class _Tested:
         registry = self._registry()
         values = {
             **SHORT,
+            **self._suited,
             **partners(self._kind, self._name, registry=registry, overridden=overridden),
             **self._backend(registry),
             **more,
@@ -165,13 +169,23 @@ class _Tested:
         flags = {path: Given(value, f"{path} {value}") for path, value in values.items() if path not in overridden}
         return config.load({}, overrides=self._request.overrides, flags=flags)
 
+    def _suit_model(self) -> None:
+        """Choose a framework on which the model can be built, and float32 where its losses have no float64."""
+        job = self._loaded.job
+        if not job.model_class.float64:
+            self._suited = {"train.precision": "fp32"}
+        # Models that run on every framework are not constructed here, in the kit's own process.
+        if job.model_class.check_framework is not Model.check_framework:
+            self._built_on = [name for name in self._built_on if _runs_on(job.model, name)] or self._built_on
+        self._loaded = self._load({})
+
     def _registry(self) -> Registry:
         named = [text.partition("=")[2] for text in self._request.overrides if text.startswith("plugins=")]
         return Registry.read(named[-1] if named else None)
 
     def _backend(self, registry: Registry) -> dict[str, Any]:
         if self._kind != "launchers":
-            return {"backend.name": "solo", "backend.options": {"framework": frameworks()[0], "device": "cpu"}}
+            return {"backend.name": "solo", "backend.options": {"framework": self._built_on[0], "device": "cpu"}}
         return {"backend.name": backends_of(self._name, registry=registry)[0], "backend.options": {"device": "cpu"}}
 
     # -------------------------------------------------------------------------------------------------------- probes
@@ -215,6 +229,8 @@ class _Tested:
         return Finding(check=check, measures=measures, error=found.get("error", ""))
 
     def _initial(self, check: Check) -> Finding:
+        if self._loaded.job.model_class.native:
+            return Finding(check=check, reason="the model keeps start values of its own; job.repeats compares them")
         ended = self._job("first")
         newest = store.newest(RunFolder(ended.run_dir).checkpoints)
         if newest is None:
@@ -285,7 +301,7 @@ class _Tested:
         task = self._loaded.registry.task_of("models", self._loaded.spec.model.name)
         if task in PER_RANK:
             return Finding(check=check, reason=f"losses of {task} may be means over the boxes of each rank")
-        backend = {"torch": "ddp", "paddle": "fleet"}[frameworks()[0]]
+        backend = {"torch": "ddp", "paddle": "fleet"}[self._built_on[0]]
         more = {"backend.name": backend, "backend.options": {"device": "cpu"}, "cluster.nproc_per_node": 2}
         try:
             expected = self._learnt(self._job("first"))
@@ -334,9 +350,11 @@ class _Tested:
         return Finding(check=check, measures=[none_of("arrays that differ", _changed(expected, learnt))])
 
     def _frameworks(self, check: Check) -> Finding:
-        first, *others = frameworks()
+        first, *others = self._built_on
         if not others:
-            return Finding(check=check, reason=f"only {first} is installed here")
+            return Finding(
+                check=check, reason=f"of the frameworks that are installed here, the model runs on {first} alone"
+            )
         try:
             expected = self._learnt(self._job("first"))
             more = {"backend.options": {"framework": others[0], "device": "cpu"}}
@@ -366,6 +384,14 @@ class _Tested:
             found = worst_of_ranks([measure for finding in findings for measure in finding.measures])
             measures += [replace(measure, what=f"{backend}: {measure.what}") for measure in found]
         return Finding(check=check, measures=measures)
+
+
+def _runs_on(model: Model, framework: str) -> bool:
+    try:
+        model.check_framework(framework)
+    except SpecError:
+        return False
+    return True
 
 
 def _silent(text: str) -> None:

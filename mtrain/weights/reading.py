@@ -131,19 +131,19 @@ def _check_header(path: Path, start: bytes) -> None:
     Raises:
         CheckpointError: The header is too long.
     """
-    is_other = start.startswith((ZIP_START, _PICKLE_START)) or start[8:9] != b"{"
-    if not is_other and not _is_safetensors(start):
-        length = int.from_bytes(start[:8], "little")
+    length = int.from_bytes(start[:8], "little")
+    if _is_safetensors(start) and length > MAX_HEADER_BYTES:
         raise CheckpointError(f"{path}: a header of {length} bytes; safetensors have at most {MAX_HEADER_BYTES}")
 
 
 def _is_safetensors(start: bytes) -> bool:
-    """Return whether a file is one of safetensors, by its first bytes: the length of a JSON object, and the object.
+    """Say whether a file begins with the length of a header and the header, JSON.
 
-    One length in 32 begins with the byte with which pickles begin. No pickle has four bytes after it that are the rest of a
-    length below the limit, and then a brace.
+    One length in 32 begins with the byte of a pickle, which never goes on with four zeros here and a brace.
     """
-    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES
+    if start.startswith(ZIP_START) or start[8:9] != b"{":
+        return False
+    return not start.startswith(_PICKLE_START) or start[4:8] == bytes(4)
 
 
 def _remedy(refused: Name | None) -> str:
@@ -157,10 +157,10 @@ def _remedy(refused: Name | None) -> str:
 
 
 def _parsed(path: Path, content: bytes) -> Weights:
-    if _is_safetensors(content):
-        return _described_safetensors(path, content)
     if content.startswith(ZIP_START):
         return _torch(path, read_zip(content), file_bytes=len(content))
+    if _is_safetensors(content):
+        return _described_safetensors(path, content)
     if content.startswith(_PICKLE_START):
         if is_legacy(content):
             return _torch(path, read_legacy(content), file_bytes=len(content))

@@ -52,6 +52,9 @@ MEASURED: Mapping[str, Measured] = {
     "yolov5n_bccd_reference": Measured(
         "three seeds: AP .398, AP50 .707", "notebook/results.md#with-yolov5s-own-recipe"
     ),
+    "yolov5n_small_data": Measured(
+        "BCCD, 160 px, 520 updates: AP .385, AP50 .668", "notebook/results.md#a-recipe-for-small-data-sets"
+    ),
     "ppyoloe_s_bccd": Measured("14 epochs, 256 px: AP 0.485", "notebook/results.md#pp-yoloe-on-two-stacks"),
     "gpt_docs": Measured("perplexity 8.31 a byte", "language.md#language-models-of-hugging-face"),
     "vit_digits": Measured("accuracy 0.972", "notebook/results.md#torch-and-paddle-compared"),

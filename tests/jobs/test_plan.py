@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mtrain.errors import SpecError
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import Plan, make_plan
 from mtrain.spec import config
@@ -43,3 +46,11 @@ def test_the_plan_says_how_long_the_warmup_is_and_what_becomes_of_momentum() -> 
     by_updates = planned("schedule.warmup.updates=4").numbers["warmup"]
     assert by_updates.startswith("4 updates")
     assert "beta1 0.9" in by_updates
+
+
+def test_a_model_whose_losses_have_no_float64_is_refused_in_that_precision_before_anything_starts() -> None:
+    own = ("model.name=d_fine", "model.options={}")
+    with pytest.raises(SpecError, match=r"train\.precision: fp64 given, but the loss of d_fine is computed in float32"):
+        planned(*own, "train.precision=fp64")
+    assert planned(*own, "train.precision=fp32").numbers["precision"] == "fp32"
+    assert planned("train.precision=fp64").numbers["precision"] == "fp64"

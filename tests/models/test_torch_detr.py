@@ -197,10 +197,6 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "rt_detr", "d_model": "wide"}))
     with pytest.raises(SpecError, match=r"model\.options"):
         RTDetr(DetectorOptions(path=str(tmp_path))).build(TASK, OneRank())
-    with pytest.raises(
-        SpecError, match=r"train\.precision: fp64 given, but transformers computes the loss of d_fine in float32"
-    ):
-        built("d_fine").double().train()(batch())
 
 
 def program(**changes) -> Program:
@@ -222,3 +218,19 @@ def test_programs_that_cannot_be_written_are_refused(name, changes, words):
     with pytest.raises(SpecError, match=words):
         plugin(name).check_program(program(**changes))
     plugin("rt_detr").check_program(program())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_small_image_has_as_many_queries_as_cells_where_the_spec_gives_no_number(name):
+    config = {key: value for key, value in CONFIGS[name].items() if key != "num_queries"}
+    torch.manual_seed(1)
+    module = MODELS[name](DetectorOptions(config=config)).build(TASK, OneRank())
+    assert module.eval()(batch())["boxes"].shape == (2, 8**2 + 4**2 + 2**2, 4)
+    large = MODELS[name](DetectorOptions(config=config)).build(replace(TASK, image_size=128), OneRank())
+    assert large.config.num_queries == 300
+    assert {key: value.shape for key, value in module.state_dict().items()} == {
+        key: value.shape for key, value in large.state_dict().items()
+    }
+    own = {**config, "learn_initial_query": True}
+    with pytest.raises(SpecError, match="300 queries, and an image of 64 pixels has 84 cells"):
+        MODELS[name](DetectorOptions(config=own)).build(TASK, OneRank())

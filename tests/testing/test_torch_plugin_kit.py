@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from mtrain.testing import plugin_checks
+from mtrain.testing import plugin_checks, plugin_kit
+from mtrain.testing.jobs import PluginTestRequest
+from tests.models.detr_specs import CONFIGS
 from tests.testing import test_torch_planted_in_skeletons
 from tests.testing.conftest import ROOT, mtrain
 
@@ -89,6 +91,32 @@ def test_plugins_of_mtrain_pass_with_the_partners_that_the_kit_chooses(kind: str
     ]
     process = mtrain(*line, cwd=tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.mark.parametrize(("name", "precision"), [("rt_detr", "fp64"), ("d_fine", "fp32")])
+def test_a_model_of_one_framework_with_start_values_of_its_own_is_tested_for_what_it_promises(
+    name: str, precision: str, tmp_path: Path
+) -> None:
+    tested = plugin_kit._Tested("models", PluginTestRequest(name=name), tmp_path)
+    assert tested._loaded.spec.train.precision == precision
+    assert tested._loaded.spec.backend.options["framework"] == "torch"
+    for check in (plugin_checks.INITIAL, plugin_checks.FRAMEWORKS):
+        assert tested.finding(check).verdict == "not run"
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["rt_detr", "d_fine"])
+def test_the_detectors_of_transformers_pass_at_the_size_that_the_kit_chooses(name: str, tmp_path: Path) -> None:
+    small = {key: value for key, value in CONFIGS[name].items() if key != "num_queries"}
+    line = ["plugins", "test", name, "--json", "found.json", "--out", "logs"]
+    process = mtrain(*line, "-o", f"model.options.config={json.dumps(small)}", cwd=tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
+    verdicts = {check["id"]: check["verdict"] for check in json.loads((tmp_path / "found.json").read_text())["checks"]}
+    assert {name for name, verdict in verdicts.items() if verdict == "not run"} == {
+        "model.initial",
+        "job.ranks",
+        "job.frameworks",
+    }
 
 
 @pytest.mark.parametrize(

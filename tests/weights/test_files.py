@@ -458,3 +458,12 @@ def test_a_target_that_cannot_be_written_is_refused(tmp_path, name, message):
     with pytest.raises(CheckpointError) as caught:
         check_target(tmp_path / name, force=name == "folder.pt")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0x80, 0x280, 0x480])
+def test_safetensors_are_read_though_the_length_of_their_header_begins_like_a_pickle(tmp_path, length):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode().ljust(length)
+    content = struct.pack("<Q", length) + header + struct.pack("<f", 1.5)
+    assert content.startswith(b"\x80")
+    (tmp_path / "w.safetensors").write_bytes(content)
+    assert read(tmp_path / "w.safetensors").arrays["w"].tolist() == [1.5]

@@ -96,6 +96,8 @@ class Model(Protocol):
     """Number of which both sides of an image must be multiples; 0: the network takes one size only."""
     native: ClassVar[bool] = False
     """Whether ``build`` returns a user's native module, which keeps its own start values; see ``Recipe.own_model``."""
+    float64: ClassVar[bool] = True
+    """Whether its losses can be computed in float64. If not, a job in that precision is refused, and the kit tests in float32."""
     spans_ranks: ClassVar[bool] = False
     """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
     ``core.sampler.Shares``."""

@@ -111,11 +111,11 @@ class TransformersDetector(Model):
 
         library: Any = AutoModelForObjectDetection  # parts of it have no annotations
         config = self.config(task.class_names)
+        self._fit_queries(config, task.image_size)
         try:
             module = library.from_config(config)
         except Exception as error:  # transformers raises many kinds
             raise SpecError(f"model.options: transformers cannot build {self.model_type}: {error}") from error
-        self._check_queries(config, task.image_size)
         return module.float()
 
     def check_program(self, program: Program) -> None:
@@ -197,14 +197,23 @@ class TransformersDetector(Model):
                 "give a config of that type"
             )
 
-    def _check_queries(self, config: Any, image_size: int) -> None:
-        """Refuse an image with fewer cells than the network has queries, which are chosen among the cells."""
+    def _fit_queries(self, config: Any, image_size: int) -> None:
+        """Lower the number of queries to that of the image's cells, among which the network chooses them.
+
+        The weights have the same shapes with fewer queries, except where each query has a vector of its own.
+
+        Raises:
+            SpecError: The spec says a larger number itself, or each query has a vector of its own.
+        """
         cells = sum((image_size // stride) ** 2 for stride in config.feat_strides)
-        if cells < config.num_queries:
+        if config.num_queries <= cells:
+            return
+        if "num_queries" in self.options.config or config.learn_initial_query:
             raise SpecError(
                 f"model.options.config.num_queries: {config.num_queries} queries, and an image of {image_size} pixels has "
                 f"{cells} cells of which they are chosen; give config: {{num_queries: {cells}}} or fewer, or larger images"
             )
+        config.num_queries = cells
 
 
 def best(boxes_Q4: Array, scores_QC: Array, most: int) -> Array:
@@ -232,6 +241,7 @@ class DFine(TransformersDetector):
     """D-FINE: Peng et al. 2024, "D-FINE: Redefine Regression Task in DETRs"."""
 
     model_type = "d_fine"
+    float64 = False  # transformers computes its loss in float32
     unwritable: ClassVar[Sequence[Format]] = ("onnx",)
     published: ClassVar[Published] = network.with_layers(
         TransformersDetector.published, ("mlp.layers.0", "mlp.layers.1")

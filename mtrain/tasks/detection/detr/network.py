@@ -6,12 +6,9 @@ from typing import Any
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Published
-from mtrain.errors import SpecError
 
 SHOWN = ("vfl", "bbox", "giou", "fgl", "ddf")
 """Losses of the last decoder layer that are reported, as transformers names them after ``loss_``."""
-FLOAT32_ONLY = ("d_fine",)
-"""Types whose loss transformers computes in float32, so that a network in float64 has none."""
 
 
 def adapt(module: Any) -> Any:
@@ -31,10 +28,6 @@ def adapt(module: Any) -> Any:
         if not module.training:
             output = own_forward(pixel_values=pixels)
             return {"boxes": corners(output.pred_boxes), "scores": ops.sigmoid(output.logits)}
-        if dtype == "float64" and module.config.model_type in FLOAT32_ONLY:
-            raise SpecError(
-                f"train.precision: fp64 given, but transformers computes the loss of {module.config.model_type} in float32; use fp32"
-            )
         output = own_forward(pixel_values=pixels, labels=labels_of(batch["targets"], pixels))
         return {"total": output.loss + unused(module, batch), **parts(output.loss_dict)}
 
