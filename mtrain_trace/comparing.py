@@ -271,10 +271,11 @@ def precision_of(trace: Trace) -> str:
 def _formats(a: Trace, b: Trace, *, cast: bool) -> list[str]:
     """Say where the sides compute in other formats, and what is compared all the same."""
     mine, other = precision_of(a), precision_of(b)
-    if cast:
-        return [f"the samples are in other formats ({mine} and {other}), and only their labels are compared"]
+    if mine == other:
+        return []
     words = "differences as large as the rounding of the narrower format are called rounding"
-    return [f"A computes in {mine}, B in {other}: {words}"] if mine != other else []
+    labels = ["the samples are in these formats too, so only their labels are compared"] if cast else []
+    return [f"A computes in {mine}, B in {other}: {words}", *labels]
 
 
 def _is_narrow(trace: Trace) -> bool:

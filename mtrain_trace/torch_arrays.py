@@ -181,13 +181,14 @@ class Meter:
 
     def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.Layout:
         places = [(name, start, tensor.numel()) for name, tensor, start in group]
-        known = self._layouts.get((part, *key))
+        place = (part, group[0][0], *key)  # an engine measures the arrays of a part group by group
+        known = self._layouts.get(place)
         if known is None or known[0] != places:
             for name, _, _ in places:
                 if name not in self._seeds:
                     self._seeds[name] = mixing.name_seed(name)
             layout = torch_mixing.Layout([(self._seeds[name], start, n) for name, start, n in places], *key)
-            known = self._layouts[(part, *key)] = (places, layout)
+            known = self._layouts[place] = (places, layout)
         return known[1]
 
 
@@ -197,6 +198,10 @@ class Arrays:
     def __init__(self, lates: list[tuple[list[str], Any, Any]], *, one_by_one: bool) -> None:
         self._lates = lates
         self.one_by_one = one_by_one
+
+    def joined(self, other: Arrays | None) -> Arrays:
+        """Return these arrays and further ones of the same part."""
+        return self if other is None else Arrays([*self._lates, *other._lates], one_by_one=self.one_by_one)
 
     def read(self) -> dict[str, list[Any]]:
         """Return [digest, length squared, sketch] by name, as lines of a trace hold them; the pieces of an array are added up.

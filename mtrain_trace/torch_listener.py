@@ -310,8 +310,9 @@ class TorchListener:
 
     def _measure(self, watched: _Watched, part: str, pieces: Iterator[Piece]) -> None:
         if watched.open is not None:
-            one_by_one = self._out.is_detailed(watched.updates)
-            watched.open.parts[part] = watched.meter.measure(part, pieces, one_by_one=one_by_one)
+            measured = watched.meter.measure(part, pieces, one_by_one=self._out.is_detailed(watched.updates))
+            before = watched.open.parts.get(part) if self.engine_steps else None  # ZeRO takes a step for each group
+            watched.open.parts[part] = measured if before is None else before.joined(measured)
 
     def _write(self, done: _Open) -> None:
         """Write one update to the files; all copies to the host were started an update ago."""

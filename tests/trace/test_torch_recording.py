@@ -224,7 +224,7 @@ def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:
     assert done.stdout == "hello\n"
 
 
-FRAMEWORKS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}}
+FRAMEWORKS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "paddle": {"paddle"}}
 """First word of a file's name -> what the file may import besides numpy."""
 
 

@@ -119,7 +119,7 @@ MISTAKES = [
     ("norm", "eval-mode", comparing.LOSS, 5, "7 modules of B are in evaluation mode, 0 of the other"),
     ("last-batch-kept", "last-batch-dropped", comparing.SAMPLES, 8, "drop_last"),
     ("plain", "frozen", comparing.GRADIENT, 1, "one side alone has a gradient of 0.weight"),
-    ("norm", "norm-momentum", differences.BUFFERS, 1, "with another momentum or variance"),
+    ("norm", "norm-momentum", differences.BUFFERS, 1, "running means of B are 0.1 times those of A"),
     ("plain", "nesterov", comparing.SETTINGS, 1, "nesterov False and True"),
     ("adam", "epsilon", comparing.SETTINGS, 1, "eps 1e-08 and 0.001"),
     ("two", "averaged-twice", comparing.GRADIENT, 1, "averaged twice"),
