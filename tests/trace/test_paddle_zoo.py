@@ -81,7 +81,7 @@ MISTAKES = [
         "something else than the optimizer has written to the weights of B",
     ),
     ("plain", "frozen", differences.GRADIENT, 1, "one side alone has a gradient of 0.weight"),
-    ("plain", "rmsprop", differences.WEIGHTS, 1, "A steps by SGD, B by RMSProp"),
+    ("plain", "rmsprop", differences.MOMENTS, 1, "A steps by SGD, B by RMSProp"),
 ]
 
 
