@@ -135,6 +135,27 @@ def sketch(array: Any, name: str, *, start: int = 0) -> Any:
     return total
 
 
+def rows(array: Any, seed: int, *, is_real: bool | None = None) -> Any:
+    """Return a digest of each row of an array, int64 of shape (rows,), as ``torch_mixing.rows`` computes it.
+
+    Args:
+        array: the samples.
+        seed: of the name under which they are known.
+        is_real: whether integers are the bits of floating point numbers, as of bfloat16, which numpy does not know.
+    """
+    flat = np.ascontiguousarray(array).reshape(len(array), -1)
+    if (is_real or flat.dtype.kind == "f") and flat.shape[1] and flat.shape[1] * flat.itemsize % 8 == 0:
+        bits = flat.view(np.int64)
+    else:
+        bits = bits_of(flat).reshape(flat.shape)
+    total = np.zeros(len(bits), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        for period, first, begin, count in pieces(0, bits.shape[1]):
+            part = (bits[:, begin : begin + count] * coefficients()[first : first + count]).sum(axis=1)
+            total += part * np.int64(period_factor(seed, period))
+    return total
+
+
 def distance(a: Any, b: Any) -> float:
     """Return the estimated Euclidean distance of two arrays from their sketches."""
     return float(np.sqrt(np.sum((np.asarray(a) - np.asarray(b)) ** 2)))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from mtrain_trace import mixing
+from mtrain_trace import mixing, naming
 
 STATISTICS = {"_mean": "running_mean", "_variance": "running_var"}
 """What Paddle's BatchNorm calls its statistics, which it keeps as parameters that are not trained."""
@@ -51,7 +51,7 @@ def names_of(roots: list[Any]) -> Names:
         front = f"model{place}." if len(roots) > 1 else ""
         kept = {id(part[key]): name for part, key, name in _kept(root)}
         listed = [(_plain(name), parameter) for name, parameter in root.named_parameters()]
-        cut = _common_front([name for name, parameter in listed if id(parameter) not in kept])
+        cut = naming.common_front([name for name, parameter in listed if id(parameter) not in kept])
         for name, parameter in listed:
             if id(parameter) in kept:
                 owner = name[cut:].rpartition(".")[0]
@@ -80,14 +80,6 @@ def _plain(name: str) -> str:
     while name.startswith(WRAPPER):
         name = name[len(WRAPPER) :]
     return name
-
-
-def _common_front(names: list[str]) -> int:
-    """Return the length of what all names begin with: a layer that only holds the model, as ``torch_arrays`` cuts it."""
-    cut = 0
-    while names and all("." in name[cut:] for name in names) and len({name[cut:].split(".")[0] for name in names}) == 1:
-        cut += names[0][cut:].index(".") + 1
-    return cut
 
 
 def on_host(tensor: Any, *, transposed: bool = False) -> Any:
@@ -122,16 +114,4 @@ def square(tensor: Any) -> float:
 
 def rows(tensor: Any, seed: int) -> Any:
     """Return a digest of each row of a tensor, int64 of shape (rows,), as ``torch_mixing.rows`` computes it."""
-    array = on_host(tensor)
-    flat = np.ascontiguousarray(array.reshape(array.shape[0], -1))
-    is_real = tensor.dtype == paddle.bfloat16 or flat.dtype.kind == "f"
-    if is_real and flat.shape[1] and flat.shape[1] * flat.itemsize % 8 == 0:
-        bits = flat.view(np.int64)
-    else:
-        bits = mixing.bits_of(flat).reshape(flat.shape)
-    total = np.zeros(len(bits), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        for period, first, begin, count in mixing.pieces(0, bits.shape[1]):
-            part = (bits[:, begin : begin + count] * mixing.coefficients()[first : first + count]).sum(axis=1)
-            total += part * np.int64(mixing.period_factor(seed, period))
-    return total
+    return mixing.rows(on_host(tensor), seed, is_real=tensor.dtype == paddle.bfloat16)

@@ -33,12 +33,12 @@ class TensorflowListener:
     def see_samples(self, *arrays: Any) -> None:
         """Note the samples of a pass: rows of the first array, and of others with as many."""
         count = len(arrays[0])
-        total = sum(rows(array, place + 1) for place, array in enumerate(arrays) if len(array) == count)
+        total = sum(mixing.rows(array, place + 1) for place, array in enumerate(arrays) if len(array) == count)
         self._micro["samples"] += [f"{int(number) & mixing.MASK:016x}" for number in np.atleast_1d(total)]
 
     def see_targets(self, target: Any) -> None:
         """Note the targets of a loss."""
-        self._micro["targets"] += [f"{int(number) & mixing.MASK:016x}" for number in rows(target, 1)]
+        self._micro["targets"] += [f"{int(number) & mixing.MASK:016x}" for number in mixing.rows(target, 1)]
 
     def see_loss(self, loss: Any) -> None:
         """Note the loss of a pass; the last one before a step counts."""
@@ -150,15 +150,3 @@ def _measured(names: list[str], arrays: list[Any]) -> dict[str, Any]:
 
 def _digest(arrays: dict[str, Any]) -> int:
     return sum(int(row[0], 16) for row in arrays.values()) & mixing.MASK
-
-
-def rows(array: Any, seed: int) -> Any:
-    """Return a digest of each row of an array, int64 of shape (rows,)."""
-    array = np.ascontiguousarray(array)
-    bits = mixing.bits_of(array).reshape(len(array), -1)
-    total = np.zeros(len(array), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        for period, first, begin, count in mixing.pieces(0, bits.shape[1]):
-            part = (bits[:, begin : begin + count] * mixing.coefficients()[first : first + count]).sum(axis=1)
-            total += part * np.int64(mixing.period_factor(seed, period))
-    return total

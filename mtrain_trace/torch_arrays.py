@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mtrain_trace import mixing, torch_mixing
+from mtrain_trace import mixing, naming, torch_mixing
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module.")
 """Parts of parameter names that wrappers (DDP, torch.compile, FSDP, Fabric) put in front; names are compared without."""
@@ -92,7 +92,7 @@ def _names(optimizer: Any, parameters: list[Any], roots: list[Any]) -> dict[int,
 def names_of(root: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters of a model with their names as they are without wrappers and holders."""
     listed = [(plain_name(name), parameter) for name, parameter in root.named_parameters()]
-    cut = common_front([name for name, _ in listed])
+    cut = naming.common_front([name for name, _ in listed])
     for name, parameter in listed:
         yield name[cut:], parameter
 
@@ -102,7 +102,7 @@ def buffers_of(roots: list[Any], cuts: dict[int, int]) -> Iterator[Piece]:
     for place, root in enumerate(roots):
         front = f"model{place}." if len(roots) > 1 else ""
         if id(root) not in cuts:
-            cuts[id(root)] = common_front([plain_name(name) for name, _ in root.named_parameters()])
+            cuts[id(root)] = naming.common_front([plain_name(name) for name, _ in root.named_parameters()])
         for name, buffer in root.named_buffers():
             if buffer.is_floating_point():
                 yield (front + plain_name(name)[cuts[id(root)] :], *local_part(buffer.detach()))
@@ -120,17 +120,6 @@ def plain_name(name: str) -> str:
     for part in WRAPPERS:
         name = name[len(part) :] if name.startswith(part) else name.replace("." + part, ".")
     return name
-
-
-def common_front(names: list[str]) -> int:
-    """Return the length of what all names begin with: a module that only holds the model, for its loss or its labels.
-
-    Digests and sketches depend on names, so a model and the same model inside such a holder need the same ones.
-    """
-    cut = 0
-    while names and all("." in name[cut:] for name in names) and len({name[cut:].split(".")[0] for name in names}) == 1:
-        cut += names[0][cut:].index(".") + 1
-    return cut
 
 
 def local_part(tensor: Any) -> tuple[Any, int]:

@@ -58,7 +58,9 @@ def rows(tensor: Any, seed: int) -> Any:
     """Return a digest of each row of a tensor, int64 of shape (rows,): of each sample, where samples are rows."""
     flat = tensor.detach().reshape(tensor.shape[0], -1)
     size = flat.element_size()
-    if flat.is_floating_point() and flat.is_contiguous() and flat.shape[1] * size % 8 == 0 and flat.shape[1]:
+    if flat.is_floating_point() and flat.shape[1] * size % 8 == 0 and flat.shape[1]:
+        flat = flat.contiguous()  # the digest of a sample does not depend on where it lies
+        flat = flat.clone() if flat.storage_offset() * size % 8 else flat
         bits = flat.view(torch.int64)  # words of eight bytes: half the work for float32
     else:
         bits = _bits(flat)

@@ -79,7 +79,7 @@ def test_of_arrays_with_other_names_norms_are_compared_and_the_rest_is_told(trac
     assert differences.WEIGHTS not in result.curves
     clipped = compared(traces, "named", "clipped")
     assert clipped.parting is not None
-    assert clipped.parting.what == differences.GRADIENT
+    assert clipped.parting.what == differences.CLIP
     decayed = differences.settings_differences(
         reading.read(traces / "torch_twin" / "named").updates[0],
         reading.read(traces / "paddle_zoo" / "decay").updates[0],

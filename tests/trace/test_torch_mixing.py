@@ -88,3 +88,15 @@ def test_rows_are_digested_one_by_one() -> None:
     labels = torch.tensor([1, 2, 1])
     assert torch_mixing.rows(labels, 1).tolist()[0] == torch_mixing.rows(labels, 1).tolist()[2]
     assert torch_mixing.rows(labels.to(torch.int32), 1).tolist() == torch_mixing.rows(labels, 1).tolist()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int64, np.bool_])
+def test_the_digest_of_a_sample_does_not_depend_on_where_it_lies_nor_on_the_framework(kind: type) -> None:
+    samples = (np.random.default_rng(4).standard_normal((5, 12)) * 9).astype(kind)
+    plain = torch.from_numpy(samples)
+    wide = torch.from_numpy(np.concatenate([samples, samples], axis=1))[:, :12]
+    odd = torch.from_numpy(np.concatenate([np.zeros(1, kind), samples.reshape(-1)]))[1:].view(5, 12)
+    turned = torch.from_numpy(np.ascontiguousarray(samples.T)).T
+    expected = mixing.rows(samples, 1).tolist()
+    for tensor in (plain, wide, odd, turned):
+        assert torch_mixing.rows(tensor, 1).tolist() == expected
