@@ -23,7 +23,8 @@ from mtrain.weights.matching import EntryType
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600
+"""Seconds after which a model counts as one that cannot be outlined: on a busy host imports alone take a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
