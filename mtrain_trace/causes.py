@@ -226,6 +226,12 @@ def _other_steps(comparison: Comparison, ours: Update, theirs: Update) -> bool:
 def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if _other_steps(comparison, ours, theirs) or _other_rules(comparison):
         return _weights(comparison, parting, ours, theirs)
+    orders = [[name for group in update.groups for name in group] for update in (ours, theirs)]
+    if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
+        return [
+            f"the optimizers hold the same arrays in another order (A {some(orders[0])}; B {some(orders[1])}): a state that is loaded goes "
+            "by position, so that of some arrays has gone to others"
+        ]
     told = _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting))
     if told:
         return [told]

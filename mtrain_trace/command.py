@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser(
-        "run", help="record a training: mtrain-trace run --out A -- torchrun --nproc-per-node 2 train.py"
+        "run",
+        help="record a training: mtrain-trace run --out A -- torchrun --nproc-per-node 2 train.py",
+        usage="mtrain-trace run --out FOLDER [options] -- COMMAND ...",
     )
     run.add_argument("--out", required=True, type=Path, help="new folder for the trace")
     _add_recording(run)
@@ -60,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         "bisect",
         help="find which of several settings parts a training: "
         "mtrain-trace bisect --out X --a '--lr 0.1' --b 'NAME=1 --lr 0.1 --compile' -- python train.py",
+        usage="mtrain-trace bisect --out FOLDER --a SETTINGS --b SETTINGS [options] -- COMMAND ...",
     )
     bisect.add_argument("--out", required=True, type=Path, help="new folder for the traces")
     bisect.add_argument("--a", required=True, help="variables and flags of the training that counts as right")

@@ -31,6 +31,9 @@ from mtrain_trace.differences import (
 from mtrain_trace.reading import AVERAGE, Row, Trace, Update
 from mtrain_trace.rounding import Rounding
 
+LARGE = 1e-4
+"""Relative difference of gradients from which on a nudged repetition is advised."""
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -113,6 +116,18 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     alike = differences.comparable(a, b, WEIGHTS)
     result.bits_until = next((place for place, pair in enumerate(pairs) if not (alike and _same_bits(*pair))), updates)
     result.parting = _start(a, b) or _first_beyond(result, pairs, rounding, cast=cast)
+    gap = result.gaps.get(GRADIENT)
+    if (
+        result.parting is None
+        and calibration is None
+        and gap is not None
+        and not rounding.narrow
+        and gap.largest > LARGE
+    ):
+        result.remarks.append(
+            f"gradients that are {gap.largest:.1e} apart are much for float32; record A again with --calibrate, and compare with "
+            "--calibration, to see whether it grows out of rounding"
+        )
     return result
 
 
@@ -161,6 +176,11 @@ def _first_beyond(
     alike = result.gaps[START].first is None
     for place, (ours, theirs) in enumerate(pairs):
         parting = _exact(ours, theirs, cast=cast or SAMPLES not in result.gaps)
+        if parting is not None and _is_harmless(result, place, rounding, seen, alike=alike):
+            _remark_once(result, parting)
+            parting = None
+        if parting is None and _is_written(result, pairs, place):
+            parting = Parting(WEIGHTS, ours.number, float(result.gaps[LOSS].curve[place]))
         for what in ORDER[ORDER.index(LOSS) :]:
             if parting is not None:
                 return replace(parting, place=place)
@@ -177,6 +197,38 @@ def _first_beyond(
         if parting is not None:
             return replace(parting, place=place)
     return None
+
+
+def _is_harmless(result: Comparison, place: int, rounding: Rounding, seen: dict[str, float], *, alike: bool) -> bool:
+    """Return whether other bits of samples or targets mean nothing: loss and gradient of the update agree."""
+    sizes = {what: float(result.gaps[what].curve[place]) for what in (LOSS, GRADIENT) if what in result.gaps}
+    if math.isnan(sizes.get(LOSS, math.nan)):
+        return False
+    return all(
+        math.isnan(size) or size <= rounding.limit(what, place, seen, alike=alike) for what, size in sizes.items()
+    )
+
+
+def _remark_once(result: Comparison, parting: Parting) -> None:
+    words = f"{parting.what} have other bits (first in update {parting.update}), but loss and gradient agree"
+    if not any(remark.startswith(parting.what) for remark in result.remarks):
+        result.remarks.append(
+            f"{words}: they are computed by the training itself (by a teacher, a generator, a target network) or rounded otherwise"
+        )
+
+
+def _is_written(result: Comparison, pairs: list[tuple[Update, Update]], place: int) -> bool:
+    """Return whether something writes to the weights of one side alone between its updates, again and again.
+
+    Once may be an evaluation with averaged weights that are put back; other stacks and ranks may write for their own reasons.
+    """
+    (a, b), further = (result.a, result.b), pairs[place : place + 2]
+    if a.ranks != b.ranks or a.framework != b.framework or a.measured != b.measured or len(further) < 2:
+        return False
+    if any(a.processes[0].get(key) != b.processes[0].get(key) for key in ("wrapped", "stacks")):
+        return False
+    size = float(result.gaps[LOSS].curve[place]) if LOSS in result.gaps else 0.0
+    return size > 0 and all(ours.changed_outside != theirs.changed_outside for ours, theirs in further)
 
 
 def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:

@@ -60,6 +60,11 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
         return [_ORDER.format("B", "A")]
     if _repeats_order(a) and not _repeats_order(b):
         return [_ORDER.format("A", "B")]
+    if parting.update > 1 and len(b.processes[0]["optimizers"]) > 1 and set(theirs.samples) & set(ours.samples):
+        return [
+            "some samples differ: another model of the training computes them (a generator), and has parted before; see the other "
+            "optimizers"
+        ]
     if shared > 0.5:
         shift = _shift(a, b, ours.number)
         if shift:
@@ -127,6 +132,11 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     for rank, (mine, other) in enumerate(zip(ours.target_sums, theirs.target_sums)):
         if len(theirs.target_sums) > 1 and len(ours.target_sums) == len(theirs.target_sums) and mine != other:
             return [f"the samples are the same, but rank {rank} of B has other labels"]
+    if theirs.real_targets and parting.update > 1:
+        return [
+            "the targets are floating point numbers, and were the same before: another model computes them (a teacher, a target "
+            "network); look at its weights and buffers, at how they are averaged or copied, and at its evaluation mode"
+        ]
     return ["the samples are the same, but their labels are not: another mapping of classes, padding or shift"]
 
 

@@ -272,12 +272,22 @@ def _clip_difference(ours: Update, theirs: Update) -> float:
 
 
 def other_targets(ours: Update, theirs: Update) -> bool:
-    """Return whether the targets of two updates differ; by their sums where those of one side are known as a sum alone."""
-    if not ours.targets or not theirs.targets:
+    """Return whether the targets of two updates differ; by their sums where those of one side are known as a sum alone.
+
+    As many targets as samples are expected however the ranks share them. Where the numbers differ, each rank makes its own
+    (a loss over all pairs of a batch), and nothing is said.
+    """
+    if not ours.targets or not theirs.targets or other_count(ours, theirs):
         return False
     if ours.targets_summed != theirs.targets_summed:
         return (sum(ours.target_sums) - sum(theirs.target_sums)) & mixing.MASK != 0
     return ours.targets != theirs.targets
+
+
+def other_count(ours: Update, theirs: Update) -> bool:
+    """Return whether two updates have other numbers of targets for the same number of samples."""
+    counts = (ours.target_count, theirs.target_count)
+    return None not in counts and counts[0] != counts[1] and sum(ours.samples.values()) == sum(theirs.samples.values())
 
 
 def pairs_of(update: Update) -> Any:

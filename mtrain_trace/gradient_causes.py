@@ -49,16 +49,32 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
         sentences.append(_means_words(ours, theirs))
     if not sentences and parting.update == 1:
         sentences.append(
-            "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, "
-            "weights, label smoothing, padding that is counted), in another precision, with BatchNorm over other samples (those of a rank, "
-            "a micro batch), or the model draws random numbers (dropout) in another order"
+            "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, weights, "
+            "label smoothing, padding that is counted) or a layer (a mask, an activation, an epsilon), in another precision"
+            + _chances(
+                comparison,
+                ours,
+                theirs,
+                norms=", or with BatchNorm over other samples (those of a rank, a micro batch)",
+            )
         )
     elif not sentences:
         sentences.append(
-            "the loss parts although the weights agreed before: dropout or noise draws other random numbers from here on, or "
-            "buffers (BatchNorm) of the two have parted in a forward pass that is not recorded"
+            "the loss parts although the weights agreed before: what a model carries from update to update has parted (a hidden state, "
+            "a queue, a teacher)"
+            + _chances(
+                comparison, ours, theirs, norms=", or buffers (BatchNorm) in a forward pass that is not recorded"
+            )
         )
     return sentences
+
+
+def _chances(comparison: Comparison, ours: Update, theirs: Update, *, norms: str) -> str:
+    """Return further causes of another loss that the models and the states of random numbers do not exclude."""
+    words = norms if _has(comparison, "batch_norms") else ""
+    known = all("dropouts" in process for trace in (comparison.a, comparison.b) for process in trace.processes)
+    is_drawing = _has(comparison, "dropouts") or not known or ours.rng != theirs.rng
+    return words + (", or random numbers (dropout, noise) are drawn in another order" if is_drawing else "")
 
 
 def of_one_side(what: str, ours: Collection[str], theirs: Collection[str]) -> str:
@@ -157,6 +173,9 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
         ]
     if "gradients" not in ours.parts or "gradients" not in theirs.parts:
         return [_norms(comparison, ours, theirs)]
+    scaled = _clipped_while_scaled(ours, theirs)
+    if scaled:
+        return [scaled]
     factor = factor_of(_unclipped(ours), _unclipped(theirs))
     whole = None if factor is None else _whole_factor(factor)
     if whole is not None:
@@ -235,6 +254,21 @@ def _clipped(theirs: Update, ours: Update) -> str | None:
     return None
 
 
+def _clipped_while_scaled(ours: Update, theirs: Update) -> str:
+    """Name clipping of gradients that a scaler has multiplied: less is left of them by just that factor; else nothing."""
+    mine, other = ours.clip, theirs.clip
+    if not mine or not other or not mine["before"] or not other["limit"] or theirs.norm is None:
+        return ""
+    factor = other["before"] / mine["before"]
+    is_power = factor > 1.5 and abs(math.log2(factor) - round(math.log2(factor))) < 1e-2
+    if not is_power or abs(theirs.norm * factor / min(other["limit"], other["before"]) - 1) > EXPLAINED:
+        return ""
+    return (
+        f"B clips the gradient while it is {round(factor)} times as large, before it is unscaled (scaler.unscale_ is missing): the limit "
+        "is that of the scaled gradient, and little is left of it"
+    )
+
+
 def relative_clip(clip: dict[str, float], update: Update) -> float | None:
     """Return the norm that was used relative to the norm before clipping; None where either is not known."""
     return update.norm / clip["before"] if update.norm is not None and clip["before"] else None
@@ -242,6 +276,9 @@ def relative_clip(clip: dict[str, float], update: Update) -> float | None:
 
 def _partial(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> str:
     total = len(ours.arrays.get("gradients", {}))
+    known = _lost_in_a_gather(comparison, ours, theirs) or _frontier(ours, theirs)
+    if known:
+        return known
     if parting.arrays and len(parting.arrays) <= max(1, total // 2):
         return (
             f"the loss is the same, the gradients of {len(parting.arrays)} of {total} arrays are not ({some(parting.arrays)}): a part "
@@ -254,8 +291,52 @@ def _partial(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             "samples only"
         )
     return (
-        f"the loss is the same, the gradient is not, in no constant factor: {_lost(ours, theirs)}gradients of before were kept "
-        "(zero_grad), or a part of the backward pass differs"
+        f"the loss is the same, the gradient is not, in no constant factor: {_lost(ours, theirs)}"
+        + ("gradients of before were kept (zero_grad), or " if theirs.number > 1 else "")
+        + "a part of the backward pass differs"
+        + _further_losses(comparison)
+    )
+
+
+def _further_losses(comparison: Comparison) -> str:
+    if len(comparison.b.processes[0]["optimizers"]) < 2:
+        return ""
+    return ", or the backward pass of another loss reaches these arrays (a detach is missing)"
+
+
+def _lost_in_a_gather(comparison: Comparison, ours: Update, theirs: Update) -> str:
+    """Name gradients of which one part for each rank is left, beside others that are whole; else nothing."""
+    mine, other = (update.arrays.get("gradients", {}) for update in (ours, theirs))
+    ranks = max(comparison.a.ranks, comparison.b.ranks)
+    if ranks < 2 or set(mine) != set(other):
+        return ""
+    factors = {name: factor_of(np.asarray(mine[name].sketch), np.asarray(other[name].sketch)) for name in mine}
+    parts = {1 / ranks: "1/" + str(ranks) + " of", float(ranks): f"{ranks} times"}
+    for part, words in parts.items():
+        held = [name for name, factor in factors.items() if factor is not None and abs(factor / part - 1) < EXPLAINED]
+        rest = [name for name, factor in factors.items() if factor is not None and abs(factor - 1) < EXPLAINED]
+        if held and rest and len(held) + len(rest) == len(factors):
+            return (
+                f"the loss is the same, and the gradients of {some(held)} in B are {words} those in A, those of {some(rest)} the same: "
+                "outputs of other ranks enter the loss on one side without their gradient (a gather that is not differentiated), or "
+                "these arrays alone are averaged or summed over the ranks"
+            )
+    return ""
+
+
+def _frontier(ours: Update, theirs: Update) -> str:
+    """Say between which arrays the backward pass parts: from there to the front of the model gradients differ; else nothing."""
+    mine, other = (update.arrays.get("gradients", {}) for update in (ours, theirs))
+    names = [name for group in ours.groups for name in group if name in mine and name in other]
+    same = [differences.apart(mine[name], other[name]) < 1e-5 for name in names]
+    if len(ours.groups) != 1 or not any(same) or all(same):
+        return ""
+    first = same.index(True)
+    if first == 0 or not all(same[first:]):
+        return ""
+    return (
+        f"the loss is the same, and so are the gradients from {names[first]} on to the output; those of {names[first - 1]} and of all "
+        "before it differ: the backward pass parts between these two (a function of its own, a detach, a hook)"
     )
 
 
@@ -294,7 +375,8 @@ def _factor_words(factor: float, comparison: Comparison, theirs: Update, ours: U
         return f"{front}, {product}: summed where the mean is meant, or divided once too often"
     if what == "loss":
         return f"{front}: another reduction (sum or mean), or a weight of the loss"
-    return f"{front}: gradients of before were kept (zero_grad is missing), or the loss is scaled and not unscaled"
+    kept = "gradients of before were kept (zero_grad is missing), or " if theirs.number > 1 else ""
+    return f"{front}: {kept}the loss is scaled and not unscaled"
 
 
 def _short_window(factor: float, comparison: Comparison, ours: Update, theirs: Update) -> str:

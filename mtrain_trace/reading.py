@@ -50,6 +50,10 @@ class Update:
     """Sum of the digests of all targets of each rank."""
     targets_summed: bool = False
     """Whether some targets have more rows than there are samples: all targets of the update are one digest then, their sum."""
+    target_count: int | None = None
+    """Targets of all ranks; None where it was not recorded."""
+    real_targets: bool = False
+    """Whether some targets are floating point numbers, which the training itself may have computed."""
     losses: list[float] = field(default_factory=list)
     """Sum over the micro batches of each rank."""
     pass_losses: list[float] = field(default_factory=list)
@@ -326,6 +330,9 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     sums = [micro["target_sum"] for micro in micro_batches if "target_sum" in micro]
     update.target_sums.append(sum(int(digest, 16) for digest in (*targets, *sums)) & mixing.MASK)
     update.targets_summed = update.targets_summed or bool(sums)
+    if all("target_count" in micro for micro in micro_batches):
+        update.target_count = (update.target_count or 0) + sum(micro["target_count"] for micro in micro_batches)
+    update.real_targets = update.real_targets or any(micro.get("real_targets") for micro in micro_batches)
     update.losses.append(sum(micro["loss"] for micro in micro_batches))
     update.pass_losses += [micro["loss"] for micro in micro_batches]
     update.clips.append(record["clip"])

@@ -13,6 +13,8 @@ FIRST = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, MOMENTS: 1e-3, WEIGHTS: 1e-3, B
 """Relative differences up to these count as rounding of float32 where all that comes before has the same bits."""
 FLOORS = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, MOMENTS: 1e-2, WEIGHTS: 1e-2, BUFFERS: 1e-4, AVERAGE: 1e-2}
 """The same wherever they appear: rules that divide by the size of a gradient make much of the rounding of a small one."""
+FIRST_GRADIENT = 2e-4
+"""The same of the first gradient in float32, in which nothing has grown yet."""
 NARROW_FLOORS = {LOSS: 1e-2, GRADIENT: 0.1, CLIP: 0.1, MOMENTS: 0.3, WEIGHTS: 0.3, BUFFERS: 2e-2, AVERAGE: 0.3}
 """The same where a side computes in bfloat16 or float16."""
 JUMP = 30.0
@@ -41,6 +43,8 @@ class Rounding:
             alike: whether all that comes before has the same bits.
         """
         floor = (NARROW_FLOORS if self.narrow else FIRST if alike else FLOORS)[what]
+        if what == GRADIENT and place == 0 and not self.narrow:
+            floor = FIRST_GRADIENT
         gap = self.nudged.get(what)
         if gap is not None and place < len(gap.curve) and not math.isnan(gap.curve[place]):
             return widened(floor, float(gap.curve[place]))

@@ -31,6 +31,10 @@ class _Micro:
     """Digests of the targets of losses that have a row for each sample."""
     target_sums: list[Any] = field(default_factory=list)
     """Sums of the digests of targets that have more: a label for each token, pixel or anchor."""
+    target_count: int = 0
+    """Targets seen, also those of which the sum alone is kept."""
+    real_targets: bool = False
+    """Whether some are floating point numbers, which the training itself may have computed."""
     losses: list[Any] = field(default_factory=list)
     labelled: bool = False
     """Whether the model itself was given the labels, as models of Hugging Face are."""
@@ -144,6 +148,8 @@ class TorchListener:
             and not target.requires_grad
         ):
             rows = torch_mixing.rows(target, 1)
+            self._micro.target_count += len(rows)
+            self._micro.real_targets = self._micro.real_targets or target.is_floating_point()
             if len(rows) > sum(samples for samples, _ in self._micro.inputs):
                 self._micro.target_sums.append(torch_mixing.Late(rows.sum()))
             else:
@@ -405,6 +411,8 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
         "loss": sum(late.read() for late in micro.losses) / scale,
         "samples": inputs,
         "targets": targets,
+        "target_count": micro.target_count,
+        "real_targets": micro.real_targets,
         "modes": micro.modes,
         "autocast": micro.autocast,
     }
