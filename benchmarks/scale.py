@@ -45,7 +45,7 @@ def measured(axis: str, size: Sequence[int]) -> dict[str, Any]:
     if not module:
         row = hosts.measure(*size, elastic=axis == "elastic", quiet_s=2.0 if axis == "elastic" else 20.0)
         row["prepare_mb"] = row.get("messages", {}).get("received", {}).get("prepare", [0, 0])[1] / 1e6
-        return {key: value for key, value in row.items() if key not in ("console", "messages", "rss_mib_over_time")}
+        return {key: value for key, value in row.items() if key not in ("console", "messages", "rss_mib_over_time", "connections")}
     argv = [sys.executable, "-m", f"benchmarks.growth.{module}", axis, *map(str, size)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     printed = subprocess.run(argv, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
