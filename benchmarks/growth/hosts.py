@@ -16,6 +16,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SIZES = (4, 16, 64, 256, 1000)
 ELASTIC_SIZES = (4, 64, 256, 1000)
+SSH_SIZES = (4, 16, 100)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 
 
@@ -90,6 +91,22 @@ def _lead(folder: Path, count: int, ranks: int, timeout_s: int, *, elastic: bool
     row["connections"] = (folder / "connections").read_text().split()
     row |= {"hosts": count, "code": leader.wait(), "console": (folder / "console").read_text(errors="replace")}
     return row
+
+
+def measure_ssh(count: int) -> dict[str, Any]:
+    """Start a job of which one host is dead and one takes three seconds to connect; return what was counted and waited for."""
+    row = measure(count, dead=(count // 2,), slow={1: 3.0})
+    seen = connecting(row["connections"])
+    return {
+        "hosts": count,
+        "code": row["code"],
+        "begun": len(seen["begun"]),
+        "most_connecting": seen["most_connecting"],
+        "connected_before_one_is_given_up": seen["connected_before_one_is_given_up"],
+        "whole_s": row["whole_s"],
+        "cpu_s": row["cpu_s"],
+        "named": sum("bad" in line for line in row["console"].splitlines()),
+    }
 
 
 def connecting(connections: Sequence[str]) -> dict[str, Any]:

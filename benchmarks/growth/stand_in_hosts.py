@@ -263,8 +263,12 @@ def main() -> None:
     parser.add_argument("--quiet-s", type=float, default=30.0, help="seconds after the start until a host is lost")
     parser.add_argument("--silently", action="store_true", help="the lost host falls silent; else its connection ends")
     parser.add_argument("--connect-s", type=float, default=0.0, help="seconds that each connection takes")
-    parser.add_argument("--dead-s", type=float, default=8.0, help="seconds after which ssh gives up a host that is dead")
-    parser.add_argument("--gate", type=int, default=0, help="no connection comes before so many were begun; 0: none waits")
+    parser.add_argument(
+        "--dead-s", type=float, default=8.0, help="seconds after which ssh gives up a host that is dead"
+    )
+    parser.add_argument(
+        "--gate", type=int, default=0, help="no connection comes before so many were begun; 0: none waits"
+    )
     parser.add_argument("--beat-s", type=float, default=BEAT_S, help="seconds between two heartbeats of a host")
     parser.add_argument("--elastic", action="store_true", help="the lost host comes back after the others have gone on")
     arguments = parser.parse_args()
