@@ -32,7 +32,7 @@ case " $* " in
 esac
 """
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-SPEC_FLAGS = ("--nproc-per-node", "2", "-o", "train.batch_size=1024", "--failure-timeout-s", "120")
+SPEC_FLAGS = ("--nproc-per-node", "2", "-o", "train.batch_size=512", "--failure-timeout-s", "120")
 
 
 class ManyNodes:
@@ -69,7 +69,7 @@ class ManyNodes:
 
     def submit(self, nodes: int) -> str:
         """Submit the job; return its id."""
-        placed = ("--cluster", "slurm", "--backend", "ddp", "-N", str(nodes), *SPEC_FLAGS)
+        placed = ("-c", "vit.yml", "--cluster", "slurm", "--backend", "ddp", "-N", str(nodes), *SPEC_FLAGS)
         printed = self.mtrain("submit", *placed, "--name", "many", "-o", f"backend.python={self._python}")
         found = re.search(r"submitted job (\d+)", printed)
         assert found is not None, printed

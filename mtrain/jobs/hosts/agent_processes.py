@@ -293,7 +293,8 @@ class AgentProcesses:
             if stopped:
                 break
             time.sleep(POLL_S)
-        return members, [findings[node] for node in nodes if node in findings]
+        in_order = {node: members[node] for node in nodes if node in members}
+        return in_order, [findings[node] for node in nodes if node in findings]
 
     def _member(self, node: int, greeting: Message) -> Member:
         line = self._lines[node]
