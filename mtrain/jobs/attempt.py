@@ -18,7 +18,7 @@ from mtrain.system import diagnosis, processes
 SAME_SAVE_S = 5.0
 """Seconds in which requests to save, at whatever hosts, are one."""
 MOST_NOTED = 3
-"""Most places that are named of those at which somebody has asked for the end of the job."""
+"""Most other hosts that are named of those at which somebody has asked for the end of the job."""
 SUSPECT_S = 4.0
 """A host that has been silent for this many seconds when a rank elsewhere fails is taken for the cause of the
 failure."""

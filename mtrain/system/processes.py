@@ -277,8 +277,8 @@ class Requests:
 
     @property
     def places(self) -> int:
-        """Number of places at which there was a request."""
-        return len(self._times)
+        """Number of other places at which there was a request."""
+        return len(self._times.keys() - {HERE})
 
     def __enter__(self) -> "Requests":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
