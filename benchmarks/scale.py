@@ -1,10 +1,11 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale elastic|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
+    python -m benchmarks.scale elastic|ssh|slurm|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
 
-``hosts`` and ``elastic`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``); every other row is a process of
+``hosts``, ``elastic`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
+Slurm of namespaces (``growth/slurm_nodes.py``); every other row is a process of
 its own. ``--out`` names the folder in which each axis has its rows as AXIS.json. ``picture`` draws the rows of that folder, by
 default those in ``docs/images/how-cost-grows.json``, as ``docs/images/how-cost-grows.svg``, and keeps them there.
 """
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples
+from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples, slurm_nodes
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "images" / "how-cost-grows"
@@ -26,6 +27,8 @@ KEPT = ROOT / "docs" / "images" / "how-cost-grows"
 AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "hosts": ("", [(size,) for size in hosts.SIZES], "hosts"),
     "elastic": ("", [(size,) for size in hosts.ELASTIC_SIZES], "hosts"),
+    "ssh": ("", [(size,) for size in hosts.SSH_SIZES], "hosts"),
+    "slurm": ("slurm_nodes", [(size,) for size in slurm_nodes.SIZES], "nodes"),
     "order": ("samples", [(size,) for size in samples.ORDER_SIZES], "samples"),
     "boxes": ("samples", [(size,) for size in samples.BOX_SIZES], "boxes"),
     "shared": ("samples", samples.SHARED_SIZES, "ranks"),
@@ -42,10 +45,16 @@ AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
 def measured(axis: str, size: Sequence[int]) -> dict[str, Any]:
     """Measure one row."""
     module = AXES[axis][0]
+    if axis == "ssh":
+        return hosts.measure_ssh(*size)
     if not module:
         row = hosts.measure(*size, elastic=axis == "elastic", quiet_s=2.0 if axis == "elastic" else 20.0)
         row["prepare_mb"] = row.get("messages", {}).get("received", {}).get("prepare", [0, 0])[1] / 1e6
-        return {key: value for key, value in row.items() if key not in ("console", "messages", "rss_mib_over_time")}
+        return {
+            key: value
+            for key, value in row.items()
+            if key not in ("console", "messages", "rss_mib_over_time", "connections")
+        }
     argv = [sys.executable, "-m", f"benchmarks.growth.{module}", axis, *map(str, size)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     printed = subprocess.run(argv, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout

@@ -1,11 +1,13 @@
 """How the cost of a leader grows with the hosts of a job: its start, a quiet minute, one lost host, the end."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SIZES = (4, 16, 64, 256, 1000)
 ELASTIC_SIZES = (4, 64, 256, 1000)
+SSH_SIZES = (4, 16, 100)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 
 
@@ -27,6 +30,8 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
     connect_s: float = 0.0,
     slow: dict[int, float] | None = None,
     dead: tuple[int, ...] = (),
+    last: tuple[int, ...] = (),
+    gate: int = 0,
     timeout_s: int = 30,
     beat_s: float | None = None,
     elastic: bool = False,
@@ -41,7 +46,9 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
         odd: every so many hosts have another version of a library, 0: none.
         connect_s: seconds that each connection takes.
         slow: the seconds that the connections of some hosts take, by their numbers.
-        dead: hosts that never answer.
+        dead: hosts that never answer, so that ssh gives them up after eight seconds.
+        last: hosts that connect, or are given up, once all others are connected, however long that takes.
+        gate: no host connects before so many connections were begun, and a second has passed.
         timeout_s: ``cluster.failure_timeout_s``.
         beat_s: seconds between two heartbeats of each host; None: as the agents of real hosts.
         elastic: whether the job goes on without the lost host, and again with it; then it is asked to end.
@@ -54,7 +61,10 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
             (folder / f"{address(number)}.slow").write_text(str(seconds))
         for number in dead:
             (folder / f"{address(number)}.dead").touch()
+        for number in last:
+            (folder / f"{address(number)}.last").touch()
         flags = ["--hosts", str(count), "--ranks", str(ranks), "--quiet-s", str(quiet_s), "--connect-s", str(connect_s)]
+        flags += ["--gate", str(gate)]
         flags += ["--odd", str(odd), *(["--silently"] if silently else []), *(["--elastic"] if elastic else [])]
         flags += [] if beat_s is None else ["--beat-s", str(beat_s)]
         stand_ins = subprocess.Popen([sys.executable, "-m", STAND_IN, str(folder), *flags], cwd=ROOT)
@@ -78,8 +88,42 @@ def _lead(folder: Path, count: int, ranks: int, timeout_s: int, *, elastic: bool
             [sys.executable, "-m", "mtrain", *words], env=env, cwd=folder, stdout=console, stderr=console
         )
         row = _watch(leader, folder, began)
+    row["connections"] = (folder / "connections").read_text().split()
     row |= {"hosts": count, "code": leader.wait(), "console": (folder / "console").read_text(errors="replace")}
     return row
+
+
+def measure_ssh(count: int) -> dict[str, Any]:
+    """Start a job of which one host is dead and one takes three seconds to connect; return what was counted and waited for."""
+    row = measure(count, dead=(count // 2,), slow={1: 3.0})
+    seen = connecting(row["connections"])
+    return {
+        "hosts": count,
+        "code": row["code"],
+        "begun": len(seen["begun"]),
+        "most_connecting": seen["most_connecting"],
+        "connected_before_one_is_given_up": seen["connected_before_one_is_given_up"],
+        "whole_s": row["whole_s"],
+        "cpu_s": row["cpu_s"],
+        "named": sum("bad" in line for line in row["console"].splitlines()),
+    }
+
+
+def connecting(connections: Sequence[str]) -> dict[str, Any]:
+    """Return what the signs of connections tell, which are in the order of time.
+
+    Args:
+        connections: ``+ADDRESS`` where a command has begun, ``=ADDRESS`` where it has connected, ``-ADDRESS`` where it has
+            given its host up.
+    """
+    signs = [line[0] for line in connections]
+    open_now = list(itertools.accumulate({"+": 1, "=": -1, "-": -1}[sign] for sign in signs))
+    first_dead = signs.index("-") if "-" in signs else len(signs)
+    return {
+        "begun": [line[1:] for line in connections if line[0] == "+"],
+        "most_connecting": max(open_now, default=0),
+        "connected_before_one_is_given_up": signs[:first_dead].count("="),
+    }
 
 
 def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:

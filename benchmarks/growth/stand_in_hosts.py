@@ -24,10 +24,18 @@ SSH = """#!/bin/sh
 # Stands in for ssh: finds the host among the arguments, waits as a connection does, and joins the pipes.
 while [ "$1" != "--" ]; do shift; done
 cd "{folder}"
-printf '+%s\\n' "$2" >> opened
+printf '+%s\\n' "$2" >> connections
+[ -p gate ] && read -r _ < gate
+[ -e "$2.last" ] && read -r _ < last
 [ -e "$2.slow" ] && sleep "$(cat "$2.slow")"
-[ -e "$2.dead" ] && {{ sleep {dead_s}; echo "ssh: connect to host $2 port 22: Connection timed out" >&2; exit 255; }}
-sleep {connect_s}
+[ -e "$2.dead" ] && {{
+    [ -e "$2.last" ] || sleep {dead_s}
+    printf -- '-%s\\n' "$2" >> connections
+    echo "ssh: connect to host $2 port 22: Connection timed out" >&2
+    exit 255
+}}
+{connects}
+printf '=%s\\n' "$2" >> connections
 exec 3<&0
 cat <&3 > "$2.in" &
 exec 3<&-
@@ -209,6 +217,43 @@ class StandIns:
                 self._send(other, "failure", {"event": "failure", "failure": {**failure, "time": first}, "age_s": 0.0})
 
 
+class Gates:
+    """Holds connections up until others have been made, so that their order does not depend on how fast this machine is.
+
+    ``gate`` opens a second after the first ones have begun, ``last`` once all are connected that do not wait for it.
+    """
+
+    def __init__(self, folder: Path, *, first: int, hosts: int) -> None:
+        self._file = folder / "connections"
+        self._file.touch()
+        self._first = first
+        self._early = hosts - len(list(folder.glob("*.last")))
+        self._hosts = hosts
+        self._begun_at = 0.0
+        self._closed = {"gate": self._made(folder / "gate")} if first else {}
+        self._closed |= {"last": self._made(folder / "last")} if self._early < hosts else {}
+
+    def _made(self, path: Path) -> int:
+        os.mkfifo(path)
+        return os.open(path, os.O_RDWR)
+
+    def look(self) -> None:
+        """Open the gates whose time has come."""
+        if not self._closed:
+            return
+        lines = self._file.read_text().splitlines()
+        begun, connected = (sum(line.startswith(sign) for line in lines) for sign in "+=")
+        self._begun_at = self._begun_at or (time.monotonic() if begun >= self._first else 0.0)
+        if "gate" in self._closed and self._begun_at and time.monotonic() > self._begun_at + 1:
+            self._open("gate")
+        if "last" in self._closed and connected >= self._early:
+            self._open("last")
+
+    def _open(self, name: str) -> None:
+        # Each connection reads one line. The descriptor stays open, so that later ones do not wait either.
+        os.write(self._closed.pop(name), b"\n" * self._hosts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -218,21 +263,29 @@ def main() -> None:
     parser.add_argument("--quiet-s", type=float, default=30.0, help="seconds after the start until a host is lost")
     parser.add_argument("--silently", action="store_true", help="the lost host falls silent; else its connection ends")
     parser.add_argument("--connect-s", type=float, default=0.0, help="seconds that each connection takes")
-    parser.add_argument("--dead-s", type=float, default=8.0)
+    parser.add_argument(
+        "--dead-s", type=float, default=8.0, help="seconds after which ssh gives up a host that is dead"
+    )
+    parser.add_argument(
+        "--gate", type=int, default=0, help="no connection comes before so many were begun; 0: none waits"
+    )
     parser.add_argument("--beat-s", type=float, default=BEAT_S, help="seconds between two heartbeats of a host")
     parser.add_argument("--elastic", action="store_true", help="the lost host comes back after the others have gone on")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
     (folder / "bin").mkdir(exist_ok=True)
     ssh = folder / "bin" / "ssh"
-    ssh.write_text(SSH.format(folder=folder, dead_s=arguments.dead_s, connect_s=arguments.connect_s))
+    connects = f"sleep {arguments.connect_s}" if arguments.connect_s else ""
+    ssh.write_text(SSH.format(folder=folder, dead_s=arguments.dead_s, connects=connects))
     ssh.chmod(0o755)
+    gates = Gates(folder, first=arguments.gate, hosts=arguments.hosts)
     stand_ins = StandIns(folder, count=arguments.hosts, ranks=arguments.ranks, odd=arguments.odd)
     (folder / "ready").write_text(",".join(host for host in map(address, range(arguments.hosts))))
     next_beat, lost_at = time.monotonic(), 0.0
     try:
         while not all(host.closed for host in stand_ins.hosts):
             stand_ins.turn(max(0.0, min(next_beat - time.monotonic(), 0.2)))
+            gates.look()
             if time.monotonic() >= next_beat:
                 next_beat += arguments.beat_s
                 stand_ins.beat()

@@ -331,6 +331,8 @@ def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
 
 def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
     """Refuse a number of hosts that contradicts the list of hosts. Without a list, a scheduler may know them."""
+    from mtrain.spec.hostnames import few
+
     if nnodes is None:
         return
     low, colon, high = nnodes.partition(":")
@@ -341,7 +343,7 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
     if colon and int(low) > int(high):
         raise click.UsageError(f"--nnodes {nnodes}: the fewest hosts come first; {high}:{low}")
     if ips and int(high or low) != len(ips):
-        raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {', '.join(ips)}")
+        raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {few(ips)}")
 
 
 def _spec_flags() -> list[Option]:

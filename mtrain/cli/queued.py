@@ -8,6 +8,7 @@ import click
 
 from mtrain.cli.helping import Command
 from mtrain.spec import terminal
+from mtrain.spec.hostnames import few
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +52,7 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
         terminal.say(json.dumps(fields, indent=2))
         return
     code = "" if state.code is None else f", exit code {state.code}"
-    hosts = f" on {', '.join(state.hosts)}" if state.hosts else ""
+    hosts = f" on {few(state.hosts)}" if state.hosts else ""
     number = f"{state.id}, which continues job {queued.id}," if state.id else queued.id
     terminal.say(f"job {number} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
     for line in queue.progress_lines(progress, is_running=state.phase == "running"):

@@ -17,6 +17,8 @@ from mtrain.system import diagnosis, processes
 
 SAME_SAVE_S = 5.0
 """Seconds in which requests to save, at whatever hosts, are one."""
+MOST_NOTED = 3
+"""Most other hosts that are named of those at which somebody has asked for the end of the job."""
 SUSPECT_S = 4.0
 """A host that has been silent for this many seconds when a rank elsewhere fails is taken for the cause of the
 failure."""
@@ -278,8 +280,15 @@ class Attempt:
 
 
 def heed(message: Message, member: Participant, requests: processes.Requests, display: Display) -> None:
-    """Count and show a signal to end the job that another host has received and reported with an "asked" event."""
+    """Count and show a signal to end the job that another host has received and reported with an "asked" event.
+
+    A scheduler signals all hosts at once, so only the first ones are named.
+    """
+    known = requests.places
     requests.take(
         signal.Signals(int(message["signal"])), place=f"host {member.node}", times=int(message.get("times", 1))
     )
-    display.note(f"{member.label} was asked to end the job")
+    if requests.places <= MOST_NOTED:
+        display.note(f"{member.label} was asked to end the job")
+    elif known == MOST_NOTED:
+        display.note("so were other hosts")

@@ -21,6 +21,7 @@ from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding, State, worst
 from mtrain.jobs.preflight.libraries import extras, libraries, this_host
 from mtrain.spec import config
+from mtrain.spec.hostnames import few
 from mtrain.system import environment
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class _Examination:
 def _in_words(summary: Mapping[str, Any]) -> str:
     """Word the result of an all-reduce."""
     hosts, ranks = summary["hosts"], summary["ranks"]
-    where = f"over {', '.join(hosts)}" if len(hosts) > 1 else "on this host"
+    where = f"over {few(hosts)}" if len(hosts) > 1 else "on this host"
     return (
         f"{ranks} rank{'s' if ranks > 1 else ''} {where}, first sum {summary['seconds']:.1f} s after the start of rank 0, "
         f"4 MiB at {summary['mib_per_s']:.0f} MiB/s"

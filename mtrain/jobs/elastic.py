@@ -5,6 +5,7 @@ have fewer hosts compute all of them: more ranks on each host, one per shard, or
 after the other (``cluster.sharing``).
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -86,19 +87,37 @@ def spread(hosts: Sequence[Host], present: Sequence[int], *, shards: int) -> lis
         present: Indices of the hosts that are there.
         shards: Ranks of the job.
     """
-    own = [hosts[node].slots for node in present]
-    counts = list(own) if sum(own) <= shards else [0] * len(own)
-    while sum(counts) < shards:
-        place = min(range(len(own)), key=lambda each: ((counts[each] + 1) / own[each], each))
+    counts = _ranks([hosts[node].slots for node in present], shards=shards)
+    return [
+        host if host.slots == count else replace(host, slots=count)
+        for host, count in zip((hosts[node] for node in present), counts, strict=True)
+        if count
+    ]
+
+
+def _ranks(own: Sequence[int], *, shards: int) -> list[int]:
+    """Return the number of ranks of each host with one rank per shard, see ``spread``; ``own``: with all hosts there."""
+    total = sum(own)
+    # Before a host may be more crowded than shards / total, all others are filled up to there. So only what rounding leaves,
+    # less than one rank for each host, is given one by one.
+    counts = [shards * each // total for each in own]
+    left = shards - sum(counts)
+    heap = [((count + 1) / each, place) for place, (count, each) in enumerate(zip(counts, own, strict=True))]
+    heapq.heapify(heap)
+    for _ in range(left):
+        _, place = heap[0]
         counts[place] += 1
-    chosen = [replace(hosts[node], slots=count) for node, count in zip(present, counts, strict=True)]
-    return [host for host in chosen if host.slots]
+        heapq.heapreplace(heap, ((counts[place] + 1) / own[place], place))
+    return counts
 
 
 def check_every_number(
     hosts: Sequence[Host], *, fewest: int, shards: int, plan: Callable[[Sequence[Host]], object]
 ) -> None:
     """Refuse, before anything is started, a job whose launcher could not start it on fewer hosts.
+
+    All commands of every number of hosts would be a million for 1,000 hosts. What a launcher refuses are numbers of ranks, so
+    of each number of hosts it is asked for the first one with each number of ranks, and once for the same numbers.
 
     Args:
         hosts: All hosts of the job.
@@ -109,9 +128,18 @@ def check_every_number(
     Raises:
         SpecError: the launcher refuses some number of hosts; the message says which.
     """
+    own, seen = [host.slots for host in hosts], set[tuple[int, ...]]()
     for count in range(len(hosts), fewest - 1, -1):
+        ranks = _ranks(own[:count], shards=shards)
+        first_with = {number: place for place, number in reversed(list(enumerate(ranks))) if number}
+        # One more, so that a launcher that starts one host only sees that there are several.
+        chosen = sorted({*first_with.values(), *([1] if count > 1 and ranks[1] else [])})
+        asked = tuple(ranks[place] for place in chosen)
+        if asked in seen:
+            continue
+        seen.add(asked)
         try:
-            plan(spread(hosts, range(count), shards=shards))
+            plan([replace(hosts[place], slots=ranks[place]) for place in chosen])
         except SpecError as error:
             several = [number for number in range(1, 65) if not _uneven(number * shards, fewest, len(hosts))]
             advice = f"; or give cluster.shards={several[0] * shards}" if several else ""

@@ -10,6 +10,7 @@ from mtrain.jobs import elastic
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.team import Team
 from mtrain.spec.config import Loaded
+from mtrain.spec.hostnames import few
 from mtrain.spec.model import Spec
 from mtrain.system import placement
 
@@ -31,7 +32,7 @@ def names_to_come(team: Team, machine: Machine) -> dict[str, str]:
     names = [host.address for host in hosts if not placement.is_address(host.address)]
     if not names:
         return {}
-    return {"names": f"{team.launcher_name} takes addresses: {', '.join(names)} become theirs when hosts are asked"}
+    return {"names": f"{team.launcher_name} takes addresses: {few(names)} become theirs when hosts are asked"}
 
 
 def _rows_of_script(loaded: Loaded, team: Team, *, threads: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from mtrain.jobs.choices import HOSTS, PLACE, Chosen, value_at
 from mtrain.jobs.host_ranks import TYPED
 from mtrain.jobs.hosts import allocation
 from mtrain.jobs.means import AUTO
+from mtrain.spec.hostnames import few
 from mtrain.spec.model import ClusterSpec
 from mtrain.spec.yaml_reader import flow
 from mtrain.system import environment, placement
@@ -50,7 +51,7 @@ def check(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str) -> list[str
     ips = stale.get("cluster.ips") or []
     if len(ips) > 1 and not _says_hosts(loaded):
         raise UsageError(
-            f"--resume {shown}: the run was on the hosts {', '.join(ips)}, and this machine is none of them; name the hosts of "
+            f"--resume {shown}: the run was on the hosts {few(ips)}, and this machine is none of them; name the hosts of "
             "now with --ips A,B, or go on with this one alone: --nnodes 1"
         )
     left = {path: value for path, value in stale.items() if value_at(loaded.values, path) != value}

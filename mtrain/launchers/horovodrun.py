@@ -46,8 +46,9 @@ class Horovodrun(Launcher):
         _check(hosts)
         if len(hosts) == 1:
             return [Command(host=hosts[0].address, argv=(*self._alone(hosts[0], ranks_per_host), *worker), env=env)]
+        together = ",".join(f"{host.address}:{host.slots}" for host in hosts)
         return [
-            Command(host=host.address, argv=(*self._together(hosts, node), *worker), env=env)
+            Command(host=host.address, argv=(*self._together(together, node), *worker), env=env)
             for node, host in enumerate(hosts)
         ]
 
@@ -71,11 +72,12 @@ class Horovodrun(Launcher):
         """
         return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
 
-    def _together(self, hosts: Sequence[Host], node: int) -> tuple[str, ...]:
+    def _together(self, hosts: str, node: int) -> tuple[str, ...]:
+        """Return the command that starts the ranks of one of several hosts; ``hosts``: all of them with their ranks."""
         return (
             *(self.options.python, "-m", "mtrain.backends._horovod.multi_host_starter"),
             f"--node-rank={node}",
-            "--hosts=" + ",".join(f"{host.address}:{host.slots}" for host in hosts),
+            f"--hosts={hosts}",
             f"--rendezvous={self.options.master_addr}:{self.options.master_port}",
             "--",
         )

@@ -275,6 +275,11 @@ class Requests:
         """Largest number of requests at one place; above 1, everything must end at once."""
         return max(self._times.values(), default=0)
 
+    @property
+    def places(self) -> int:
+        """Number of other places at which there was a request."""
+        return len(self._times.keys() - {HERE})
+
     def __enter__(self) -> "Requests":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._former[number] = signal.signal(number, self._take)

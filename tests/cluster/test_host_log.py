@@ -28,6 +28,13 @@ def test_the_last_three_losses_are_told_and_damaged_lines_left_out(tmp_path):
     assert words(log.read())[0] == "takes part: a, started again 4 times"
 
 
+def test_a_thousand_hosts_are_one_short_line_that_says_how_many(tmp_path):
+    log = HostLog(tmp_path)
+    log.began([f"gpu{number}" for number in range(1000)], restarts=0)
+    (line,) = words(log.read())
+    assert line == "takes part: gpu0, gpu1, gpu2, gpu3, gpu4, gpu5, gpu6, gpu7 ... (1,000 hosts)"
+
+
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
     HostLog(tmp_path / "missing").began(["a"], restarts=0)
     assert HostLog(tmp_path / "missing").read() == {}

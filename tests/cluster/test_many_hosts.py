@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,13 @@ import pytest
 import mtrain
 from mtrain.core.interfaces import HostedJob
 from mtrain.errors import UsageError
+from mtrain.jobs.attempt import heed
 from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.outcome import Loss, Outcome
 from mtrain.system import open_files
+from mtrain.system.processes import Requests
 
 HELLO = f'{{"event": "hello", "version": "{mtrain.__version__}", "host": "node"}}'
 SPEAKS = ["sh", "-c", f"echo '{HELLO}'; cat >/dev/null"]
@@ -53,7 +56,7 @@ def open_count() -> int:
 def test_a_host_more_takes_three_files_and_no_thread(processes):
     files, threads = open_count(), threading.active_count()
     members, findings = gather(processes([SPEAKS] * 40), 40)
-    assert sorted(members) == list(range(40))
+    assert list(members) == list(range(40)), "in the order of the hosts, whoever spoke first"
     assert findings == []
     assert open_count() - files <= 3 * 40 + 4
     assert threading.active_count() - threads == 1
@@ -93,6 +96,17 @@ def test_a_limit_of_open_files_is_raised_as_far_as_it_may_be_and_else_named(monk
         UsageError, match=r"2000 hosts: 6256 files must be open at once, and this machine allows.* 4096"
     ):
         open_files.allow(3 * 2000, what="2000 hosts")
+
+
+def test_a_request_to_a_hundred_hosts_at_once_names_the_first_ones():
+    requests, notes = Requests(), []
+    display = SimpleNamespace(note=notes.append)
+    for times in (1, 2):
+        for node in range(100):
+            message = {"signal": int(signal.SIGTERM), "times": times}
+            heed(message, Labelled(node), requests, display)
+    assert notes == [*(f"node{node} was asked to end the job" for node in range(3)), "so were other hosts"]
+    assert requests.count == 2
 
 
 class Counted:

@@ -1,5 +1,7 @@
 """How the shards of a job come to the hosts that are there."""
 
+import random
+
 import pytest
 
 from mtrain.core.interfaces import Host, Recipe
@@ -39,6 +41,29 @@ def test_a_launcher_that_cannot_start_the_job_on_fewer_hosts_is_told_at_once():
     with pytest.raises(SpecError, match=r"with 2 of 3 hosts .*as many ranks on every host; or give cluster.shards=6$"):
         elastic.check_every_number(hosts(1, 1, 1), fewest=1, shards=3, plan=plan)
     elastic.check_every_number(hosts(1, 1, 1), fewest=1, shards=6, plan=plan)
+
+
+def test_ranks_are_given_as_if_one_by_one():
+    draw = random.Random(0)
+    for _ in range(300):
+        own = [draw.choice((1, 2, 3, 7, 8, 16)) for _ in range(draw.randint(1, 9))]
+        shards = draw.randint(1, 90)
+        counts = list(own) if sum(own) <= shards else [0] * len(own)
+        while sum(counts) < shards:
+            counts[min(range(len(own)), key=lambda place: ((counts[place] + 1) / own[place], place))] += 1
+        actual = elastic.spread(hosts(*own), range(len(own)), shards=shards)
+        expected = [(f"10.0.0.{place + 1}", count) for place, count in enumerate(counts) if count]
+        assert [(host.address, host.slots) for host in actual] == expected, (own, shards)
+
+
+def test_every_number_of_a_thousand_hosts_is_checked_with_few_commands():
+    asked = []
+    elastic.check_every_number(hosts(*[8] * 1000), fewest=1, shards=8000, plan=asked.append)
+    assert sum(map(len, asked)) <= 1000
+    for count in (1, 2, 3, 7, 999, 1000):
+        ranks = {host.slots for host in elastic.spread(hosts(*[8] * 1000), range(count), shards=8000)}
+        assert any({host.slots for host in each} == ranks for each in asked), count
+    assert {len(each) > 1 for each in asked} == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,7 @@ class AgentProcesses:
                 self._lines[node] = self._open(node)
                 deadlines[node] = time.monotonic() + timeout_s
             stopped = stop()
+            failed = []
             for node, deadline in list(deadlines.items()):
                 is_late = stopped or time.monotonic() > deadline
                 greeting = _greeting(self._lines[node]) or (
@@ -285,13 +286,15 @@ class AgentProcesses:
                 del deadlines[node]
                 if isinstance(greeting, Finding):
                     findings[node] = greeting
-                    self.let_go(node, wait_s=SILENT_END_S)
+                    failed.append(node)
                 else:
                     members[node] = self._member(node, greeting)
+            self._let_all_go(failed, wait_s=lambda line: SILENT_END_S)
             if stopped:
                 break
             time.sleep(POLL_S)
-        return members, [findings[node] for node in nodes if node in findings]
+        in_order = {node: members[node] for node in nodes if node in members}
+        return in_order, [findings[node] for node in nodes if node in findings]
 
     def _member(self, node: int, greeting: Message) -> Member:
         line = self._lines[node]
@@ -337,11 +340,15 @@ class AgentProcesses:
         if line is not None:
             line.end(wait_s=wait_s)
 
-    def close(self) -> None:
-        """End all connections at once, so that hosts which take their time do so beside one another."""
+    def _let_all_go(self, nodes: Sequence[int], *, wait_s: Callable[[Line], float]) -> None:
+        """End the connections to hosts at once, so that those which take their time do so beside one another."""
         began = time.monotonic()
-        for line in self._lines.values():
-            line.channel.begin_closing(flush_s=0.5)
-        for node, line in list(self._lines.items()):
-            limit_s = SILENT_END_S if line.is_silent else CLOSING_S
+        for node in nodes:
+            self._lines[node].channel.begin_closing(flush_s=0.5)
+        for node in nodes:
+            limit_s = wait_s(self._lines[node])
             self.let_go(node, wait_s=max(0.0, began + limit_s - time.monotonic()))
+
+    def close(self) -> None:
+        """End all connections."""
+        self._let_all_go(list(self._lines), wait_s=lambda line: SILENT_END_S if line.is_silent else CLOSING_S)

@@ -14,8 +14,10 @@ from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.metrics import READ_S
 from mtrain.jobs.outcome import Outcome
 from mtrain.jobs.plan import Plan
+from mtrain.jobs.preflight.findings import merged
 from mtrain.jobs.supervisor import FAILURES, Result, supervise
 from mtrain.records.display import Display
+from mtrain.spec.hostnames import few
 from mtrain.system import job_secret, processes
 
 ASK_S = 30.0
@@ -90,7 +92,7 @@ class ConnectedHosts:
         unheard = outcome.unheard()
         if unheard:
             self.display.note(
-                f"{', '.join(unheard)} could not be told to end; the agent there ends everything of this job when it "
+                f"{few(unheard)} could not be told to end; the agent there ends everything of this job when it "
                 f"has heard nothing for {self.limits.silence_s:.0f} s"
             )
         return outcome
@@ -124,7 +126,7 @@ class ConnectedHosts:
             if node not in outcome.ended or member.channel.lost is not None
         ]
         if absent:
-            names = ", ".join(self.members[node].label for node in absent)
+            names = few([self.members[node].label for node in absent])
             self.display.note(f"waiting for {names} to be back, for up to {self.back_s:.0f} s")
         self._bring_back(absent)
         if absent and not self.end_requested():
@@ -156,7 +158,7 @@ class ConnectedHosts:
             self.members |= back
             missing = [node for node in missing if node not in back]
             if missing and time.monotonic() > deadline:
-                lines = "\n".join(f"  {finding.line()}" for finding in findings)
+                lines = "\n".join(f"  {finding.line()}" for finding in merged(findings))
                 raise LaunchError(
                     f"the job cannot be started again: after {self.back_s:.0f} s these are not back\n{lines}"
                 )

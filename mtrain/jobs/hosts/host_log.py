@@ -14,6 +14,7 @@ from typing import Any
 
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json
+from mtrain.spec.hostnames import few
 
 FILE = "hosts.jsonl"
 TAIL_BYTES = 64 << 10
@@ -94,7 +95,7 @@ def words(known: dict[str, Any]) -> list[str]:
     again = (
         f", started again {known['restarts']} time{'s' if known['restarts'] > 1 else ''}" if known["restarts"] else ""
     )
-    lines = [f"takes part: {', '.join(known['hosts']) or 'no host'}{again}"]
+    lines = [f"takes part: {few(known['hosts']) or 'no host'}{again}"]
     for loss in known["lost"]:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(loss["time"])))
         lines.append(f"lost {at}: {loss['lost']}: {loss.get('why', '')}")

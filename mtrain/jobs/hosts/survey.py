@@ -1,6 +1,7 @@
 """The facts about the hosts of a job from which its leader makes the plan for all of them."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Survey:
         """Return the facts of a plan for all hosts; ``here``: the leader's own, ``interface``: ``cluster.interface``."""
         hosts = list(self.addresses)
 
+        @functools.cache  # A plan asks several times, and each answer may be a question to the name service.
         def address_of(host: str) -> str:
             node = hosts.index(host) if host in hosts else 0  # cluster.master_addr may be another name of the first
             return late_names.address_of(host, self.hellos[node], interface=interface)
