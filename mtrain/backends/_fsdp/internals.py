@@ -1,9 +1,9 @@
-"""Everything that this backend uses of torch without a promise of torch: private names."""
+"""Everything that this backend uses of torch and transformers without a promise of theirs: private names."""
 
 import gc
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +29,11 @@ def exchange_attention(config: Any, name: str) -> str:
     former: str = config._attn_implementation
     config._attn_implementation = name
     return former
+
+
+def unsplit_kinds(model: nn.Module) -> set[str]:
+    """Return the names of the classes that a model of transformers, or one in it, wants to stay in one piece."""
+    return {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}
 
 
 def leaves(value: object) -> list[Any]:
