@@ -13,6 +13,8 @@ from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 
 MIB = 1 << 20
+_BUCKET_BYTES = 16 * MIB
+"""What is gathered at a time for norms of whole arrays, unless one array alone is larger."""
 _BYTE_TOKENS = {"vocabulary": 257, "end": 256}
 """What a model learns of tokens where each is a byte; the size of another vocabulary is in the model's configuration."""
 
@@ -105,6 +107,10 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     if mesh.replicate == mesh.tensor == 1:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0
+    step = learns
+    if mesh.replicate == mesh.tensor == 1 and mesh.shard > 1:
+        # Gathered bytes, gloo's copy of them, the whole array and the one before; three pieces as large as a part.
+        step += (4 + 3 / mesh.shard) * max([_BUCKET_BYTES, *(x * each for x in left.values())])
     return Estimate(
         weights_bytes=held,
         gradients_bytes=learns,
@@ -112,7 +118,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
         average_bytes=average,
         activations_bytes=None if is_other else arrays["activations"],
         gathered_bytes=_whole_at_once(arrays["arrays"], left) * each,
-        most_bytes=None if is_other or arrays["most"] is None else arrays["most"] + held + moments + average,
+        most_bytes=None if is_other or arrays["most"] is None else held + moments + average + max(arrays["most"], step),
         sent_to_shards=to_shards,
         sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
         sent_in_group=arrays["sent_per_token"] * tokens * each,

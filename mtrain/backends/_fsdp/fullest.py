@@ -3,10 +3,11 @@
 The model computes forward and backward. Its tensors count as long as something refers to them: inner results, gradients of
 them, and whole gradients of weights. What FSDP2 holds besides is added where it holds it, as torch 2.13 does over gloo:
 
-* A unit is gathered into one piece of memory, and copied from there into its weights. The piece stays until the next unit is
-  copied; backward, the piece of the next unit is filled before this one is computed.
-* Gradients of a unit are copied into one piece, added up in a second one, and leave this rank its part. The first piece stays
-  until the next unit's gradients are copied.
+* A unit is gathered into one piece of memory, for which gloo needs a second one meanwhile, and copied from there into its
+  weights. The piece stays until the next unit is copied; backward, the piece of the next unit is filled before this one is
+  computed.
+* Gradients of a unit are copied into one piece, added up by gloo in a second one, and leave this rank its part. The first piece
+  stays until the next unit's gradients are copied.
 * Before the last micro batch of an update, whole gradients stay where they are.
 """
 
@@ -96,12 +97,16 @@ class _Schedule:
         """Fill a piece, unless that was done ahead, and copy from it; the former piece is freed in between."""
         size = unit.whole if self.shards > 1 else 0
         if self._ahead is not unit:
-            self.live.add(size)
+            self._fill(size)
             former, self._piece = self._piece, size
             self.live.add(-former)
         self._ahead = None
         self.live.add(unit.whole)
         unit.is_whole = True
+
+    def _fill(self, size: int) -> None:
+        self.live.add(2 * size)
+        self.live.add(-size)  # what gloo needed
 
     def _drop_piece(self) -> None:
         self.live.add(-self._piece)
@@ -134,7 +139,7 @@ class _Schedule:
         if earlier and self.shards > 1:
             self._ahead = earlier[-1]
             self._piece = self._ahead.whole
-            self.live.add(self._piece)
+            self._fill(self._piece)
 
     def _graded(self, unit: _Unit) -> None:
         """Exchange a unit's gradients once all are there."""
@@ -152,7 +157,7 @@ class _Schedule:
         part = unit.trained // self.shards
         self.live.add(part)
         if self.shards > 1:
-            self.live.add(unit.trained)  # where gloo adds up
+            self.live.add(unit.trained)  # in which gloo adds up
             self.live.add(-unit.trained)
 
 
