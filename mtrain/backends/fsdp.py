@@ -36,8 +36,10 @@ class Fsdp(TorchBackend):
         """Options of backend ``fsdp``."""
 
         timeout_s: float = Field(600.0, gt=0, description="a collective that waits longer ends the job")
-        unit: Literal["model", "children"] = Field(
-            "children", description="what is gathered at a time: the whole model, or each of its direct children"
+        unit: Literal["blocks", "children", "model"] = Field(
+            "blocks",
+            description="what is gathered at a time: each block, where the model says or shows what its blocks are, else as with "
+            "children; each of its direct children; or the whole model",
         )
 
     rendezvous = "torch"
@@ -63,7 +65,12 @@ class Fsdp(TorchBackend):
         command = [question["python"] or sys.executable, "-m", "mtrain.backends._fsdp.estimate"]
         try:
             process = subprocess.run(  # noqa: S603  # our own module
-                command, input=json.dumps(question), capture_output=True, text=True, timeout=_ESTIMATE_S, check=False
+                command,
+                input=json.dumps({**question, "unit": self.options.unit}),
+                capture_output=True,
+                text=True,
+                timeout=_ESTIMATE_S,
+                check=False,
             )
         except (OSError, subprocess.SubprocessError):
             return None

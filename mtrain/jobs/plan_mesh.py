@@ -1,6 +1,7 @@
 """What a plan says of a mesh: who is who among the ranks, the memory of each, and what each sends per update."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -12,6 +13,8 @@ from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 
 MIB = 1 << 20
+_BUCKET_BYTES = 16 * MIB
+"""What is gathered at a time for norms of whole arrays, unless one array alone is larger."""
 _BYTE_TOKENS = {"vocabulary": 257, "end": 256}
 """What a model learns of tokens where each is a byte; the size of another vocabulary is in the model's configuration."""
 
@@ -25,9 +28,11 @@ class Estimate:
     moments_bytes: float
     average_bytes: float
     gathered_bytes: float
-    """The largest unit of the model that is gathered at a time."""
+    """What is whole at a time: the unit of the whole model, and the largest other one twice, as the next one is fetched ahead."""
     activations_bytes: float | None
     """What the backward pass of a micro batch needs; None: not known."""
+    most_bytes: float | None
+    """The most that a rank holds at a time; None: not known."""
     sent_to_shards: float
     """Bytes per update, as are those below."""
     sent_to_replicas: float
@@ -44,12 +49,14 @@ def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
     mesh = mesh_of(spec, size=size)
     if mesh is None:
         return {}
+    micro, passes = micro_batch(spec, size=size)
     question = {
         "model": spec.model.name,
         "options": spec.model.options,
         "policy": spec.plugins,
         "details": {**_BYTE_TOKENS, "length": int(getattr(spec.data, "length", 1))},
-        "rows": micro_batch(spec, size=size)[0],
+        "rows": micro,
+        "passes": passes,
         "dtype": "float64" if spec.train.precision == "fp64" else "float32",
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "python": spec.backend.python,
@@ -84,13 +91,14 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
         spec: The spec.
         mesh: Its mesh.
         arrays: As ``mtrain.backends._fsdp.estimate`` answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
-            whether it is trained), ``units``, the prefix of names of the largest unit, and ``sent_per_token``.
+            whether it is trained, its unit), ``sent_per_token``, ``activations``, and ``most``, the most bytes at a time
+            while a micro batch is computed.
         size: Number of ranks.
     """
     each = 8 if spec.train.precision == "fp64" else 4
     is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
-    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, _ in arrays["arrays"]}
-    trained = sum(left[name] for name, _, _, is_trained in arrays["arrays"] if is_trained)
+    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays["arrays"]}
+    trained = sum(left[name] for name, _, _, is_trained, _ in arrays["arrays"] if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
     micro, passes = micro_batch(spec, size=size)
     tokens = micro * passes * int(getattr(spec.data, "length", 1))
@@ -98,17 +106,32 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     to_shards = (mesh.shard - 1) * (2 * passes * held + learns)
     if mesh.replicate == mesh.tensor == 1:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
+    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0
+    step = learns
+    if mesh.replicate == mesh.tensor == 1 and mesh.shard > 1:
+        # Gathered bytes, gloo's copy of them, the whole array and the one before; three pieces as large as a part.
+        step += (4 + 3 / mesh.shard) * max([_BUCKET_BYTES, *(x * each for x in left.values())])
     return Estimate(
         weights_bytes=held,
         gradients_bytes=learns,
-        moments_bytes=learns * len(MOMENTS[spec.optimizer.rule]),
-        average_bytes=held if spec.train.ema is not None else 0.0,
+        moments_bytes=moments,
+        average_bytes=average,
         activations_bytes=None if is_other else arrays["activations"],
-        gathered_bytes=sum(x for name, x in left.items() if name.startswith(f"{arrays['units']}.")) * each,
+        gathered_bytes=_whole_at_once(arrays["arrays"], left) * each,
+        most_bytes=None if is_other or arrays["most"] is None else held + moments + average + max(arrays["most"], step),
         sent_to_shards=to_shards,
         sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
         sent_in_group=arrays["sent_per_token"] * tokens * each,
     )
+
+
+def _whole_at_once(arrays: Sequence[tuple[str, Sequence[int], bool, bool, str]], left: Mapping[str, float]) -> float:
+    """Return the number of elements of the whole model's unit and, twice, of the largest other one."""
+    sizes: defaultdict[str, float] = defaultdict(float)
+    for name, *_, unit in arrays:
+        sizes[unit] += left[name]
+    root = sizes.pop("", 0.0)
+    return root + 2 * max(sizes.values(), default=0.0)
 
 
 def _memory_words(found: Estimate) -> str:
@@ -121,8 +144,10 @@ def _memory_words(found: Estimate) -> str:
     known = found.activations_bytes
     parts |= {} if known is None else {"activations": known}
     shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
+    if found.most_bytes is not None:
+        return f"{shown}; at most {found.most_bytes / MIB:,.1f} MiB at a time, besides the libraries"
     besides = "; activations besides" if known is None else ""
-    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while the largest unit is whole{besides}"
+    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole{besides}"
 
 
 def _sent_words(found: Estimate) -> str:

@@ -143,15 +143,16 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
     )
     mesh = Mesh(replicate=1, shard=2, tensor=2)
     arrays = {
-        "arrays": [["a.w", [8, 4], True, True], ["n.w", [4], False, True]],
-        "units": "a",
+        "arrays": [["a.w", [8, 4], True, True, "a"], ["n.w", [4], False, True, ""]],
         "sent_per_token": 10,
         "activations": 100,
+        "most": 1000,
     }
     found = estimate(spec, mesh, arrays, size=4)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
-    assert found.gathered_bytes == 8 * 4 / 2 * 4
+    assert found.gathered_bytes == (2 * 8 * 4 / 2 + 4) * 4
+    assert found.most_bytes == 1000 + 4 * found.weights_bytes
     assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
     assert found.activations_bytes == 100
     assert found.sent_to_replicas == 0

@@ -119,6 +119,19 @@ def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp 2", "shard 2 x tensor 2"])
+def test_what_is_gathered_at_a_time_changes_no_bit(folder, mesh):
+    """Weights, averages and moments, with clipping and accumulation."""
+    states = {}
+    for unit in ("blocks", "children", "model"):
+        name = f"{mesh}-{unit}".replace(" ", "-")
+        train(folder, name, "llama", mesh, "-o", "train.accumulate=3", "-o", f"backend.options.unit={unit}")
+        states[unit] = learned(folder, name)
+    assert largest_difference(states["blocks"], states["children"]) == 0
+    assert largest_difference(states["blocks"], states["model"]) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["llama", "qwen3", "gpt2"])
 def test_a_mesh_is_as_far_from_one_rank_as_training_carries_a_rounding_error(longer, monkeypatch, config):
     """The yardstick is one rank again, whose weights begin one unit in the last place higher or lower."""

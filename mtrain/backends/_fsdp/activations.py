@@ -27,23 +27,27 @@ BatchShapes = Mapping[str, tuple[tuple[int, ...], str]]
 def kept_bytes(model: nn.Module, batch: BatchShapes, plan: Mapping[str, Style], mesh: Mesh) -> int | None:
     """Return the bytes that are kept of a micro batch, without weights; None: the model cannot be computed so.
 
-    ``model`` has no values, and is of no use afterwards.
+    ``model`` has no values. Afterwards its layers have the shapes of a rank's parts, for ``fullest.most_bytes``.
     """
     if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
         return None
     _leave_parts(model, plan, mesh)
     _stand_in(model)
     counter = _Counter(model)
-    given = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in batch.items()
-    }
     model.train()
     try:
         with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda x: x):
-            model(given)
+            model(blank(batch))
     except (RuntimeError, NotImplementedError, ValueError):  # a model that looks at values, which are not there
         return None
     return counter.bytes
+
+
+def blank(batch: BatchShapes) -> dict[str, Tensor]:
+    """Return a micro batch without values."""
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in batch.items()
+    }
 
 
 class _Counter:
@@ -123,6 +127,9 @@ def _divide_texts(model: nn.Module, plan: Mapping[str, Style], count: int) -> No
 
 # ------------------------------------------------------------------------------------------------------------ attention
 class _Kept(Protocol):
+    saved_tensors: tuple[Tensor, ...]
+    is_eager: bool
+
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
@@ -132,6 +139,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Kept, q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, is_eager: bool) -> Tensor:  # noqa: FBT001
         """Return the shape of a result, (B, L, heads, D)."""
+        ctx.is_eager = is_eager
         b, heads, length, _ = q_BHLD.shape
         out_BLHD = q_BHLD.new_empty((b, length, heads, v_BHLD.shape[-1]))
         if is_eager:
@@ -142,9 +150,12 @@ class _Attention(torch.autograd.Function):
         return out_BLHD
 
     @staticmethod
-    def backward(ctx: _Kept, gradient: Tensor) -> None:
-        """Refuse: nothing here has values."""
-        raise NotImplementedError
+    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the shapes of gradients."""
+        q_BHLD, k_BHLD, v_BHLD, *others = ctx.saved_tensors
+        if ctx.is_eager:  # gradients of the probabilities, and of what they are made of
+            _ = [torch.empty_like(others[0]) for _ in range(2)]
+        return torch.empty_like(q_BHLD), torch.empty_like(k_BHLD), torch.empty_like(v_BHLD), None
 
 
 def _stand_in(model: nn.Module) -> None:

@@ -1,10 +1,8 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
 from mtrain.backends._fsdp.tensor import share_layers
+from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
@@ -26,8 +25,6 @@ from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
-
-Unit = Literal["model", "children"]
 
 
 class FsdpEngine(SplitEngine):
@@ -73,7 +70,7 @@ class FsdpEngine(SplitEngine):
         if layout.mesh.tensor > 1:
             summed = share_layers(model, layout, device=self.target)
         axes = cut_axes(model)
-        for unit in [*(_units(model, _places(model)) if self._unit == "children" else ()), model]:
+        for unit in [*units(model, self._unit).values(), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             fully_shard(unit, mesh=layout.data, reshard_after_forward=True)
@@ -194,34 +191,6 @@ def _refuse_second_derivatives(gradient: Tensor) -> None:
             "a gradient of a gradient (create_graph=True) is wanted of a model on backend fsdp, which drops whole weights after the first "
             "backward pass; use ddp, horovod, solo or deepspeed with stage 0, 1 or 2"
         )
-
-
-def _children(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the direct children that have parameters; a list is never called itself, so its members are yielded."""
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            yield from _children(child)
-        elif any(True for _ in child.parameters()):
-            yield child
-
-
-def _units(module: nn.Module, places: Counter[int]) -> Iterator[nn.Module]:
-    """Yield the parts of ``module`` that FSDP gathers one by one: its children that have parameters.
-
-    A weight can belong to one unit only. A child with a weight that other parts of the model use too is replaced by its
-    own children; what none of them holds alone belongs to the unit of the whole model. ``places``: see ``_places``.
-    """
-    for child in _children(module):
-        if all(count == places[weight] for weight, count in _places(child).items()):
-            yield child
-        else:
-            yield from _units(child, places)
-
-
-def _places(module: nn.Module) -> Counter[int]:
-    """Return the number of places of each weight in ``module``, by the identity of the weight."""
-    parts = (part for _, part in module.named_modules(remove_duplicate=False))
-    return Counter(id(weight) for part in parts for weight in part.parameters(recurse=False))
 
 
 def _cut(model: nn.Module) -> dict[str, DTensor]:

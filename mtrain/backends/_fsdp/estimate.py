@@ -1,8 +1,8 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, ``mesh``, ``rows`` of a micro batch, and the ``dtype`` of training. The model is built without values. It prints the
-answer as JSON, or null where the model cannot be built so.
+task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, the ``dtype`` of training, and the backend's ``unit``. The
+model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
 """
 
 import json
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import activations, vocabulary
+from mtrain.backends._fsdp import activations, fullest, vocabulary
 from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
+from mtrain.backends._fsdp.units import units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
@@ -40,15 +41,21 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     plan: dict[str, Style] = {}
     if mesh.tensor > 1:
         plan = whole_plan(model, mesh)
+    if question["dtype"] == "float64":
+        model = model.double()
+    parts = units(model, question["unit"])
+    unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
-        [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad]
+        [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad, unit_of.get(id(parameter), "")]
         for name, parameter in model.named_parameters()
     ]
-    found = {"arrays": arrays, "units": _largest_unit(model), "sent_per_token": _sent_per_token(model, plan, mesh)}
+    found = {"arrays": arrays, "sent_per_token": _sent_per_token(model, plan, mesh)}
     batch = plugin.blank_batch(task, rows=question["rows"])
-    is_double = question["dtype"] == "float64"
-    kept = None if batch is None else activations.kept_bytes(model.double() if is_double else model, batch, plan, mesh)
-    return {**found, "activations": kept}
+    kept = None if batch is None else activations.kept_bytes(model, batch, plan, mesh)
+    if batch is None or kept is None:
+        return {**found, "activations": None, "most": None}
+    most = fullest.most_bytes(model, batch, parts, shards=mesh.shard, passes=question["passes"])
+    return {**found, "activations": kept, "most": most}
 
 
 def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
@@ -56,12 +63,6 @@ def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
     style = plan.get(layer, "grad_allreduce")
     by_rows = style in ("rowwise", "rowwise_split_input")
     return style != "grad_allreduce" and not (by_rows and key == "bias")
-
-
-def _largest_unit(model: nn.Module) -> str:
-    """Return the prefix of names of the child with the most elements: what is gathered at a time."""
-    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
-    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> float:

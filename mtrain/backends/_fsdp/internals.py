@@ -1,11 +1,17 @@
-"""Everything that this backend uses of torch without a promise of torch: private names."""
+"""Everything that this backend uses of torch and transformers without a promise of theirs: private names."""
 
 import gc
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mtrain.core.overriding import override
 
 TESTED = ("2.13.0",)
 """Versions of torch with which these internals were tested."""
@@ -31,6 +37,48 @@ def exchange_attention(config: Any, name: str) -> str:
     return former
 
 
+def unsplit_kinds(model: nn.Module) -> set[str]:
+    """Return the names of the classes that a model of transformers, or one in it, wants to stay in one piece."""
+    return {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}
+
+
 def leaves(value: object) -> list[Any]:
     """Return what a nested structure of containers holds."""
     return tree_leaves(value)
+
+
+class LiveBytes(TorchDispatchMode):
+    """While it is entered, counts the bytes of tensors that are made, as long as something refers to their memory."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        """Count all tensors but those in the memory of ``known``."""
+        super().__init__()
+        self.bytes = 0
+        self.most = 0
+        """The most bytes at a time so far."""
+        self._counted: dict[int, object] = {storage_of(x): x for x in known}
+
+    def add(self, size: int) -> None:
+        """Count ``size`` bytes that no tensor stands for, or, below 0, do so no longer."""
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+    @override
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and storage_of(x) not in self._counted:
+                storage, key = x.untyped_storage(), storage_of(x)
+                self._counted[key] = weakref.ref(storage, partial(self._forget, key, storage.nbytes()))
+                self.add(storage.nbytes())
+        return result
+
+    def _forget(self, key: int, size: int, _: object) -> None:
+        del self._counted[key]
+        self.bytes -= size
