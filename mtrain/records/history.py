@@ -72,6 +72,8 @@ class History:
     _count: int = 0
     _skipped: bytes = b""
     """The line of the newest update that was skipped."""
+    _newest: Record | None = None
+    """The newest update that was not skipped, which may have been left out since."""
 
     def skips(self, line: bytes) -> bool:
         """Return whether a line is that of an update that is not kept."""
@@ -83,10 +85,10 @@ class History:
         return skips
 
     def add_last(self) -> None:
-        """Add the newest update if it was skipped."""
-        if self._skipped and (record := _parsed(self._skipped)) is not None:
-            self.add(record)
-            self._skipped = b""
+        """Add the newest update if it was skipped or left out."""
+        record = _parsed(self._skipped) if self._skipped else self._newest
+        if record is not None and isinstance(record.get("update"), int):
+            self.updates.setdefault(record["update"], record)
 
     def add(self, record: Record) -> None:
         """Add the next record, in the order of the file."""
@@ -95,7 +97,7 @@ class History:
             self._forget_from(int(update or 0))
             self.start, self.end = record, None
         elif kind == "update" and isinstance(update, int):
-            self.updates[update] = record
+            self.updates[update] = self._newest = record
             if self.most_updates is not None and len(self.updates) > self.most_updates:
                 self.updates = dict(list(self.updates.items())[::2])
                 self._stride *= 2
@@ -110,7 +112,7 @@ class History:
 
     def _forget_from(self, update: int) -> None:
         """Drop the records after ``update``, at which a resumed run has started again."""
-        self._skipped = b""
+        self._skipped, self._newest = b"", None
         self.updates = {number: record for number, record in self.updates.items() if number < update}
         self.evaluations = {
             number: record for number, record in self.evaluations.items() if number <= update and update

@@ -139,11 +139,11 @@ def _check_header(path: Path, start: bytes) -> None:
 def _is_safetensors(start: bytes) -> bool:
     """Say whether a file begins with the length of a header and the header, JSON.
 
-    One length in 32 begins with the byte of a pickle, which never goes on with four zeros here and a brace.
+    One length in 32 begins with the byte of a pickle, which never goes on with the rest of a length within the limit and a brace.
     """
     if start.startswith(ZIP_START) or start[8:9] != b"{":
         return False
-    return not start.startswith(_PICKLE_START) or start[4:8] == bytes(4)
+    return not start.startswith(_PICKLE_START) or int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES
 
 
 def _remedy(refused: Name | None) -> str:
