@@ -140,7 +140,7 @@ def test_rounding_on_three_ranks_is_told_from_faults_by_float64_and_a_nudged_job
         (["--", "--epochs", "3"], "arguments for a script, but no script; name it with --script FILE"),
         (
             ["--script", "good.py", "more"],
-            "more --backends ddp: expected two folders of `mtrain-trace run`, or --backends and no folder",
+            "more --script --backends: expected folders of trainings that have ended, or --script and no folder",
         ),
         (["--script", "good.py", "-b", "ddp,ddp:train.updates=3"], "a comparison sets train.updates itself"),
     ],

@@ -8,7 +8,16 @@ import pytest
 from tests.faults.conftest import UPDATES, Runner
 
 LATE = ["-o", "backend.options.late_figures=true"]
-TIMES = ("update_seconds", "samples_per_second", "data_wait_share", "memory_bytes", "time", "at", "t")
+TIMES = (
+    "update_seconds",
+    "communication_s",
+    "samples_per_second",
+    "data_wait_share",
+    "memory_bytes",
+    "time",
+    "at",
+    "t",
+)
 
 
 @pytest.fixture(scope="module")

@@ -67,13 +67,13 @@ def text(response: Response) -> str:
 
 
 def test_while_a_run_is_being_read_other_pages_answer(pages, pool, held, monkeypatch):
-    read = Tail.read
+    read = Tail.iterate
 
-    def reading(self: Tail, *, limit: int = -1) -> Any:
+    def reading(self: Tail, **limits: Any) -> Any:
         held(self.path)
-        return read(self, limit=limit)
+        return read(self, **limits)
 
-    monkeypatch.setattr(Tail, "read", reading)
+    monkeypatch.setattr(Tail, "iterate", reading)
     big = pool.submit(asked, pages.run, "big")
     assert held.begun.wait(WAIT_S)
     others = {
