@@ -18,7 +18,7 @@ from yolov5_train import NOMINAL, started
 
 EDITS = {
     "model.half().float()  # pre-reduce anchor precision": "model.half().double(); ema.ema.double()",
-    ".float() / 255  #": "; imgs = (imgs.float() / 255).double(); targets = targets.float().double()  #",
+    ".float() / 255  #": "; imgs = imgs.double() / 255; targets = targets.float().double()  #",
     "            imgs = imgs.to(device, non_blocking=True)": "            PIXELS = imgs.numpy().copy()\n"
     "            imgs = imgs.to(device, non_blocking=True)",
     "    model.names = names\n": "    model.names = names\n    RECORD['start'] = COPIED(model)\n",

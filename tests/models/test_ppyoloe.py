@@ -145,7 +145,7 @@ def test_images_are_normalised_as_imagenet_is(framework):
     images = host_batch()["images"]
     actual = framework.ops.to_numpy(network.prepared(framework.tensor(images)))
     expected = (images / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
-    np.testing.assert_allclose(actual, expected.transpose(0, 3, 1, 2), atol=1e-6)
+    np.testing.assert_allclose(actual, expected.transpose(0, 3, 1, 2), atol=2e-15)
     assert actual.dtype == np.float64
 
 

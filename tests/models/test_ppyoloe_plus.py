@@ -79,10 +79,10 @@ def test_losses_and_gradients_are_those_of_the_published_model(framework, expect
 
 
 def test_pixels_are_divided_by_255_and_no_more(framework):
-    network = plugin("s", plus=True).build(task(3), OneRank())
+    network = framework.to(plugin("s", plus=True).build(task(3), OneRank()), "float64")
     pixels = np.arange(2 * 32 * 32 * 3).reshape(2, 32, 32, 3) % 256
     prepared = framework.ops.to_numpy(network.prepared(framework.tensor(pixels.astype(np.uint8), "uint8")))
-    np.testing.assert_allclose(prepared, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+    np.testing.assert_allclose(prepared, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-15)
 
 
 def test_the_form_for_inference_sees_the_same(framework):

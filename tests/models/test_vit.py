@@ -105,8 +105,7 @@ def test_the_network_computes_what_the_equations_say(framework, pooling, qkv_bia
     network.eval()
     actual = ops.to_numpy(network(tensors(framework, batch))["probabilities"])
     expected = np.stack([softmax(logits_of(image, values, options)) for image in batch["images"]])
-    # The images become float32 on their way, on purpose: 2 / 255 is no short number.
-    np.testing.assert_allclose(actual, expected, rtol=3e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -172,13 +172,14 @@ def test_one_class_has_no_class_loss(framework):
     assert ops.shape(network(batch)["decoded"]) == (2, 252, 6)
 
 
-def test_images_reach_the_first_layer_as_shares_of_255(framework):
-    network, batch = ready_network(framework), batch_of(framework)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_images_reach_the_first_layer_as_shares_of_255(framework, dtype):
+    network, batch = framework.to(ready_network(framework), dtype), batch_of(framework)
     records, first = [], network.model[0].forward
     network.model[0].forward = lambda x: (records.append(x), first(x))[1]
     network(batch)
-    expected = ops.to_numpy(batch["images"]).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
-    np.testing.assert_array_equal(ops.to_numpy(records[0]), expected)
+    expected = ops.to_numpy(batch["images"]).transpose(0, 3, 1, 2).astype(dtype) / np.array(255, dtype)
+    np.testing.assert_array_equal(ops.to_numpy(records[0]), expected, strict=True)
 
 
 def test_images_need_not_be_square(framework):

@@ -1,4 +1,4 @@
-"""What networks for segmentation share: their input and their predictions. Needs a bound framework.
+"""Pixels as networks take them, and what networks for segmentation predict. Needs a bound framework.
 
 Shape letters: B batch, S side of the input in pixels, C classes.
 """
@@ -7,6 +7,14 @@ from collections.abc import Sequence
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Batch, Tensor
+
+
+def as_floats(images: Tensor, *, dtype: str) -> Tensor:
+    """Return pixels, uint8, in float32, or in float64 if that is the type of the weights.
+
+    A quotient of theirs that was rounded to float32 would part a network in float64 from another one by 6e-8 of its input.
+    """
+    return ops.astype(images, "float64" if dtype == "float64" else "float32")
 
 
 def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
@@ -18,7 +26,7 @@ def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dty
         std: Deviation of red, green and blue in 0..1, by which is divided.
         dtype: Type of the network's weights.
     """
-    x_BSS3 = ops.astype(batch["pixels"][:, :, :, :3], "float64" if dtype == "float64" else "float32") / 255
+    x_BSS3 = as_floats(batch["pixels"][:, :, :, :3], dtype=dtype) / 255
     mean_3 = ops.constant(tuple(mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
     std_3 = ops.constant(tuple(std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
     return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))

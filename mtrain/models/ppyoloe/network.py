@@ -15,6 +15,7 @@ import numpy as np
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
 from mtrain.models.common.imitation import Detections, Imitator, Signals
+from mtrain.models.common.pixels import as_floats
 from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
 from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
 from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
@@ -210,15 +211,15 @@ class Network(Imitator):
 
     def prepared(self, images_BHW3: Tensor) -> Tensor:
         """Convert images, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
-        x_BHW3 = ops.astype(images_BHW3, "float32")
+        dtype = ops.dtype(self.yolo_head.pred_cls[0].weight)
+        x_BHW3 = as_floats(images_BHW3, dtype=dtype)
         if self._normalised:
             scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
             shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
             x_BHW3 = x_BHW3 * scale_3 + shift_3
         else:
             x_BHW3 = x_BHW3 * (1 / 255)
-        x_BHW3 = ops.astype(x_BHW3, ops.dtype(self.yolo_head.pred_cls[0].weight))
-        return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
+        return ops.permute_dims(ops.astype(x_BHW3, dtype), (0, 3, 1, 2))
 
     def outputs(self, images_B3HW: Tensor) -> tuple[Outputs, Points]:
         """Return the head's outputs for normalised images, and the points to which they belong."""

@@ -12,6 +12,7 @@ from typing import Any
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
+from mtrain.models.common.pixels import as_floats
 
 STEM_WIDTH = 64
 """Channels of the first convolution and of the first stage."""
@@ -136,7 +137,7 @@ class Network(Imitator):
     def pixels(self, images_BSS3: Tensor) -> Tensor:
         """Normalise images, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
         dtype = ops.dtype(self.conv1.weight)
-        x_BSS3 = ops.astype(images_BSS3, "float64" if dtype == "float64" else "float32") / 255
+        x_BSS3 = as_floats(images_BSS3, dtype=dtype) / 255
         mean_3 = ops.constant(tuple(self.mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
         std_3 = ops.constant(tuple(self.std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
         return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))

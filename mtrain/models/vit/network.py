@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
+from mtrain.models.common.pixels import as_floats
 
 _EPS = 1e-6
 """Epsilon of the norms."""
@@ -165,14 +166,15 @@ class Network(Imitator):
 
         Patches are ordered row by row, and so are the pixels within a patch.
         """
-        x_BSS3 = ops.astype(images_BSS3, "float32") * (2 / 255) - 1
+        dtype = ops.dtype(self.positions)
+        x_BSS3 = as_floats(images_BSS3, dtype=dtype) * (2 / 255) - 1
         batch, height, width, channels = ops.shape(x_BSS3)
         side = self.patch
         rows, columns = height // side, width // side
         cut_BGPGP3 = ops.reshape(x_BSS3, (batch, rows, side, columns, side, channels))
         x_BGGPP3 = ops.permute_dims(cut_BGPGP3, (0, 1, 3, 2, 4, 5))
         x_BNE = ops.reshape(x_BGGPP3, (batch, rows * columns, side * side * channels))
-        return ops.astype(x_BNE, ops.dtype(self.positions))
+        return ops.astype(x_BNE, dtype)
 
     def logits(self, patches_BNE: Tensor, random_key: Tensor | None = None) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from patches."""

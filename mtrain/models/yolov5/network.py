@@ -13,6 +13,7 @@ import numpy as np
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Array, Batch, Tensor
 from mtrain.models.common.imitation import Detections, Imitator, Signals
+from mtrain.models.common.pixels import as_floats
 from mtrain.models.yolov5.blocks import C3, SPPF, Concat, ConvNormAct
 from mtrain.models.yolov5.loss import START_BALANCE, LossSettings, loss
 
@@ -118,9 +119,14 @@ class Network(Imitator):
 
     def maps(self, batch: Batch) -> list[Tensor]:
         """Return the feature maps that the heads read for a batch's images: strides 8, 16, 32."""
-        images_BHW3 = ops.astype(ops.astype(batch["images"], "float32") / 255, ops.dtype(self.model[0].conv.weight))
-        outputs = self.features(ops.permute_dims(images_BHW3, (0, 3, 1, 2)))
+        outputs = self.features(self.prepared(batch["images"]))
         return [outputs[i] for i in _HEADS]
+
+    def prepared(self, images_BHW3: Tensor) -> Tensor:
+        """Convert images, uint8 (B, H, W, 3), to (B, 3, H, W) in 0..1 in the dtype of the weights."""
+        dtype = ops.dtype(self.model[0].conv.weight)
+        x_BHW3 = ops.astype(as_floats(images_BHW3, dtype=dtype) / 255, dtype)
+        return ops.permute_dims(x_BHW3, (0, 3, 1, 2))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return the raw predictions of each level, ``stride_8`` and so on, (B, A * C, H / stride, W / stride)."""
