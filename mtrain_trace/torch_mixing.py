@@ -44,7 +44,10 @@ def _sent(array: Any, device: torch.device) -> Any:
 
 def _bits(tensor: Any) -> Any:
     """Return the bits of each element as an integer tensor; integers by value."""
-    return tensor.view(_WIDTHS[tensor.element_size()]) if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point():
+        return tensor
+    bits = tensor.view(_WIDTHS[tensor.element_size()])
+    return mixing.folded(bits) if tensor.element_size() == 8 else bits
 
 
 def _products(bits: Any, table: Any) -> Any:
@@ -61,7 +64,7 @@ def rows(tensor: Any, seed: int) -> Any:
     if flat.is_floating_point() and flat.shape[1] * size % 8 == 0 and flat.shape[1]:
         flat = flat.contiguous()  # the digest of a sample does not depend on where it lies
         flat = flat.clone() if flat.storage_offset() * size % 8 else flat
-        bits = flat.view(torch.int64)  # words of eight bytes: half the work for float32
+        bits = mixing.folded(flat.view(torch.int64))  # words of eight bytes: half the work for float32
     else:
         bits = _bits(flat)
     table = _coefficients(bits.device)

@@ -100,3 +100,14 @@ def test_the_digest_of_a_sample_does_not_depend_on_where_it_lies_nor_on_the_fram
     expected = mixing.rows(samples, 1).tolist()
     for tensor in (plain, wide, odd, turned):
         assert torch_mixing.rows(tensor, 1).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_flipped_signs_do_not_cancel_out(kind: type) -> None:
+    array = np.random.default_rng(5).standard_normal(64).astype(kind)
+    turned = array.copy()
+    turned[[3, 9]] *= -1
+    for other in (-array, turned):
+        assert mixing.digest(array, "w") != mixing.digest(other, "w")
+        assert mixing.rows(array[None], 1) != mixing.rows(other[None], 1)
+        assert torch_mixing.rows(torch.from_numpy(other[None]), 1).tolist() == mixing.rows(other[None], 1).tolist()

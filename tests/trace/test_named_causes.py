@@ -1,0 +1,152 @@
+"""Causes that people met: each is named from what two traces hold, here made by hand; what means nothing is no alarm."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain_trace import causes, comparing, differences, mixing
+from mtrain_trace.reading import Row, Trace, Update
+
+NAMES = ["first", "middle", "last"]
+RANDOM = np.random.default_rng(0)
+BEGIN = {name: RANDOM.standard_normal(64) for name in NAMES}
+GRADIENTS = {name: RANDOM.standard_normal(64) for name in NAMES}
+
+
+def rows(arrays: dict[str, np.ndarray], front: str = "") -> dict[str, Row]:
+    found = {}
+    for name, array in arrays.items():
+        sketch = [float(x) for x in mixing.sketch(array, front + name)]
+        found[front + name] = Row(mixing.digest(array, front + name), float(np.linalg.norm(array)), sketch)
+    return found
+
+
+def whole(found: dict[str, Row]) -> Row:
+    total = differences.total(found)
+    assert total is not None
+    return total
+
+
+def update(number: int, gradients: dict[str, np.ndarray] | None = None, **facts: object) -> Update:
+    held = {
+        "gradients": rows(gradients or GRADIENTS),
+        "weights": rows({n: a - 0.01 * number for n, a in BEGIN.items()}),
+    }
+    held["moments"] = rows(gradients or GRADIENTS, "exp_avg/")
+    fields = {
+        "samples": Counter(["a", "b"]),
+        "rank_samples": [["a", "b"]],
+        "targets": Counter(["s", "t"]),
+        "rank_targets": [["s", "t"]],
+        "target_sums": [1],
+        "losses": [1.0],
+        "pass_losses": [1.0],
+        "clips": [None],
+        "rates": [{"lr": 0.1}],
+        "rank_rates": [[{"lr": 0.1}]],
+        "groups": [NAMES],
+        "steps": number,
+        "parts": {part: whole(found) for part, found in held.items()},
+        "arrays": held,
+        "rng": [None],
+        "micro_batches": 1,
+    }
+    return Update(number, **{**fields, **facts})
+
+
+def trace(*updates: Update, ranks: int = 1, groups: list[list[str]] | None = None) -> Trace:
+    optimizer = {
+        "rule": "AdamW",
+        "groups": groups or [NAMES],
+        "shapes": {name: [64] for name in NAMES},
+        "dtypes": ["float32"],
+        "sharded": False,
+        "unseen": [],
+    }
+    process = {"ranks": ranks, "optimizers": [optimizer], "batch_norms": 0, "dropouts": 0, "wrapped": [], "stacks": []}
+    return Trace(Path("t"), [process], list(updates), rows(BEGIN))
+
+
+def compared(a: Trace, b: Trace) -> comparing.Comparison:
+    result = comparing.compare(a, b)
+    result.sentences = causes.explain(result)
+    return result
+
+
+def test_targets_that_the_training_computes_may_be_rounded_otherwise() -> None:
+    other = {"targets": Counter(["s", "x"]), "rank_targets": [["s", "x"]], "real_targets": True}
+    result = compared(trace(update(1), update(2)), trace(update(1), update(2, **other, losses=[1.0 + 1e-7])))
+    assert result.parting is None
+    assert any("targets have other bits (first in update 2), but loss and gradient agree" in x for x in result.remarks)
+
+
+def test_targets_of_another_model_are_no_labels() -> None:
+    other = {"targets": Counter(["s", "x"]), "rank_targets": [["s", "x"]], "real_targets": True}
+    result = compared(trace(update(1), update(2)), trace(update(1), update(2, **other, losses=[1.1])))
+    assert result.parting is not None
+    assert (result.parting.what, result.parting.update) == (differences.TARGETS, 2)
+    assert "another model computes them (a teacher, a target network)" in result.sentences[0]
+
+
+def test_targets_that_each_rank_makes_are_not_compared() -> None:
+    mine = update(1, target_count=16, targets_summed=True, targets=Counter(["s"]))
+    other = update(1, target_count=32, targets_summed=True, targets=Counter(["t"]))
+    assert compared(trace(mine), trace(other, ranks=2)).parting is None
+
+
+def test_clipping_before_gradients_are_unscaled_is_named() -> None:
+    norm = whole(rows(GRADIENTS)).norm
+    small = {name: array / norm * 0.5 for name, array in GRADIENTS.items()}
+    mine = update(1, small, clips=[{"before": norm, "limit": 0.5}])
+    tiny = {name: array / 1024 for name, array in small.items()}
+    other = update(1, tiny, clips=[{"before": norm * 1024, "limit": 0.5}])
+    assert "while it is 1024 times as large, before it is unscaled" in compared(trace(mine), trace(other)).sentences[0]
+
+
+def test_the_place_where_the_backward_pass_parts_is_named() -> None:
+    broken = {**GRADIENTS, "first": GRADIENTS["first"] * 0.3 + GRADIENTS["last"]}
+    sentence = compared(trace(update(1)), trace(update(1, broken))).sentences[0]
+    assert "so are the gradients from middle on to the output; those of first and of all before it differ" in sentence
+
+
+@pytest.mark.parametrize("part", [0.5, 2.0])
+def test_a_gather_without_gradient_is_named(part: float) -> None:
+    parts = {**GRADIENTS, "first": GRADIENTS["first"] * part, "middle": GRADIENTS["middle"] * part}
+    sentence = compared(trace(update(1)), trace(update(1, parts), ranks=2)).sentences[0]
+    assert "gradients of first, middle in B are" in sentence
+    assert "those of last the same" in sentence
+    assert "a gather that is not differentiated" in sentence
+
+
+def test_moments_that_were_loaded_by_position_into_another_order_are_named() -> None:
+    turned = list(reversed(NAMES))
+    moments = rows({name: -array for name, array in GRADIENTS.items()}, "exp_avg/")
+    other = update(1, groups=[turned])
+    other.arrays["moments"], other.parts["moments"] = moments, whole(moments)
+    sentence = compared(trace(update(1)), trace(other, groups=[turned])).sentences[0]
+    assert "in another order (A first, middle, last; B last, middle, first)" in sentence
+
+
+@pytest.mark.parametrize(("numbers", "parts"), [((2, 3, 4), True), ((3,), False)])
+def test_weights_that_something_else_writes_again_and_again_part_the_trainings(
+    numbers: tuple[int, ...], parts: bool
+) -> None:
+    mine = [update(number) for number in range(1, 5)]
+    other = [update(n, losses=[1.0 + 1e-7 * n], changed_outside=n in numbers) for n in range(1, 5)]
+    result = compared(trace(*mine), trace(*other))
+    assert (result.parting is not None) is parts
+    assert not parts or "something else than the optimizer has written to the weights of B" in result.sentences[0]
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(1e-4, "same up to rounding"), (4e-4, "different")])
+def test_the_first_gradient_in_float32_has_a_narrow_limit(size: float, verdict: str) -> None:
+    noise = {name: array + size * np.roll(array, 1) for name, array in GRADIENTS.items()}
+    assert compared(trace(update(1)), trace(update(1, noise, losses=[1.0 + 1e-7]))).verdict == verdict
+
+
+def test_what_the_models_do_not_have_is_no_cause() -> None:
+    sentence = compared(trace(update(1)), trace(update(1, losses=[1.2]))).sentences[0]
+    assert "BatchNorm" not in sentence
+    assert "dropout" not in sentence
