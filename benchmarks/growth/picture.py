@@ -49,6 +49,10 @@ PANELS = (
         before={"before": [(64, 0.424), (1000, 28.5)]},
     ),
     Panel(
+        axis="elastic", title="a host lost, and back", size="hosts",
+        columns={"shrunk_cpu_s": "CPU s until the others go on", "grown_cpu_s": "CPU s until all go on", "rss_mib": "memory, MiB"},
+    ),
+    Panel(
         axis="order", title="order of samples", size="samples",
         columns={"first_update_cpu_s": "first update, CPU s", "peak_mib": "memory, MiB"},
     ),
