@@ -109,8 +109,10 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0
     step = learns
     if mesh.replicate == mesh.tensor == 1 and mesh.shard > 1:
-        # Gathered bytes, gloo's copy of them, the whole array and the one before; three pieces as large as a part.
-        step += (4 + 3 / mesh.shard) * max([_BUCKET_BYTES, *(x * each for x in left.values())])
+        # A bucket as it is gathered, gloo's copy of it, and this rank's parts of it twice; then arrays that are whole again.
+        largest = max(left.values(), default=0.0) * each
+        bucket = min(max(_BUCKET_BYTES, largest), learns * mesh.shard)
+        step += 2 * bucket * (1 + 1 / mesh.shard) + 2 * largest
     return Estimate(
         weights_bytes=held,
         gradients_bytes=learns,

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from mtrain.backends._fsdp import activations
+from mtrain.backends._fsdp import activations, fullest
+from mtrain.backends._fsdp.internals import LiveBytes
 from mtrain.backends._fsdp.tensor import whole_plan
+from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
@@ -47,11 +49,15 @@ def _planned(config: dict[str, Any], attention: str, mesh: Mesh, *, rows: int = 
     return found
 
 
-def _measured(config: dict[str, Any], attention: str) -> int:
-    model: Any = _plugin(config, attention).build(TASK, OneRank()).train()
+def _batch() -> dict[str, torch.Tensor]:
     positions = torch.cat([torch.arange(40), torch.arange(56)]).repeat(4, 1)
     tokens = torch.arange(4 * 96).view(4, 96) % 257
-    batch = {"tokens": tokens, "positions": positions, "labels": tokens, "scale": torch.ones(4, dtype=torch.float64)}
+    return {"tokens": tokens, "positions": positions, "labels": tokens, "scale": torch.ones(4, dtype=torch.float64)}
+
+
+def _measured(config: dict[str, Any], attention: str) -> int:
+    model: Any = _plugin(config, attention).build(TASK, OneRank()).train()
+    batch = _batch()
     counter = activations._Counter(model)
     with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda x: x):
         model(batch)["total"].backward()
@@ -73,3 +79,36 @@ def test_a_tensor_group_keeps_less_and_with_texts_divided_nearly_its_share() -> 
     print(f"of one rank's: tensor 2 {two / one:.2f}, with sequence {divided / one:.2f}")
     assert one / 2 < divided < two < one
     assert _planned(LLAMA, "sdpa", ONE, rows=8) == pytest.approx(2 * one, rel=0.01)
+
+
+def _most(unit: Unit, *, shards: int = 1, passes: int = 1, config: dict[str, Any] = LLAMA) -> tuple[int, int]:
+    """Return the most bytes of a rank, and the bytes of all weights."""
+    plugin = _plugin(config, "sdpa")
+    with torch.device("meta"):
+        model: Any = plugin.without_values(TASK)
+    batch = plugin.blank_batch(TASK, rows=4)
+    parts = units(model, unit)
+    activations.kept_bytes(model, batch, {}, ONE)
+    found = fullest.most_bytes(model, batch, parts, shards=shards, passes=passes)
+    assert found is not None
+    return found, sum(x.numel() * x.element_size() for x in model.parameters())
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_the_most_bytes_at_a_time_are_those_of_a_pass_with_values(config: dict[str, Any]) -> None:
+    """One rank, one unit: FSDP adds a copy of the weights, and until they are exchanged one of the gradients."""
+    planned, weights = _most("model", config=config)
+    model: Any = _plugin(config, "sdpa").build(TASK, OneRank()).train()
+    batch = _batch()
+    live = LiveBytes([*model.parameters(), *model.buffers()])
+    with live:
+        model(batch)["total"].backward()
+    print(f"{config['model_type']}: planned {planned - weights}, held {live.most}")
+    assert planned - weights == pytest.approx(live.most, rel=0.05)
+
+
+def test_smaller_units_need_less_and_gradients_that_stay_need_more() -> None:
+    by_blocks, weights = _most("blocks", shards=2)
+    whole, _ = _most("model", shards=2)
+    assert by_blocks < whole - weights, "the whole model is in two pieces of memory at a time"
+    assert _most("blocks", shards=2, passes=3)[0] == pytest.approx(by_blocks + weights, rel=0.01)

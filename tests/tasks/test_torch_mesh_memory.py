@@ -12,7 +12,7 @@ SPEC = """
 model: {name: traced, options: {attention: sdpa, config: {model_type: llama, vocab_size: 2048, hidden_size: 128,
   intermediate_size: 352, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 128}}}
 data: {format: text, root: texts, options: {text: a}, length: 64, split: 0.2}
-train: {updates: 4, batch_size: 8, ema: {decay: 0.99}, clip_norm: 1.0}
+train: {updates: 4, batch_size: 32, ema: {decay: 0.99}, clip_norm: 1.0}
 optimizer: {rule: adamw, learning_rate: 0.0001}
 evaluate: {every_epochs: null}
 checkpoint: {every_epochs: null, every_updates: null}
