@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,8 @@ def folded(words: Any) -> Any:
 
     The highest bit times an odd coefficient is 2^63 whatever the coefficient is, so two signs that are flipped would cancel out.
     """
-    return words ^ (
-        (words >> 17) & ((1 << 47) - 1)
-    )  # by no half: a word may be two numbers of 32 bits, whose signs both flip
+    # Not by half: a word may be two numbers of 32 bits, whose signs both flip.
+    return words ^ ((words >> 17) & ((1 << 47) - 1))
 
 
 def _rows(array: Any, start: int) -> Iterator[tuple[Any, Any]]:
@@ -144,6 +144,20 @@ def sketch(array: Any, name: str, *, start: int = 0) -> Any:
         sums = (rows.astype(np.float64) * signs()).reshape(-1, ROW // LENGTH, LENGTH).sum(axis=1)
         total += (sums * row_signs(seed, numbers)).sum(axis=0)
     return total
+
+
+def together(arrays: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """Return digest, length and sketch of all arrays together, as the line of an update holds them.
+
+    Args:
+        arrays: [digest, squared length, sketch] of each.
+    """
+    held = list(arrays)
+    return {
+        "digest": f"{sum(int(row[0], 16) for row in held) & MASK:016x}",
+        "norm": math.sqrt(sum(row[1] for row in held)),
+        "sketch": [float(f"{sum(row[2][place] for row in held):.7g}") for place in range(LENGTH)],
+    }
 
 
 def rows(array: Any, seed: int, *, is_real: bool | None = None) -> Any:

@@ -1,6 +1,9 @@
-"""Names of arrays as every framework is given them, so that digests of the same array agree."""
+"""What the recorders of all frameworks share: names of arrays, so that digests of the same array agree, and nested values."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 
 def common_front(names: list[str]) -> int:
@@ -12,3 +15,15 @@ def common_front(names: list[str]) -> int:
     while names and all("." in name[cut:] for name in names) and len({name[cut:].split(".")[0] for name in names}) == 1:
         cut += names[0][cut:].index(".") + 1
     return cut
+
+
+def tensors_in(values: Any, kind: type) -> Iterator[Any]:
+    """Yield the tensors (of type ``kind``) in nested dictionaries, lists and tuples, in their order."""
+    if isinstance(values, kind):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from tensors_in(value, kind)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value, kind)

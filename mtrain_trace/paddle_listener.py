@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from mtrain_trace import mixing, paddle_arrays, paddle_facts, recorder
+from mtrain_trace import mixing, naming, paddle_arrays, paddle_facts, recorder
 from mtrain_trace.recorder import Recorder
 
 LABELS = ("labels", "label", "targets", "target")
@@ -108,7 +108,7 @@ class PaddleListener:
             self.see_target(label)
         self._micro.labelled = bool(labels)
         rest = {key: value for key, value in keywords.items() if key not in LABELS}
-        self._micro.samples += _samples([*_flat(arguments), *_flat(rest)])
+        self._micro.samples += _samples(list(naming.tensors_in((arguments, rest), paddle.Tensor)))
 
     def see_target(self, target: Any) -> None:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
@@ -259,12 +259,7 @@ class PaddleListener:
             if moments:
                 watched.parts["moments"] = moments
         for part, arrays in watched.parts.items():
-            rows = list(arrays.values())
-            record[part] = {
-                "digest": f"{_sum(arrays):016x}",
-                "norm": math.sqrt(sum(row[1] for row in rows)),
-                "sketch": [float(f"{sum(row[2][place] for row in rows):.7g}") for place in range(mixing.LENGTH)],
-            }
+            record[part] = mixing.together(arrays.values())
         self._out.write(recorder.UPDATES, record)
         if watched.parts and self._out.is_detailed(watched.updates):
             names = {"update": watched.updates, "optimizer": watched.number}
@@ -316,17 +311,6 @@ def _samples(values: list[Any]) -> list[str]:
         if tensor.shape[0] == len(total):
             total += paddle_arrays.rows(tensor, place + 1)
     return _hexed(total)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    if isinstance(values, paddle.Tensor):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _flat(value)
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _flat(value)
 
 
 def _nudge(optimizer: Any, parameters: Iterable[Any]) -> None:

@@ -107,12 +107,7 @@ class TensorflowListener:
             if moments:
                 parts["moments"] = _measured(list(moments), list(moments.values()))
         for part, arrays in parts.items():
-            values = list(arrays.values())
-            record[part] = {
-                "digest": f"{_digest(arrays):016x}",
-                "norm": math.sqrt(sum(row[1] for row in values)),
-                "sketch": [float(f"{sum(row[2][place] for row in values):.7g}") for place in range(mixing.LENGTH)],
-            }
+            record[part] = mixing.together(arrays.values())
         self._out.write(recorder.UPDATES, record)
         if parts and self._out.is_detailed(update):
             self._out.write(recorder.ARRAYS, {"update": update, "optimizer": number, **parts})

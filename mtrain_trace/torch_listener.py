@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import torch
 
-from mtrain_trace import mixing, recorder, torch_arrays, torch_facts, torch_mixing
+from mtrain_trace import mixing, naming, recorder, torch_arrays, torch_facts, torch_mixing
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.torch_arrays import Arrays, Holding, Meter, Piece
 
@@ -332,12 +332,7 @@ class TorchListener:
             read = measured.read()
             if measured.one_by_one:
                 arrays[part] = read
-            rows = list(read.values())
-            record[part] = {
-                "digest": f"{sum(int(row[0], 16) for row in rows) & mixing.MASK:016x}",
-                "norm": math.sqrt(sum(row[1] for row in rows)),
-                "sketch": [float(f"{sum(row[2][place] for row in rows):.7g}") for place in range(mixing.LENGTH)],
-            }
+            record[part] = mixing.together(read.values())
         self._out.write(recorder.UPDATES, record)
         if arrays:
             self._out.write(recorder.ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **arrays})
@@ -379,7 +374,7 @@ def _samples(values: Any) -> tuple[int, Any] | None:
 
     The samples are the rows of the first tensor; other tensors with as many rows belong to them.
     """
-    tensors = [tensor for tensor in _flat(values) if tensor.dim() > 0 and tensor.shape[0] > 0]
+    tensors = [tensor for tensor in naming.tensors_in(values, torch.Tensor) if tensor.dim() > 0 and tensor.shape[0] > 0]
     if not tensors:
         return None
     count, total = tensors[0].shape[0], None
@@ -388,17 +383,6 @@ def _samples(values: Any) -> tuple[int, Any] | None:
             rows = torch_mixing.rows(tensor, place + 1)
             total = rows if total is None else total + rows
     return count, torch_mixing.Late(total)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _flat(value)
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _flat(value)
 
 
 def _read_micro(micro: _Micro) -> dict[str, Any]:

@@ -91,9 +91,12 @@ def test_targets_of_another_model_are_no_labels() -> None:
 
 
 def test_targets_that_each_rank_makes_are_not_compared() -> None:
+    halves = {name: array / 2 for name, array in GRADIENTS.items()}
     mine = update(1, target_count=16, targets_summed=True, targets=Counter(["s"]))
-    other = update(1, target_count=32, targets_summed=True, targets=Counter(["t"]))
-    assert compared(trace(mine), trace(other, ranks=2)).parting is None
+    other = update(1, halves, target_count=32, targets_summed=True, targets=Counter(["t"]))
+    parting = compared(trace(mine), trace(other, ranks=2)).parting
+    assert parting is not None
+    assert parting.what == differences.GRADIENT
 
 
 def test_clipping_before_gradients_are_unscaled_is_named() -> None:
