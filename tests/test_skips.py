@@ -1,5 +1,6 @@
 """A skip in continuous integration is a failure unless it is on the list."""
 
+import ast
 import os
 import re
 import subprocess
@@ -92,3 +93,26 @@ def test_every_reason_on_the_list_is_one_that_a_test_gives() -> None:
         assert any(re.search(entry["reason"], text) for text in given), (
             f"{entry['reason']}: no test skips for this reason"
         )
+
+
+def skipped_as_a_whole(file: Path) -> list[str]:
+    """The packages for want of which a file of tests skips itself while it is collected."""
+    statements = [
+        node for node in ast.parse(file.read_text()).body if not isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
+    calls = [node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return [
+        str(ast.literal_eval(call.args[0])).partition(".")[0]
+        for call in calls
+        if ast.unparse(call.func) == "pytest.importorskip"
+    ]
+
+
+def test_no_file_skips_itself_for_want_of_a_library_that_is_built_after_the_tests_were_collected() -> None:
+    """`make check` collects all tests before Horovod is built; TensorFlow is in an environment of its own."""
+    files = {file: skipped_as_a_whole(file) for file in (ROOT / "tests").rglob("test_*.py")}
+    assert sum(map(len, files.values())) > 20, "no skips were found: the way of looking for them is wrong"
+    early = {
+        str(file.relative_to(ROOT)): names for file, names in files.items() if {"horovod", "tensorflow"} & {*names}
+    }
+    assert not early, "use pytest.mark.skipif(find_spec(...) is None, ...)"

@@ -1,6 +1,7 @@
 """Scripts of Horovod with torch that know nothing of mtrain, started by ``mtrain run --backend horovod``."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from tests.script.runs import done, run
 
-pytest.importorskip("horovod.torch", reason="horovod is not installed")
+pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
 PORT = Path(__file__).parents[2] / "examples/ports/horovod_mnist"
 
 
