@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from mtrain.errors import ScriptError
+from mtrain.rank.script.job import digest_of
 from mtrain.rank.script.settings import SECTIONS, changed, is_set, plain_values
-from mtrain.rank.script_mode import digest_of
 from mtrain.spec import references
 
 if TYPE_CHECKING:

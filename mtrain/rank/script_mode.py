@@ -1,94 +1,21 @@
 """The mode ``script`` of a rank: it runs a user's own training script, which calls ``mtrain.session``."""
 
 import contextlib
-import hashlib
 import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-import mtrain
 from mtrain.core.interfaces import Backend
-from mtrain.errors import Interrupted, ScriptError, UsageError
-from mtrain.rank.process import SaveRequest
+from mtrain.errors import Interrupted, UsageError
 from mtrain.rank.records import log_to_stderr
-from mtrain.records.display import Display
+from mtrain.rank.script.job import RUNNING, RankJob, Running, digest_of, without_own_frames
 from mtrain.spec import collector
 from mtrain.spec.files import open_file
-from mtrain.spec.model import Spec
-from mtrain.spec.resolved import Resolved
-from mtrain.spec.trial import Trial
-from mtrain.system.runfolder import RunFolder
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankJob:
-    """The settings with which a rank was started; ``mtrain.session`` uses them where the script says nothing."""
-
-    resolved: Resolved
-    """The spec and its plugins."""
-    run_folder: RunFolder
-    resume: Path | None
-    outside_paths: frozenset[str]
-    """Paths of the spec that its user has set. A script that sets one of them to another value is refused."""
-    stop: Callable[[], bool]
-    """Returns whether this rank was asked to end."""
-    save_requested: SaveRequest
-    """Returns whether this rank was asked to save and to go on."""
-    take_back: Callable[[], None] = field(default=lambda: None)
-    """Takes over the signals of this rank; a script that does not know mtrain has them to itself until then."""
-    leave: Callable[[BaseException], None]
-    """Records an error for the starter, see ``process.Leaving``."""
-    at_end: list[Callable[[Literal["done", "interrupted", "failed"]], None]] = field(default_factory=list)
-    """Called when the script has ended, with the reason."""
-    display: Display | None = None
-    """Shows the records of this rank; None: the process that started the ranks does."""
-    trial: Trial | None = None
-    """What ``mtrain compare`` changes about the script's training; None: it runs as it is."""
-
-    @property
-    def spec(self) -> Spec:
-        """Return the spec of the job."""
-        return self.resolved.spec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """What a script's code runs in."""
-
-    job: RankJob | None = None
-    """The job of this rank; None if the script was started by plain Python."""
-    session_is_open: bool = False
-
-
-PLAIN_PYTHON = Running()
-RUNNING: ContextVar[Running] = ContextVar("mtrain_running", default=PLAIN_PYTHON)
-"""Read by ``mtrain.session``, through ``running``."""
-WORKER = "mtrain.rank.worker"
-"""Module that ``python -m`` runs in a rank."""
-
-
-def running() -> Running:
-    """Return what this code runs in.
-
-    Raises:
-        ScriptError: it runs in a rank, but in another thread than the script's file. A thread has a context of its own without
-            the job, and the script would train alone there, on every rank.
-    """
-    current = RUNNING.get()
-    if current is PLAIN_PYTHON and WORKER in sys.orig_argv:
-        raise ScriptError(
-            "mtrain.session: called in a thread of its own; call it in the thread that runs the script, or start the thread with "
-            "contextvars.copy_context().run"
-        )
-    return current
-
 
 IMPORTS_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
 NAMES_MTRAIN = re.compile(r"\bmtrain\b")
@@ -120,21 +47,6 @@ def import_ahead(backend: Backend) -> None:
         import_module("mtrain.rank.script.session")
         _ = backend.nn, backend.ops
     collector.keep_all()
-
-
-def digest_of(script: Path) -> str:
-    """Return the SHA-256 of a script, by which hosts with different versions of it are found."""
-    with open_file(script) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def without_own_frames(error: BaseException) -> BaseException:
-    """Drop the frames of mtrain and of Python's own modules before the script's first one from ``error``; return it."""
-    own = (str(Path(mtrain.__file__).parent), "<frozen ", contextlib.__file__)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
-        trace = trace.tb_next
-    return error if trace is None else error.with_traceback(trace)
 
 
 def _ended(job: RankJob, reason: Literal["done", "interrupted", "failed"]) -> None:

@@ -114,7 +114,8 @@ def run_own_script(
     leave: process.Leaving,
 ) -> None:
     """Run the user's script, which calls ``mtrain.session`` or joins the ranks itself."""
-    from mtrain.rank.script_mode import RankJob, knows_mtrain, run_script
+    from mtrain.rank.script.job import RankJob
+    from mtrain.rank.script_mode import knows_mtrain, run_script
 
     script, *words = arguments.script
     if not knows_mtrain(Path(script)):

@@ -13,9 +13,9 @@ from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.interfaces import Collective, Progress, State, Why
 from mtrain.errors import Interrupted, ScriptError
+from mtrain.rank.script.job import RankJob, running
 from mtrain.rank.script.plain_python import exit_watched, solo_job
 from mtrain.rank.script.records import Records
-from mtrain.rank.script_mode import RankJob, running
 
 KEY = "keras"
 """Where the extra of a checkpoint has what is this module's own."""

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.process import StopRequest
+from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.settings import PLAIN, changed
-from mtrain.rank.script_mode import RankJob
 from mtrain.records.console import make_display
 from mtrain.spec import config, terminal
 from mtrain.system import runfolder

@@ -17,6 +17,7 @@ from mtrain.rank.script import gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.following import check_untrained
 from mtrain.rank.script.in_turn import check_in_turn
+from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
 from mtrain.rank.script.native import NativeOptimizer, Recorded, recorded
 from mtrain.rank.script.records import Records
@@ -25,7 +26,6 @@ from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, group
 from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of
 from mtrain.rank.script.trials import nudge, on_trial
 from mtrain.rank.script.updater import Updater
-from mtrain.rank.script_mode import RankJob
 from mtrain.spec.model import Spec
 
 

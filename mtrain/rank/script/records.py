@@ -14,8 +14,8 @@ from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying, random_layers
 from mtrain.rank.records import report_of, reported_run
 from mtrain.rank.script import kept, pictures
+from mtrain.rank.script.job import RankJob, digest_of
 from mtrain.rank.script.settings import described_script
-from mtrain.rank.script_mode import RankJob, digest_of
 from mtrain.rank.training_records import TrainingRecords
 from mtrain.records.adapted import of_objects
 from mtrain.records.reporter import Report

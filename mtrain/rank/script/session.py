@@ -19,6 +19,7 @@ from mtrain.rank.script.epochs import BatchOf
 from mtrain.rank.script.following import check_follow
 from mtrain.rank.script.given_data import GivenData
 from mtrain.rank.script.in_turn import InTurn
+from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
 from mtrain.rank.script.loaders import evaluated, read_loader
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.made import MadeBatches, Numbered
@@ -40,7 +41,6 @@ from mtrain.rank.script.training_data import (
 )
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.script.workers import is_imported_by_worker
-from mtrain.rank.script_mode import RUNNING, RankJob, running, without_own_frames
 from mtrain.spec.calls import explained
 
 
