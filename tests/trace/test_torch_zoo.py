@@ -39,6 +39,7 @@ def compared(traces: Path, a: str, b: str) -> Comparison:
         "plain recomputed-reentrant",
         "plain scaled",
         "adam resumed",
+        "plain whole-batch-on-each",
     ],
 )
 def test_trainings_of_the_same_bits_are_called_so(traces: Path, pair: str) -> None:
@@ -83,6 +84,8 @@ CLEAN = [
     ("drop", "drop-again"),
     ("tied", "tied-two"),
     ("untied", "untied-halves"),
+    ("curved", "curved-halves"),
+    ("carried", "carried-two"),
 ]
 
 
@@ -136,6 +139,32 @@ MISTAKES = [
     ("plain", "batch-per-rank", comparing.SAMPLES, 1, "the batch size is per rank"),
     ("two", "rate-of-one-rank", comparing.SETTINGS, 7, "rank 1 of B has other settings than rank 0"),
     ("plain", "schedule", comparing.SETTINGS, 7, "the schedules differ"),
+    (
+        "curved-halves",
+        "curved-per-pass",
+        comparing.SETTINGS,
+        2,
+        "of B is stepped 2 times for each update of the optimizer, once for",
+    ),
+    ("curved-per-pass", "curved", comparing.SETTINGS, 2, "the schedule of A is stepped 2 times for each update"),
+    ("curved", "curved-per-epoch", comparing.SETTINGS, 2, "the schedule of B is stepped once in 4 updates"),
+    ("curved", "curved-early", comparing.SETTINGS, 1, "the schedule of B is 1 step(s) ahead of the other one"),
+    ("adam-curved", "resumed-curved-anew", comparing.SETTINGS, 7, "the schedule of B begins anew at the resume"),
+    (
+        "adam",
+        "resumed-data-anew",
+        comparing.SAMPLES,
+        7,
+        "B reads again at its resume, after update 6, what A read in update 1",
+    ),
+    ("resumed-data-anew", "adam", comparing.SAMPLES, 1, "A reads again at its resume"),
+    ("plain", "read-twice", comparing.SAMPLES, 2, "each worker of its DataLoader reads the whole stream"),
+    ("plain", "step-twice", comparing.LOSS, 7, "the optimizer of B steps here without a backward pass"),
+    ("plain", "one-more-counted", comparing.LOSS, 1, "0.888889 times that of A (8/9), and so is its gradient"),
+    ("carried", "not-carried", comparing.LOSS, 2, "layers of B begin this update with a hidden state of zeros"),
+    ("not-carried", "carried-two", comparing.LOSS, 2, "layers of A begin this update with a hidden state of zeros"),
+    ("cell-carried", "cell-reset", comparing.LOSS, 5, "layers of B begin this update with a hidden state of zeros"),
+    ("pairs", "pairs-of-a-rank", comparing.TARGETS, 1, "positions among the samples of one rank"),
     ("plain", "scaler-skips", comparing.SKIPPED, 3, "B has skipped this update, A has made it"),
     ("untied", "tied", comparing.START, 0, "tied weights"),
     ("padded", "padding-counted", comparing.LOSS, 1, "padding that is counted"),
