@@ -193,7 +193,7 @@ def _begun_anew(comparison: Comparison, place: int) -> str:
             last, part = whole.earlier[-1].number, ", or this epoch" if begin else ""
             return (
                 f"{side} reads again at its resume, after update {last}, what {other} read in update {update.number}: it begins the data "
-                f"anew{part}, since the position in the data set was not saved, or the batches before it are not skipped"
+                f"anew{part}, since the position in the data was not saved, or the batches before it are not skipped"
             )
     return ""
 
