@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
+from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
-from mtrain.core.binding import bind
 from mtrain.errors import PluginError, SpecError
 from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
 
