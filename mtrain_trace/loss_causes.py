@@ -22,7 +22,7 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
     others = of_one_side("losses", ours.loss_parts, theirs.loss_parts)
     if others:
         return [others]
-    if bool(ours.pass_losses) != bool(theirs.pass_losses):
+    if bool(ours.micro_batches) != bool(theirs.micro_batches):
         return [_no_pass(ours, theirs)]
     sentences = [*_states(comparison, parting, ours, theirs)]
     frozen_a, frozen_b = (update.modes[0] if update.modes else 0 for update in (ours, theirs))
@@ -72,7 +72,7 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
 
 def _no_pass(ours: Update, theirs: Update) -> str:
     """Say that an optimizer has stepped without a loss of its own."""
-    side = "A" if theirs.pass_losses else "B"
+    side = "A" if theirs.micro_batches else "B"
     return (
         f"the optimizer of {side} steps here without a backward pass since its last step: its step is called twice, or its gradients are "
         "those of a loss that belongs to another optimizer"
