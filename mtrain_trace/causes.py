@@ -14,7 +14,16 @@ from typing import Callable
 
 import numpy as np
 
-from mtrain_trace import comparing, data_causes, differences, gradient_causes, steps
+from mtrain_trace import (
+    comparing,
+    data_causes,
+    differences,
+    factors,
+    gradient_causes,
+    loss_causes,
+    settings_causes,
+    steps,
+)
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import (
     BUFFERS,
@@ -29,19 +38,16 @@ from mtrain_trace.differences import (
     START,
     TARGETS,
     WEIGHTS,
-    settings_by_array,
     settings_differences,
     some,
 )
-from mtrain_trace.gradient_causes import of_one_side
+from mtrain_trace.loss_causes import of_one_side
 from mtrain_trace.reading import AVERAGE, Update
 from mtrain_trace.rounding import FIRST
 from mtrain_trace.steps import Step
 
 NARROW_EFFECT = 0.5
 """Relative differences up to this may come from bfloat16 on one side alone; the steps of Adam grow those of gradients."""
-NORMS = ("norm", "bn", "ln", "bias")
-"""Parts of the names of arrays that recipes often exempt from weight decay."""
 
 
 def explain(comparison: Comparison) -> list[str]:
@@ -152,44 +158,6 @@ def _other_moments(comparison: Comparison, place: int) -> str:
     return of_one_side("moments", a.rows(MOMENTS, place), b.rows(MOMENTS, place))
 
 
-def _settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    differences = settings_differences(ours, theirs)
-    for side, update in (("B", theirs), ("A", ours)):
-        for rank, rates in enumerate(update.rank_rates):
-            if rates != update.rank_rates[0]:
-                first = Update(0, rates=update.rank_rates[0], groups=update.groups)
-                other = Update(0, rates=rates, groups=update.groups)
-                return [
-                    f"rank {rank} of {side} has other settings than rank 0: {'; '.join(settings_differences(first, other)[:3])}: a "
-                    "schedule that sees the metric of one rank only, or is stepped on some"
-                ]
-    sentences = [f"the settings of the optimizer differ (A and B): {'; '.join(differences[:4])}"]
-    moved = _regrouped(comparison)
-    if moved:
-        sentences.append(moved)
-    if any("lr " in words for words in differences) and all("lr " in words for words in differences):
-        factor = theirs.rates[0].get("lr", math.nan) / ours.rates[0]["lr"] if ours.rates[0].get("lr") else math.nan
-        ranks = comparison.b.ranks / comparison.a.ranks
-        if ranks != 1 and math.isclose(factor, ranks, rel_tol=1e-6):
-            sentences.append(
-                f"the learning rate of B is {factor:g} times that of A, as its ranks are: it is scaled with the ranks"
-            )
-        elif parting.update > 1:
-            sentences.append(
-                "the learning rates agreed before: the schedules differ in length, warm-up or unit (epochs or updates), or one "
-                "was not resumed or not stepped"
-            )
-    return sentences
-
-
-def _regrouped(comparison: Comparison) -> str:
-    ours, theirs = settings_by_array(comparison.a.updates[0]), settings_by_array(comparison.b.updates[0])
-    moved = [n for n in ours if n in theirs and ours[n].get("weight_decay") != theirs[n].get("weight_decay")]
-    if moved and all(any(part in name for part in NORMS) for name in moved):
-        return f"weight decay of biases and norms differs: {some(moved)}"
-    return ""
-
-
 def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if _other_rules(comparison):
         return [f"the rules differ: A steps by {comparison.a.described['rule']}, B by {comparison.b.described['rule']}"]
@@ -198,7 +166,7 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
             "not saved, not loaded, or belongs to other parameters"
         ]
-    regrouped = _regrouped(comparison)
+    regrouped = settings_causes.regrouped(comparison)
     if regrouped:
         return [regrouped]
     for side, update in (("B", theirs), ("A", ours)):
@@ -256,8 +224,8 @@ def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, their
     if parting.place != 0 or not means:
         return ""
     sketches = [np.concatenate([side[name].sketch for name in means]) for side in (mine, other)]
-    factor = gradient_causes.factor_of(*sketches)
-    if factor is None or abs(factor - 1) <= gradient_causes.EXPLAINED:
+    factor = factors.factor_of(*sketches)
+    if factor is None or abs(factor - 1) <= factors.EXPLAINED:
         return ""
     words = f"after the first update the running means of B are {factor:.4g} times those of A ({some(means)}): "
     words += "another momentum of BatchNorm"
@@ -290,11 +258,11 @@ _RULES: dict[str, Callable[[Comparison, Parting, Update, Update], list[str]]] = 
     START: data_causes.start,
     SAMPLES: data_causes.samples,
     TARGETS: data_causes.targets,
-    LOSS: gradient_causes.loss,
-    SKIPPED: gradient_causes.skipped,
+    LOSS: loss_causes.loss,
+    SKIPPED: loss_causes.skipped,
     GRADIENT: gradient_causes.gradient,
     CLIP: gradient_causes.gradient,
-    SETTINGS: _settings,
+    SETTINGS: settings_causes.settings,
     WEIGHTS: _weights,
     MOMENTS: _moments,
     BUFFERS: _buffers,

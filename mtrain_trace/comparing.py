@@ -177,7 +177,7 @@ def _first_beyond(
     for place, (ours, theirs) in enumerate(pairs):
         parting = _exact(ours, theirs, cast=cast or SAMPLES not in result.gaps)
         if parting is not None and _is_harmless(result, place, rounding, seen, alike=alike):
-            _remark_once(result, parting)
+            _remark_once(result, parting, theirs if _is_read_by_all(theirs) else ours)
             parting = None
         if parting is None and _is_written(result, pairs, place):
             parting = Parting(WEIGHTS, ours.number, float(result.gaps[LOSS].curve[place]))
@@ -209,12 +209,20 @@ def _is_harmless(result: Comparison, place: int, rounding: Rounding, seen: dict[
     )
 
 
-def _remark_once(result: Comparison, parting: Parting) -> None:
+def _remark_once(result: Comparison, parting: Parting, update: Update) -> None:
     words = f"{parting.what} have other bits (first in update {parting.update}), but loss and gradient agree"
+    why = "they are computed by the training itself (by a teacher, a generator, a target network) or rounded otherwise"
+    if parting.what == SAMPLES and _is_read_by_all(update):
+        ranks = len(update.rank_samples)
+        words = f"{parting.what} are those of the other side {ranks} times (first in update {parting.update})"
+        why = f"each of the {ranks} ranks reads the whole batch, so {ranks} ranks do the work of one"
     if not any(remark.startswith(parting.what) for remark in result.remarks):
-        result.remarks.append(
-            f"{words}: they are computed by the training itself (by a teacher, a generator, a target network) or rounded otherwise"
-        )
+        result.remarks.append(f"{words}: {why}")
+
+
+def _is_read_by_all(update: Update) -> bool:
+    """Return whether several ranks have read the same samples."""
+    return len(update.rank_samples) > 1 and all(update.rank_samples[0] == rank for rank in update.rank_samples[1:])
 
 
 def _is_written(result: Comparison, pairs: list[tuple[Update, Update]], place: int) -> bool:
@@ -239,7 +247,8 @@ def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
             continue
         for place, update in enumerate(whole.updates[:-1]):
             if "weights" in update.parts and update.parts["weights"].digest == begin.digest:
-                cut = replace(whole, updates=whole.updates[place + 1 :], start=dict(part.start))
+                earlier = whole.updates[: place + 1]
+                cut = replace(whole, updates=whole.updates[place + 1 :], start=dict(part.start), earlier=earlier)
                 names = ("B", "A") if cut_a else ("A", "B")
                 remark = f"{names[0]} starts with the weights that {names[1]} has after update {update.number}, and is compared from there"
                 return (cut, b, [remark]) if cut_a else (a, cut, [remark])

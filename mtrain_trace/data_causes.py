@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import SAMPLES, some
@@ -12,6 +13,10 @@ _ORDER = (
     "{} goes through the data in the same order in every epoch, {} in a new one: one does not shuffle, or sampler.set_epoch(epoch) "
     "is not called"
 )
+
+
+MANY = 3
+"""Different labels of a rank from which on they may be positions."""
 
 
 def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Update) -> list[str]:
@@ -53,6 +58,10 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             ]
     if count_a != count_b:
         return _sizes(comparison, ours, theirs, count_a, count_b)
+    place = parting.place or 0
+    known = _begun_anew(comparison, place) or _repeated(comparison, place)
+    if known:
+        return [known]
     everything_a, everything_b = _all_samples(a), _all_samples(b)
     common = len(everything_a & everything_b) / max(len(set(theirs.samples)), 1)
     shared = len(set(theirs.samples) & everything_a) / max(len(set(theirs.samples)), 1)
@@ -66,7 +75,7 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             "optimizers"
         ]
     if shared > 0.5:
-        shift = _shift(a, b, ours.number)
+        shift = _shift(a, b, place)
         if shift:
             return [
                 f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
@@ -137,11 +146,29 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             "the targets are floating point numbers, and were the same before: another model computes them (a teacher, a target "
             "network); look at its weights and buffers, at how they are averaged or copied, and at its evaluation mode"
         ]
+    own = _positions(ours, theirs)
+    if own:
+        return [own]
     return ["the samples are the same, but their labels are not: another mapping of classes, padding or shift"]
 
 
+def _positions(ours: Update, theirs: Update) -> str:
+    """Name labels that count the samples of one rank, as those of a contrastive loss do; empty where they are none."""
+    for side, update, other in (("B", theirs, ours), ("A", ours, theirs)):
+        first = Counter(update.rank_targets[0]) if update.rank_targets else Counter[str]()
+        alike = all(Counter(targets) == first for targets in update.rank_targets)
+        if len(update.rank_targets) < 2 or not alike or len(first) < MANY or len(set(first.values())) > 1:
+            continue
+        if set(first) < set(other.targets):
+            return (
+                f"each rank of {side} has the same labels, {len(first)} of the {len(other.targets)} of the other side, each as often: "
+                "positions among the samples of one rank, as a contrastive loss counts them. What the other ranks hold is not gathered"
+            )
+    return ""
+
+
 def _all_samples(trace: Trace) -> set[str]:
-    return {digest for update in trace.updates for digest in update.samples}
+    return {digest for update in (*trace.earlier, *trace.updates) for digest in update.samples}
 
 
 def _repeats_order(trace: Trace) -> bool:
@@ -153,12 +180,45 @@ def _repeats_order(trace: Trace) -> bool:
     return False
 
 
-def _shift(a: Trace, b: Trace, number: int) -> int:
-    """Return by how many updates B is ahead of A in the same order; 0 where it is not."""
-    theirs = b.updates[number - 1].samples
+def _begun_anew(comparison: Comparison, place: int) -> str:
+    """Name a resume that reads samples again which the training had before it; empty where there is none."""
+    for side, other, whole, resumed in (("B", "A", comparison.a, comparison.b), ("A", "B", comparison.b, comparison.a)):
+        if not whole.earlier or place:
+            continue
+        before = [*whole.earlier, *whole.updates]
+        for begin, update in enumerate(whole.earlier):
+            pairs = list(zip(before[begin:], resumed.updates))
+            if not update.samples or any(mine.samples != again.samples for mine, again in pairs[:2]):
+                continue
+            last, part = whole.earlier[-1].number, ", or this epoch" if begin else ""
+            return (
+                f"{side} reads again at its resume, after update {last}, what {other} read in update {update.number}: it begins the data "
+                f"anew{part}, since the position in the data was not saved, or the batches before it are not skipped"
+            )
+    return ""
+
+
+def _repeated(comparison: Comparison, place: int) -> str:
+    """Name a batch that comes again in the next update on one side only; empty where none does."""
+    for side, trace, other in (("B", comparison.b, comparison.a), ("A", comparison.a, comparison.b)):
+        if place and _is_read_again(trace, place) and not _is_read_again(other, place):
+            return (
+                f"{side} has the samples of update {trace.updates[place - 1].number} again: each worker of its DataLoader reads the whole "
+                "stream (an IterableDataset that does not ask get_worker_info), or one batch is used for several updates"
+            )
+    return ""
+
+
+def _is_read_again(trace: Trace, place: int) -> bool:
+    return bool(trace.updates[place].samples) and trace.updates[place].samples == trace.updates[place - 1].samples
+
+
+def _shift(a: Trace, b: Trace, at: int) -> int:
+    """Return by how many updates B is ahead of A in the same order, from the update at an index; 0 where it is not."""
+    theirs = b.updates[at].samples
     for distance in range(1, 9):
         for shift in (distance, -distance):
-            place = number - 1 + shift
+            place = at + shift
             if 0 <= place < len(a.updates) and a.updates[place].samples == theirs:
                 return shift
     return 0

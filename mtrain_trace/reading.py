@@ -74,6 +74,8 @@ class Update:
     modes: list[int] | None = None
     autocast: str | None = None
     rng: list[str | None] = field(default_factory=list)
+    states: list[str | None] = field(default_factory=list)
+    """State with which the recurrent layer that is first called begins the update, of each rank: a digest, or ``recorder.ZEROS``."""
     parts: dict[str, Row] = field(default_factory=dict)
     """All gradients, weights, moments and buffers."""
     ranks_agree: dict[str, bool] = field(default_factory=dict)
@@ -142,6 +144,8 @@ class Trace:
     """How parts were measured, where it was otherwise than by the recorder; only what was measured alike is compared."""
     models: list[str] = field(default_factory=list)
     """Of several models, that of each parameter group."""
+    earlier: list[Update] = field(default_factory=list)
+    """Updates before ``updates``, which are not compared because the other training goes on from the last of them."""
 
     @property
     def framework(self) -> str:
@@ -338,6 +342,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     update.clips.append(record["clip"])
     update.rank_rates.append(record["rates"])
     update.rng.append(record["rng"])
+    update.states.append(micro_batches[0].get("state") if micro_batches else None)
     update.changed_outside = update.changed_outside or record["weights_changed_outside"]
     update.skipped = update.skipped or bool(record.get("skipped"))
     for micro in micro_batches:

@@ -22,6 +22,8 @@ DETAILED_EVERY = 50
 PROCESS, UPDATES, ARRAYS = "process.json", "updates.jsonl", "arrays.jsonl"
 FORM = 2
 """Number of this form of traces. Digests and sketches of another one are made otherwise, and none of them can be compared."""
+ZEROS = "zeros"
+"""State of a recurrent layer that begins with nothing of the update before."""
 EVERY_VARIABLE, AT_VARIABLE, NUDGE_VARIABLE = "MTRAIN_TRACE_EVERY", "MTRAIN_TRACE_AT", "MTRAIN_TRACE_NUDGE"
 UPDATES_VARIABLE = "MTRAIN_TRACE_UPDATES"
 STACKS = ("deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers", "horovod")

@@ -27,6 +27,8 @@ TARGET_LOSSES = (
     "ctc_loss",
 )
 """Losses of ``torch.nn.functional`` whose second argument is the target."""
+RECURRENT = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+"""Layers that take a state beside their inputs, as the second argument or as ``hx``."""
 
 
 def install(out: Recorder) -> TorchListener:
@@ -56,6 +58,8 @@ def _wrap_calls(listener: TorchListener) -> None:
             attempt(listener.enter_module, self, arguments, keywords)
         elif listener.wants_autocast and torch_facts.autocast_format():
             attempt(listener.see_autocast)
+        if isinstance(self, RECURRENT) and torch.is_grad_enabled():
+            attempt(listener.see_state, keywords.get("hx", arguments[1] if len(arguments) > 1 else None))
         listener.depth += 1
         try:
             return original(self, *arguments, **keywords)

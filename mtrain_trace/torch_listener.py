@@ -14,7 +14,7 @@ from typing import Any, Callable
 import torch
 
 from mtrain_trace import mixing, naming, recorder, torch_arrays, torch_facts, torch_mixing
-from mtrain_trace.recorder import Recorder
+from mtrain_trace.recorder import ZEROS, Recorder
 from mtrain_trace.torch_arrays import Arrays, Holding, Meter, Piece
 
 LABELS = ("labels", "label", "targets", "target")
@@ -42,6 +42,8 @@ class _Micro:
     modes: tuple[int, int] | None = None
     """(modules in evaluation mode, modules) of the model."""
     autocast: str | None = None
+    state: tuple[Any, Any] | None = None
+    """(digest, whether any number is not 0) of the state with which the first recurrent layer begins; both None: with none."""
 
 
 @dataclass
@@ -127,6 +129,18 @@ class TorchListener:
         for label in labels:
             self.see_target(label)
         self._micro.labelled = bool(labels)
+
+    def see_state(self, state: Any) -> None:
+        """Note the state that a recurrent layer is given; that of the first one in a pass is what was carried into it."""
+        if self._micro.state is not None or torch_facts.is_recomputing():
+            return
+        parts = [part.detach() for part in naming.tensors_in(state, torch.Tensor) if part.dim() > 0 and part.numel()]
+        if not parts:
+            self._micro.state = (None, None)
+            return
+        digest = sum(torch_mixing.rows(part, place + 1).sum() for place, part in enumerate(parts))
+        used = torch.stack([(part != 0).any() for part in parts]).any()
+        self._micro.state = (torch_mixing.Late(digest), torch_mixing.Late(used))
 
     @property
     def wants_autocast(self) -> bool:
@@ -399,7 +413,12 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
         "real_targets": micro.real_targets,
         "modes": micro.modes,
         "autocast": micro.autocast,
+        **({"state": _read_state(*micro.state)} if micro.state is not None else {}),
     }
+
+
+def _read_state(digest: Any, used: Any) -> str:
+    return f"{digest.read() & mixing.MASK:016x}" if used is not None and used.read() else ZEROS
 
 
 def _nudge(parameters: list[Any]) -> None:

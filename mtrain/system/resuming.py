@@ -51,11 +51,26 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
         newest = checkpoint.newest(run / "checkpoints")
         if newest is not None:
             return Resume(run, newest)
+    if requested is not None:
+        raise CheckpointError(f"--resume {requested}: {_nothing_in(runs[0], Path(requested))}")
     searched_folders = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
     raise CheckpointError(
-        f"--resume{f' {requested}' if requested else ''}: no intact checkpoint in {searched_folders}; "
-        "give the path of one, or leave --resume out"
+        f"--resume: no intact checkpoint in {searched_folders}; give the path of one, or leave --resume out"
     )
+
+
+def _nothing_in(run: Path, path: Path) -> str:
+    """Say why there is nothing to resume in a path that was given, and what to give."""
+    if not path.exists():
+        return f"no intact checkpoint there: no such folder{', a link to nothing' if path.is_symlink() else ''}; give that of a run"
+    if not path.is_dir():
+        folder = path.parent if path.suffix == ".safetensors" else "that of a run"
+        return f"no intact checkpoint there: it is a file, and a run folder or the folder of a checkpoint is resumed; give {folder}"
+    within = sorted(child for child in path.iterdir() if (child / "checkpoints").is_dir() and not child.is_symlink())
+    if within and not (run / "checkpoints").is_dir():
+        names = ", ".join(str(child) for child in within[:3])
+        return f"no intact checkpoint in {run / 'checkpoints'}: it is a folder of runs; give one of them: {names}"
+    return f"no intact checkpoint in {run / 'checkpoints'}; give the path of one, or leave --resume out"
 
 
 def _runs_of(base: Path, name: str) -> list[Path]:

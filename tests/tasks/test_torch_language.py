@@ -93,7 +93,7 @@ def test_sums_of_evaluation_are_those_of_a_loop():
         ({"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}, "should predict"),
         ({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}, "other documents"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
-        ({"model_type": "resnet"}, "cannot build it|Unrecognized"),
+        ({"model_type": "resnet"}, "'resnet' is no causal language model"),
         ({**CONFIGS["llama"], "vocab_size": 100}, "has 100 tokens, and data.tokenizer 257"),
         ({**CONFIGS["llama"], "max_position_embeddings": 8}, "data.length: 32 tokens, and the model takes at most 8"),
     ],

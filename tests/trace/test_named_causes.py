@@ -153,3 +153,41 @@ def test_what_the_models_do_not_have_is_no_cause() -> None:
     sentence = compared(trace(update(1)), trace(update(1, losses=[1.2]))).sentences[0]
     assert "BatchNorm" not in sentence
     assert "dropout" not in sentence
+
+
+def test_losses_of_passes_that_one_side_does_not_record_are_no_step_without_a_pass() -> None:
+    told = compared(trace(update(1)), trace(update(1, losses=[1.3], pass_losses=[]))).sentences[0]
+    assert "without a backward pass" not in told
+    none = compared(trace(update(1)), trace(update(1, losses=[0.0], pass_losses=[], micro_batches=0))).sentences[0]
+    assert "the optimizer of B steps here without a backward pass" in none
+
+
+def test_a_resumed_side_with_few_updates_is_looked_up_by_place() -> None:
+    def batch(*names: str) -> dict[str, object]:
+        return {"samples": Counter(names), "rank_samples": [[*names]]}
+
+    order = ["ab", "cd", "ef", "gh", "ij"]
+    whole_run = trace(*(update(number, **batch(*names)) for number, names in enumerate(order, 1)))
+    resumed = trace(update(1, **batch(*"ij"), losses=[1.3]))
+    resumed.start = whole_run.updates[2].arrays["weights"]
+    result = compared(whole_run, resumed)
+    assert result.parting is not None
+    assert (result.parting.what, result.parting.update) == (differences.SAMPLES, 4)
+    assert "B is 1 update(s) ahead in the same order of samples" in result.sentences[0]
+
+
+def test_a_schedule_is_told_from_another_curve() -> None:
+    curve = [0.1 * 0.9**step for step in range(12)]
+
+    def rated(rates: list[float]) -> Trace:
+        return trace(
+            *(
+                update(number, rates=[{"lr": rate}], rank_rates=[[{"lr": rate}]], micro_batches=1)
+                for number, rate in enumerate(rates, 1)
+            )
+        )
+
+    often = compared(rated(curve), rated(curve[::3]))
+    assert often.sentences[-1].startswith("the schedule of B is stepped 3 times for each update of the optimizer")
+    other = compared(rated(curve), rated([0.1 * 0.8**step for step in range(12)]))
+    assert "the schedules differ in length" in other.sentences[-1]

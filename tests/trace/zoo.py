@@ -41,6 +41,8 @@ class Case:
     rule_options: dict[str, Any] = field(default_factory=dict)
     updates: int = UPDATES
     clip: float | None = 0.5
+    recurrent: str = ""
+    """The layer that carries a state from update to update, ``lstm`` or ``cell``; empty: none."""
     splits: bool = False
     """FSDP2 splits weights, gradients and moments among the ranks."""
 
@@ -146,6 +148,25 @@ CASES: dict[str, Case] = {
     "filled-up": replace(TWO, fault="filled-up"),
     "short-window": replace(PLAIN, micro_batches=4, fault="short-window"),
     "last-alone": replace(HALVES, fault="last-alone"),
+    "curved": replace(PLAIN, fault="curved"),
+    "curved-halves": replace(HALVES, fault="curved"),
+    "curved-per-pass": replace(HALVES, fault="curved-per-pass"),
+    "curved-per-epoch": replace(PLAIN, fault="curved-per-epoch"),
+    "curved-early": replace(PLAIN, fault="curved-early"),
+    "resumed-curved-anew": replace(ADAM, fault="resumed-curved-anew"),
+    "adam-curved": replace(ADAM, fault="curved"),
+    "resumed-data-anew": replace(ADAM, fault="resumed-data-anew"),
+    "read-twice": replace(PLAIN, fault="read-twice"),
+    "step-twice": replace(PLAIN, fault="step-twice"),
+    "one-more-counted": replace(PLAIN, fault="one-more-counted"),
+    "whole-batch-on-each": replace(TWO, fault="whole-batch-on-each"),
+    "carried": replace(PLAIN, recurrent="lstm"),
+    "carried-two": replace(TWO, recurrent="lstm"),
+    "not-carried": replace(PLAIN, recurrent="lstm", fault="not-carried"),
+    "cell-carried": replace(PLAIN, recurrent="cell"),
+    "cell-reset": replace(PLAIN, recurrent="cell", fault="reset"),
+    "pairs": replace(PLAIN, fault="pairs"),
+    "pairs-of-a-rank": replace(TWO, fault="pairs"),
     "large-epsilon": replace(ADAM, rule_options={"eps": 1e-3}),
     "epsilon-inside": replace(ADAM, rule="adam-inside", rule_options={"eps": 1e-3}),
 }
@@ -205,8 +226,35 @@ class Autocast(nn.Module):
             return self.net(images).float()
 
 
+class Recurrent(nn.Module):
+    """A model that reads each sample as two steps, and keeps its state for the next update unless it is a mistake not to."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.fault, self.state, self.passes = case.fault, None, 0
+        self.layer = nn.LSTM(4, 8, batch_first=True) if case.recurrent == "lstm" else nn.GRUCell(4, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        steps = images.view(len(images), 2, 4)
+        self.passes += 1
+        if self.fault == "not-carried" or (self.fault == "reset" and self.passes == 5):
+            self.state = None
+        if isinstance(self.layer, nn.LSTM):
+            out, state = self.layer(steps, self.state)
+            self.state = tuple(part.detach() for part in state)
+            return self.head(out[:, -1])
+        state = self.state
+        for step in range(2):
+            state = self.layer(steps[:, step], hx=state)
+        self.state = state.detach()
+        return self.head(state)
+
+
 def build(case: Case) -> nn.Module:
     torch.manual_seed(1 if case.fault == "seed" else 0)
+    if case.recurrent:
+        return Recurrent(case)
     first, last = nn.Linear(8, 16), nn.Linear(16, 16)
     parts: list[nn.Module] = [first]
     parts += [nn.BatchNorm1d(16, **case.model_options)] if case.batch_norm else []
@@ -242,6 +290,8 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
     batch = BATCH * case.ranks if case.fault == "batch-per-rank" else BATCH
     # 60 samples are seven full batches and a rest of four.
     samples = SAMPLES - 4 if case.fault in SHORT else SAMPLES
+    if case.fault == "read-twice":  # two workers that read the same stream
+        update //= 2
     if case.fault == "batch-skipped" and update >= 5:
         update += 1
     length = samples // batch + (1 if samples % batch and case.fault != "last-batch-dropped" else 0)
@@ -252,10 +302,16 @@ def indices(case: Case, update: int, *, rank: int) -> torch.Tensor:
     if case.fault == "filled-up":  # with samples of the epoch's beginning
         first = torch.randperm(samples, generator=torch.Generator().manual_seed(7 + epoch))[: batch - len(chosen)]
         chosen = torch.cat([chosen, first])
+    if case.fault == "whole-batch-on-each":
+        return chosen
     return chosen[:: case.ranks] if case.fault == "same-shard" else chosen[rank :: case.ranks]
 
 
 def loss_of(case: Case, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if case.fault == "pairs":  # each sample against those of its rank
+        return functional.cross_entropy(logits @ logits.T.detach(), torch.arange(len(logits)))
+    if case.fault == "one-more-counted":
+        return functional.cross_entropy(logits, labels, reduction="sum") / (len(labels) + 1)
     if case.fault in ("padded", "padding-counted"):  # the last sample of a batch stands for padding
         labels = torch.cat([labels[:-1], torch.full((1,), -100)])
         summed = functional.cross_entropy(logits, labels, reduction="sum")
@@ -282,13 +338,31 @@ def change_the_rate(case: Case, optimizer: torch.optim.Optimizer, update: int, *
         optimizer.param_groups[0]["lr"] /= 10
     if case.fault == "schedule" and update >= 6:
         optimizer.param_groups[0]["lr"] *= 0.9
+    steps = {
+        "curved": update,
+        "curved-per-pass": 2 * update,
+        "curved-per-epoch": update // 4,
+        "curved-early": update + 1,
+    }
+    if case.fault in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * 0.95 ** steps[case.fault]
 
 
-def unscale(case: Case, scaler: Any, optimizer: torch.optim.Optimizer, layer: nn.Module, update: int) -> None:
+def unscale(case: Case, scaler: Any, optimizer: torch.optim.Optimizer, net: nn.Module, update: int) -> None:
     if case.fault == "scaler-skips" and update == 2:
-        layer.weight.grad.fill_(float("inf"))  # what float16 makes of a large gradient
+        next(net.parameters()).grad.fill_(float("inf"))  # what float16 makes of a large gradient
     if scaler.is_enabled():
         scaler.unscale_(optimizer)
+
+
+def after_a_step(case: Case, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+    if case.fault == "step-twice":
+        optimizer.step()
+    if case.fault == "average-stays":
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(0.9)
 
 
 def data_of(case: Case, *, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -342,15 +416,13 @@ def train(case: Case, *, rank: int) -> None:
                     held(images=images[part], labels=targets).backward()
                 else:
                     scaler.scale(loss_of(case, model(images[part]), targets)).backward()
-        unscale(case, scaler, optimizer, net[0], update)
+        unscale(case, scaler, optimizer, net, update)
         exchange_and_clip(case, net, manual=manual)
         change_the_rate(case, optimizer, update, rank=rank)
         scaler.step(optimizer)
         scaler.update()
-        if case.fault == "average-stays" and update == 5:
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.mul_(0.9)
+        if update == 5:
+            after_a_step(case, optimizer, net)
 
 
 def train_in_two_starts(case: Case, out: Path) -> None:
@@ -368,10 +440,13 @@ def train_in_two_starts(case: Case, out: Path) -> None:
             if part:
                 saved = torch.load(state)
                 net.load_state_dict(saved[0])
-                if case.fault == "resumed":
+                if case.fault != "resumed-without-moments":
                     optimizer.load_state_dict(saved[1])
             for update in range(part * 6, part * 6 + 6):
-                chosen = indices(case, update, rank=0)
+                chosen = indices(case, update - 6 if part and case.fault == "resumed-data-anew" else update, rank=0)
+                if case.fault == "resumed-curved-anew":
+                    for group in optimizer.param_groups:
+                        group["lr"] = 0.01 * 0.95 ** (update % 6)
                 optimizer.zero_grad()
                 functional.cross_entropy(net(images[chosen]), labels[chosen]).backward()
                 nn.utils.clip_grad_norm_(net.parameters(), case.clip or 1.0)

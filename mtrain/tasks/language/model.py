@@ -13,7 +13,7 @@ from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, 
 from mtrain.errors import CheckpointError, DataError, PluginError, SpecError
 from mtrain.spec.pathnames import PathText
 from mtrain.spec.suggest import hint
-from mtrain.tasks.language import adapters, network
+from mtrain.tasks.language import adapters, folders, network
 from mtrain.tasks.language.adapters import LoraOptions
 from mtrain.tasks.language.base_weights import digest_of, weight_files
 
@@ -169,7 +169,7 @@ class HuggingFaceModel(Model):
             if folder is None or self.options.from_scratch or not weight_files(folder):
                 module = library.from_config(config, attn_implementation=self.options.attention)
                 return module.float()
-            return library.from_pretrained(
+            module, told = library.from_pretrained(
                 folder,
                 config=config,
                 attn_implementation=self.options.attention,
@@ -177,7 +177,12 @@ class HuggingFaceModel(Model):
                 local_files_only=True,
                 trust_remote_code=False,
                 dtype="float32",
+                output_loading_info=True,
             )
+            folders.check_loaded(told, path=self._where())
+            return module
+        except PluginError:
+            raise
         except Exception as error:  # transformers raises many kinds
             raise PluginError(f"model.options: {self._where()}: transformers cannot build it: {error}") from error
 
@@ -198,6 +203,8 @@ class HuggingFaceModel(Model):
         from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
         given = dict(self.options.config)
+        if self.options.path is not None:
+            folders.check(self.options.path, from_scratch=self.options.from_scratch)
         adapters.refuse_folder(self.folder())
         try:
             stored: dict[str, Any] = {}
@@ -213,6 +220,7 @@ class HuggingFaceModel(Model):
             if entries["model_type"] not in CONFIG_MAPPING:
                 meant = hint(str(entries["model_type"]), list(CONFIG_MAPPING))
                 raise SpecError(f"model.options: {entries['model_type']!r} is no type of model of transformers{meant}")
+            folders.check_type(entries["model_type"], entries.get("architectures"), path=self._where())
             return AutoConfig.for_model(entries.pop("model_type"), **entries)
         except SpecError:
             raise

@@ -1,0 +1,189 @@
+"""Name the likely cause of another loss, at the same weights, samples and labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from fractions import Fraction
+
+from mtrain_trace import factors
+from mtrain_trace.comparing import Comparison, Parting
+from mtrain_trace.reading import Update
+from mtrain_trace.recorder import ZEROS
+
+SAME_FACTOR = 1e-3
+"""Largest relative difference of two factors that are one; a factor nearer to 1 is none."""
+LARGEST_COUNT = 256
+"""Largest denominator of a factor that is shown as a fraction."""
+
+
+def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    """Explain a loss that differs at the same weights, samples and labels."""
+    others = of_one_side("losses", ours.loss_parts, theirs.loss_parts)
+    if others:
+        return [others]
+    if bool(ours.micro_batches) != bool(theirs.micro_batches):
+        return [_no_pass(ours, theirs)]
+    sentences = [*_states(comparison, parting, ours, theirs)]
+    frozen_a, frozen_b = (update.modes[0] if update.modes else 0 for update in (ours, theirs))
+    if frozen_a != frozen_b:
+        side, count = ("B", frozen_b) if frozen_b > frozen_a else ("A", frozen_a)
+        sentences.append(
+            f"{count} modules of {side} are in evaluation mode, {min(frozen_a, frozen_b)} of the other: model.train() is missing "
+            "after an evaluation, or parts are put into eval() on one side"
+        )
+    factor = theirs.loss / ours.loss if ours.loss else math.nan
+    whole = factors.whole_factor(factor)
+    if whole is not None:
+        words = factors.factor_words(whole, comparison, theirs, ours, what="loss")
+        sentences.append(words)
+    if not sentences and _has(comparison, "batch_norms") and _samples_of_a_pass(ours) != _samples_of_a_pass(theirs):
+        sentences.append(
+            f"BatchNorm takes its statistics from {_samples_of_a_pass(ours)} samples in A and {_samples_of_a_pass(theirs)} in B: those "
+            "of one rank and one micro batch; use SyncBatchNorm, or compare trainings with the same micro batches"
+        )
+    if not sentences and _has(comparison, "dropouts"):
+        sentences += _random_numbers(ours, theirs)
+    if not sentences:
+        sentences += _scaled(factor, ours, theirs)
+    if not sentences and _is_mean_of_means(ours, theirs):
+        sentences.append(_means_words(ours, theirs))
+    if not sentences and parting.update == 1:
+        sentences.append(
+            "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, weights, "
+            "label smoothing, padding that is counted) or a layer (a mask, an activation, an epsilon), in another precision"
+            + _chances(
+                comparison,
+                ours,
+                theirs,
+                norms=", or with BatchNorm over other samples (those of a rank, a micro batch)",
+            )
+        )
+    elif not sentences:
+        sentences.append(
+            "the loss parts although the weights agreed before: what a model carries from update to update has parted (a hidden state, "
+            "a queue, a teacher)"
+            + _chances(
+                comparison, ours, theirs, norms=", or buffers (BatchNorm) in a forward pass that is not recorded"
+            )
+        )
+    return sentences
+
+
+def _no_pass(ours: Update, theirs: Update) -> str:
+    """Say that an optimizer has stepped without a loss of its own."""
+    side = "A" if theirs.micro_batches else "B"
+    return (
+        f"the optimizer of {side} steps here without a backward pass since its last step: its step is called twice, or its gradients are "
+        "those of a loss that belongs to another optimizer"
+    )
+
+
+def _states(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    """Say how the state differs with which recurrent layers begin; nothing where it is the same, or there is none."""
+    mine, other = (set(update.states) - {None} for update in (ours, theirs))
+    if not mine or not other or mine == other:
+        return []
+    for side, rest, states, further in (("B", "A", other, mine), ("A", "B", mine, other)):
+        if ZEROS in states and ZEROS not in further:
+            resumed = parting.place == 0 and (comparison.a.earlier or comparison.b.earlier)
+            why = (
+                "it was not saved, or not loaded, at the resume"
+                if resumed
+                else "it is not carried from update to update, or is reset here"
+            )
+            return [
+                f"the recurrent layers of {side} begin this update with a hidden state of zeros, those of {rest} with one of before: {why}"
+            ]
+    if len(ours.states) != len(theirs.states) or ours.micro_batches != theirs.micro_batches:
+        return []  # parts of one state have other digests than the whole
+    return [
+        "the recurrent layers of A and B begin this update with other hidden states: of another update, of other samples, or reset on "
+        "one side"
+    ]
+
+
+def _scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
+    """Say that loss and gradient differ by the same factor, which is no whole number; nothing where they do not."""
+    of_gradient = factors.factor_of(factors.unclipped(ours), factors.unclipped(theirs))
+    if of_gradient is None or not abs(of_gradient / factor - 1) < SAME_FACTOR < abs(factor - 1):
+        return []
+    ratio = Fraction(factor).limit_denominator(LARGEST_COUNT)
+    exact = f" ({ratio})" if abs(float(ratio) / factor - 1) < 1e-6 else ""
+    return [
+        f"the loss of B is {factor:.6g} times that of A{exact}, and so is its gradient: the same sum is divided by another number (of "
+        "labels, where padding or the shift of labels is counted on one side; of samples), or weighted"
+    ]
+
+
+def _chances(comparison: Comparison, ours: Update, theirs: Update, *, norms: str) -> str:
+    """Return further causes of another loss that the models and the states of random numbers do not exclude."""
+    words = norms if _has(comparison, "batch_norms") else ""
+    known = all("dropouts" in process for trace in (comparison.a, comparison.b) for process in trace.processes)
+    is_drawing = _has(comparison, "dropouts") or not known or ours.rng != theirs.rng
+    return words + (", or random numbers (dropout, noise) are drawn in another order" if is_drawing else "")
+
+
+def of_one_side(what: str, ours: Collection[str], theirs: Collection[str]) -> str:
+    """Name what B alone lacks or has; empty where both have the same, or one has recorded none."""
+    missing, further = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
+    if not ours or not theirs or not (missing or further):
+        return ""
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has {', '.join(further)} besides"] if further else []
+    return f"its {what} are others: it {' and '.join(parts)}; a part of the recipe is not applied"
+
+
+def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
+    """Return whether a loss of few passes may be that of more passes under other weights: it lies among their losses."""
+    few, many = sorted((ours, theirs), key=lambda update: len(update.pass_losses))
+    if len(few.pass_losses) == len(many.pass_losses) or not ours.samples or not math.isfinite(few.loss):
+        return False
+    whole = [
+        loss * many.micro_batches for loss in many.pass_losses
+    ]  # each was divided by the micro batches of its rank
+    return min(whole) < few.loss < max(whole)
+
+
+def _means_words(ours: Update, theirs: Update) -> str:
+    return (
+        f"a mean of means: the loss of A is the mean of {len(ours.pass_losses)} pass(es), that of B of {len(theirs.pass_losses)} "
+        "(ranks and micro batches), and each pass divides by its own number of labels (tokens, boxes, pixels); where these "
+        "numbers differ, a label counts more in a pass that has few. Divide by the number in the whole update"
+    )
+
+
+def _has(comparison: Comparison, what: str) -> bool:
+    return any(process.get(what) for trace in (comparison.a, comparison.b) for process in trace.processes)
+
+
+def _samples_of_a_pass(update: Update) -> int:
+    """Return the samples of one forward pass of the first rank."""
+    return len(update.rank_samples[0]) // max(update.micro_batches, 1) if update.rank_samples else 0
+
+
+def _random_numbers(ours: Update, theirs: Update) -> list[str]:
+    """Say what differs in the states of the random numbers, from which dropout draws."""
+    for side, update, other in (("B", theirs, ours), ("A", ours, theirs)):
+        states = [state for state in update.rng if state]
+        if len(states) > 1 and len(set(states)) == 1 and len(set(other.rng)) > 1:
+            return [
+                f"all ranks of {side} draw the same random numbers: dropout leaves out the same elements on each (one seed for all)"
+            ]
+    if ours.rng != theirs.rng and all(ours.rng) and all(theirs.rng):
+        return [
+            "the random numbers are in another state, from which dropout draws: another seed, or draws that one side alone makes"
+        ]
+    return [
+        "the model has dropout, whose draws depend on how samples are divided among ranks and passes; compare with dropout 0"
+    ]
+
+
+def skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    """Explain an update that one side alone has skipped."""
+    side, other = ("B", "A") if theirs.skipped else ("A", "B")
+    return [
+        f"{side} has skipped this update, {other} has made it: the gradient scaler of {side} has found a gradient that is not finite; "
+        "its scale is too large at first (init_scale) or the format too narrow. Every skipped update is missing in the training, "
+        "while schedules and counters may go on"
+    ]

@@ -1,0 +1,104 @@
+"""Say how the learning rates of two trainings are one schedule, stepped at other times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mtrain_trace.comparing import Comparison
+from mtrain_trace.reading import Trace
+
+LARGEST = 64
+"""Largest number of steps for each update that is looked for."""
+ENOUGH = 3
+"""Different learning rates that must agree before two curves are called the same schedule."""
+
+
+def explain(comparison: Comparison) -> str:
+    """Name the times at which one side steps the schedule of the other; empty where the rates are no such curve."""
+    a, b = comparison.a, comparison.b
+    mine, other = rates(a), rates(b)
+    if not mine or not other:
+        return ""
+    return (
+        _begun_anew("B", rates_before(a), other)
+        or _begun_anew("A", rates_before(b), mine)
+        or _plateaus("B", mine, other)
+        or _plateaus("A", other, mine)
+        or _often("B", b, mine, other)
+        or _often("A", a, other, mine)
+        or _ahead(mine, other)
+    )
+
+
+def rates(trace: Trace) -> list[float]:
+    """Return the learning rate of the first parameter group at each update; empty where one is not known."""
+    found = [update.rates[0].get("lr") if update.rates else None for update in trace.updates]
+    return [float(rate) for rate in found if isinstance(rate, (int, float))] if None not in found else []
+
+
+def rates_before(trace: Trace) -> list[float]:
+    """Return the learning rates from the beginning, where another training goes on from an update; else nothing."""
+    return rates(Trace(trace.folder, trace.processes, trace.earlier, {})) if trace.earlier else []
+
+
+def _begun_anew(side: str, first: Sequence[float], resumed: Sequence[float]) -> str:
+    if not _is_same(resumed, first):
+        return ""
+    return (
+        f"the schedule of {side} begins anew at the resume, where the other side goes on: the state of the scheduler was not saved or "
+        "not loaded"
+    )
+
+
+def _often(side: str, trace: Trace, slow: Sequence[float], fast: Sequence[float]) -> str:
+    """Say how often a schedule is stepped for each update, where that is more than once."""
+    passes = trace.updates[0].micro_batches
+    for often in range(2, LARGEST + 1):
+        # A step may come before the optimizer's own in an update, or after it: the curve then begins later.
+        if not any(
+            _is_same(fast, slow[first::often], needed=2 if first == 0 else ENOUGH) for first in range(often + 1)
+        ):
+            continue
+        words = f"the schedule of {side} is stepped {often} times for each update of the optimizer"
+        if often == passes:
+            words += f", once for each of its {passes} micro batches; step it where the optimizer steps"
+        if often == trace.ranks:
+            words += ", or" if often == passes else ","
+            words += (
+                f" once for each of its {trace.ranks} ranks (Accelerate does so with a scheduler that it has prepared)"
+            )
+        return words
+    return ""
+
+
+def _plateaus(side: str, quick: Sequence[float], slow: Sequence[float]) -> str:
+    """Say that a schedule is stepped once in several updates, as one that is meant for epochs."""
+    lengths = [place for place in range(1, len(slow)) if slow[place] != slow[place - 1]]
+    length = lengths[0] if lengths else 0
+    if length < 2 or any(place % length for place in lengths) or not _is_same(slow[::length], quick):
+        return ""
+    return (
+        f"the schedule of {side} is stepped once in {length} updates, that of the other side at each: one counts epochs, the other "
+        "updates"
+    )
+
+
+def _ahead(mine: Sequence[float], other: Sequence[float]) -> str:
+    for steps in range(1, LARGEST + 1):
+        for side, quick, late in (("B", other, mine), ("A", mine, other)):
+            if _is_same(quick, late[steps:]):
+                return (
+                    f"the schedule of {side} is {steps} step(s) ahead of the other one: it is stepped before the optimizer and not after "
+                    "it, once more at the start or at a resume, or begins at another step"
+                )
+    return ""
+
+
+def _is_same(x: Sequence[float], y: Sequence[float], *, needed: int = ENOUGH) -> bool:
+    """Return whether two curves agree where both are known, in enough different learning rates to tell."""
+    pairs = list(zip(x, y))
+    if len({round(one, 12) for one, _ in pairs}) < needed:
+        return False
+    largest = max(abs(one) for one, _ in pairs)
+    return all(math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9 * largest) for one, other in pairs)

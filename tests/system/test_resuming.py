@@ -1,0 +1,39 @@
+"""What ``--resume`` was given and cannot be resumed is named for what it is, with what to give in its place."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrain.errors import CheckpointError
+from mtrain.system import resuming
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(CheckpointError) as told:
+        resuming.find_resume(str(path), base=path.parent, name="job")
+    return str(told.value)
+
+
+def test_a_folder_that_is_not_there_is_no_run_without_checkpoints(tmp_path: Path) -> None:
+    assert "no such folder; give that of a run" in refused(tmp_path / "none")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert "no such folder, a link to nothing" in refused(tmp_path / "link")
+
+
+def test_a_file_of_weights_leads_to_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    weights = tmp_path / "step-1" / "weights.safetensors"
+    weights.write_bytes(b"x")
+    told = refused(weights)
+    assert "it is a file" in told
+    assert told.endswith(f"give {tmp_path / 'step-1'}")
+
+
+def test_a_folder_of_runs_names_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    assert f"it is a folder of runs; give one of them: {tmp_path / 'runs' / 'mine'}" in refused(tmp_path / "runs")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_told_as_before(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    assert f"no intact checkpoint in {tmp_path / 'mine' / 'checkpoints'}; give the path" in refused(tmp_path / "mine")

@@ -1,0 +1,89 @@
+"""Folders from which a language model would start otherwise than their owner means are refused, each with what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mtrain.backends._torch import nn as torch_nn
+from mtrain.backends._torch import ops as torch_ops
+from mtrain.core.binding import bind
+from mtrain.core.collective import OneRank
+from mtrain.core.interfaces import Task
+from mtrain.errors import PluginError, SpecError
+from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+
+TINY = {"model_type": "gpt2", "vocab_size": 257, "n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+TASK = Task(
+    kind="language",
+    class_names=(),
+    image_size=0,
+    global_batch=2,
+    details={"vocabulary": 257, "end": 256, "length": 32},
+)
+
+
+@pytest.fixture(autouse=True)
+def _bound() -> None:
+    bind(torch_nn, torch_ops)
+
+
+def built(path: Path | str, **options: object) -> torch.nn.Module:
+    return HuggingFaceModel(HuggingFaceOptions(path=str(path), **options)).build(TASK, OneRank())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = {name: value for name, value in TINY.items() if name != "model_type"}
+    GPT2LMHeadModel(GPT2Config(**config)).save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def test_a_name_on_the_hub_is_no_folder() -> None:
+    with pytest.raises(SpecError, match=r"Qwen/Qwen3-0\.6B: no such folder, and nothing is downloaded.*--local-dir"):
+        built("Qwen/Qwen3-0.6B")
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"has no config\.json"):
+        built(tmp_path)
+
+
+def test_weights_that_are_not_read_do_not_become_random_ones(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    built(folder)  # which has both
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SpecError, match=r"its weights are in pytorch_model\.bin, and only \.safetensors are read"):
+        built(folder)
+    built(folder, from_scratch=True)
+
+
+def test_a_model_that_predicts_no_next_token_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
+    )
+    with pytest.raises(SpecError) as told:
+        built(tmp_path)
+    assert "'vit' (ViTForImageClassification) is no causal language model" in str(told.value)
+    assert "own-model.md" in str(told.value)
+    assert len(str(told.value)) < 400
+
+
+def test_arrays_that_the_weights_lack_do_not_start_at_random(folder: Path) -> None:
+    arrays = load_file(folder / "model.safetensors")
+    arrays.pop("transformer.h.0.mlp.c_fc.weight")
+    save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(PluginError, match=r"1 arrays of the model are not in its weights.*c_fc\.weight"):
+        built(folder)
+
+
+def test_a_tied_output_layer_is_not_missing(folder: Path) -> None:
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    module = built(folder)
+    state = module.state_dict()
+    name = next(name for name in state if name.endswith("wte.weight"))
+    assert torch.equal(state[name], load_file(folder / "model.safetensors")["transformer.wte.weight"])
