@@ -117,7 +117,11 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
     if parting.place is None:
         return rule(comparison, parting, Update(0), Update(0))
     ours, theirs = comparison.a.updates[parting.place], comparison.b.updates[parting.place]
-    sentences = _outside(comparison, parting.place) or rule(comparison, parting, ours, theirs)
+    sentences = (
+        _outside(comparison, parting.place)
+        or _not_finite(parting, ours, theirs)
+        or rule(comparison, parting, ours, theirs)
+    )
     sentences = _precision(comparison, parting, sentences)
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
@@ -127,6 +131,27 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
             else []
         )
     return sentences
+
+
+def _not_finite(parting: Parting, ours: Update, theirs: Update) -> list[str]:
+    """Say that one side alone has left the range of numbers; nothing where both have, or none."""
+    mine, other = (_size_of(parting.what, update) for update in (ours, theirs))
+    if mine is None or other is None or math.isfinite(mine) == math.isfinite(other):
+        return []
+    (side, size), (rest, finite) = (("A", mine), ("B", other)) if math.isfinite(other) else (("B", other), ("A", mine))
+    what = {LOSS: "loss", GRADIENT: "gradient norm"}.get(parting.what, f"norm of the {parting.what}")
+    return [
+        f"the {what} of {side} is {size:g}, that of {rest} {finite:.4g}: something overflows or is no number on one side (a division by "
+        "zero or a logarithm of it, a sample, a format with too few digits, a rate that is too large)"
+    ]
+
+
+def _size_of(what: str, update: Update) -> float | None:
+    """Return the loss, or the norm of what is compared, of an update; None where it is not recorded."""
+    if what == LOSS:
+        return update.loss
+    part = {GRADIENT: "gradients", WEIGHTS: "weights", MOMENTS: "moments", BUFFERS: "buffers"}.get(what, "")
+    return update.parts[part].norm if part in update.parts else None
 
 
 def _precision(comparison: Comparison, parting: Parting, sentences: list[str]) -> list[str]:

@@ -68,7 +68,7 @@ def _shown_factor(factor: float) -> str:
 
 def factor_of(x: np.ndarray | None, y: np.ndarray | None) -> float | None:
     """Return the factor by which the array of sketch ``y`` is that of ``x``; None where no factor explains it."""
-    if x is None or y is None:
+    if x is None or y is None or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     factor = float(x @ y / (x @ x)) if x.any() else 0.0
     remainder = float(np.linalg.norm(y - factor * x))
@@ -88,5 +88,7 @@ def unclipped(update: Update) -> np.ndarray | None:
     row, clip = update.parts.get("gradients"), update.clip
     if row is None:
         return None
+    if not math.isfinite(row.norm):
+        return np.full(len(row.sketch), math.nan)
     scale = clip["before"] / row.norm if clip is not None and row.norm and clip["before"] > clip["limit"] else 1.0
-    return np.asarray(row.sketch) * scale
+    return np.asarray(row.sketch) * (scale if math.isfinite(scale) else math.nan)

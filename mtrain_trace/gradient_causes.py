@@ -127,7 +127,7 @@ def _clipped_while_scaled(ours: Update, theirs: Update) -> str:
     if not mine or not other or not mine["before"] or not other["limit"] or theirs.norm is None:
         return ""
     factor = other["before"] / mine["before"]
-    is_power = factor > 1.5 and abs(math.log2(factor) - round(math.log2(factor))) < 1e-2
+    is_power = 1.5 < factor < math.inf and abs(math.log2(factor) - round(math.log2(factor))) < 1e-2
     if not is_power or abs(theirs.norm * factor / min(other["limit"], other["before"]) - 1) > factors.EXPLAINED:
         return ""
     return (

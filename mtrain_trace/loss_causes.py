@@ -106,7 +106,12 @@ def _states(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
 def _scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
     """Say that loss and gradient differ by the same factor, which is no whole number; nothing where they do not."""
     of_gradient = factors.factor_of(factors.unclipped(ours), factors.unclipped(theirs))
-    if of_gradient is None or not abs(of_gradient / factor - 1) < SAME_FACTOR < abs(factor - 1):
+    if (
+        of_gradient is None
+        or not factor
+        or not math.isfinite(factor)
+        or not abs(of_gradient / factor - 1) < SAME_FACTOR < abs(factor - 1)
+    ):
         return []
     ratio = Fraction(factor).limit_denominator(LARGEST_COUNT)
     exact = f" ({ratio})" if abs(float(ratio) / factor - 1) < 1e-6 else ""
