@@ -204,7 +204,7 @@ def rank_main(options: argparse.Namespace) -> None:
         phases.measure("save in the background", lambda: save(2, True))
 
         if options.peer:
-            for turn in (1, 2):  # in turns, so that what else the machine does meets both
+            for turn in (1, 2, 3):  # in turns, so that what else the machine does meets both
                 phases.measure(f"save, turn {turn}", lambda turn=turn: save(2 + turn, False))
                 phases.measure(
                     f"peer, turn {turn}", lambda turn=turn: save_by_peer(model, optimizer, options.out / str(turn))

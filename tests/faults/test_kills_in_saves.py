@@ -91,4 +91,6 @@ def test_a_job_goes_on_from_kills_in_a_save_of_parts_in_the_background(tmp_path:
 def test_a_job_goes_on_from_a_kill_in_each_phase_of_a_save(tmp_path: Path, backend: str, asynchronous: bool) -> None:
     gathering = [] if backend == "ddp" else GATHERING
     copying = COPYING if asynchronous else []
+    if backend == "ddp":  # what rank 0 saves needs nothing of rank 1, whose death ends no save
+        copying = copying[:1]
     _check(tmp_path, backend, asynchronous=asynchronous, deaths=[*copying, *gathering, *WRITING])
