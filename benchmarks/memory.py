@@ -201,7 +201,8 @@ def rank_main(options: argparse.Namespace) -> None:
             barrier(collective)
 
         phases.measure("save", lambda: save(1, False))
-        phases.measure("save in the background", lambda: save(2, True))
+        if not options.no_background:
+            phases.measure("save in the background", lambda: save(2, True))
 
         if options.peer:
             for turn in (1, 2, 3):  # in turns, so that what else the machine does meets both
@@ -279,6 +280,7 @@ def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[st
         argv += ["--millions", str(options.millions)]
         argv += ["--llama"] * options.llama + (["--files", str(options.files)] if options.files else [])
         argv += ["--native"] * options.native + ["--former"] * options.former + ["--peer"] * options.peer
+        argv += ["--no-background"] * options.no_background
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -375,6 +377,7 @@ def main() -> None:
         "--files", type=Path, default=None, help="a folder with its weights; it is made if it does not exist"
     )
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--no-background", action="store_true", help="leave out the save that copies first")
     parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
     parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")
     parser.add_argument(

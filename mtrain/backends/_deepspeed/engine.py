@@ -84,7 +84,7 @@ class ZeroEngine(SplitEngine):
     def _placed(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
         import deepspeed
 
-        # A float64 model is built whole and split afterwards: DeepSpeed's Init would build it in float32.
+        # A float64 model is split afterwards: DeepSpeed's Init would build it in float32.
         # So is a user's own module: inside Init, a parent's own initialisation would be lost.
         split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64" and not recipe.own_model
         # A script's own optimizer is made for whole weights.
