@@ -153,10 +153,7 @@ def rank_main(options: argparse.Namespace) -> None:
 
     phases = Phases()
     imported = resident()
-    if options.llama:
-        _, net = llama(options.millions, options.files)
-    else:
-        net, width = network(options.millions)
+    net, width = llama(options.millions, options.files)[::-1] if options.llama else network(options.millions)
     folder = options.out / "checkpoints"
     with backend_of(options.backend) as session:
         collective = session.collective
