@@ -110,7 +110,7 @@ def write(folder: Path, saved: Saved | Content) -> None:
         "spec": saved.spec,
         "extra": _strict(saved.meta.get("extra", {})),
     }
-    files[STATE] = _write_file(folder / STATE, [_json(body)])
+    files[STATE] = _write_file(folder / STATE, _json(body))
     manifest = {
         "format": FORMAT,
         "update": saved.progress.update,
@@ -119,7 +119,7 @@ def write(folder: Path, saved: Saved | Content) -> None:
         "versions": versions(),
         "files": files,
     }
-    _write_file(folder / MANIFEST, [_json(manifest | {"digest": _digest_of(manifest)})])
+    _write_file(folder / MANIFEST, _json(manifest | {"digest": _digest_of(manifest)}))
     flush_folder(folder)
 
 
@@ -177,16 +177,16 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_file(path: Path, contents: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def _write_file(path: Path, content: bytes) -> dict[str, Any]:
     """Write a new small file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
-    digest, size = hashlib.sha256(), 0
-    with outputs.open_to_write(path, "xb", buffering=0) as file:
-        for content in contents:
-            size += len(content)
-            digest.update(content)
-            _write_all(file, memoryview(content))
-        os.fsync(file.fileno())
-    return {"size_bytes": size, "sha256": digest.hexdigest()}
+    file = outputs.open_to_write(path, "xb", buffering=0)
+    try:
+        _write_all(file, memoryview(content))
+    except BaseException:
+        file.close()
+        raise
+    _flush(file)
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 class _Writer:
