@@ -1,6 +1,7 @@
 """How much memory a rank needs to build, save and restore a model, for each backend and number of ranks.
 
-    python -m benchmarks.memory [--millions 50] [--backends ddp,deepspeed:1,deepspeed:3,fsdp] [--ranks 1,2] [--native]
+    python -m benchmarks.memory [--millions 50] [--backends ddp,deepspeed:1,deepspeed:3,fsdp] [--ranks 1,2]
+        [--native] [--llama [--files FOLDER]]
 
 For every rank and phase it reads the peak of the resident set (``VmHWM``, reset before each phase), in float32 with AdamW and
 an average. Memory that the C library keeps is given back before each phase, so that it cannot hide what a phase needs.
@@ -89,6 +90,43 @@ def network(millions: int) -> Any:
     return Net, width
 
 
+def llama(millions: int, folder: Path | None) -> Any:
+    """Return what builds a Llama of about ``millions`` million parameters, from its config or from files, and its batches."""
+    import torch
+    from torch import nn
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mtrain.tasks.language.loading import array_by_array
+
+    width, vocabulary = (1024, 32768) if millions >= 150 else (512, 16384)
+    layers = max(round((millions * 1e6 - 2 * vocabulary * width) / (12 * width * width)), 1)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if folder is None:
+                self.model = LlamaForCausalLM(config)
+                return
+            with array_by_array():
+                self.model = LlamaForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
+
+        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+            total = self.model(input_ids=batch["x"], use_cache=False).logits.square().mean()
+            return {"total": total, "part": total.detach()}
+
+    torch.set_num_threads(1)
+    return config, Net
+
+
 def backend_of(name: str) -> Any:
     """Return the backend ``name``, such as ``deepspeed:1``."""
     kind, _, option = name.partition(":")
@@ -115,7 +153,7 @@ def rank_main(options: argparse.Namespace) -> None:
 
     phases = Phases()
     imported = resident()
-    net, width = network(options.millions)
+    net, width = llama(options.millions, options.files)[::-1] if options.llama else network(options.millions)
     folder = options.out / "checkpoints"
     with backend_of(options.backend) as session:
         collective = session.collective
@@ -125,16 +163,17 @@ def rank_main(options: argparse.Namespace) -> None:
             micro_batch=2,
             ema_decay=0.99,
             seed=1,
-            own_model=options.native,
+            own_model=options.native or options.llama,
         )
         barrier(collective)
         model, optimizer = phases.measure("build", lambda: session.prepare(net, recipe))
         shapes = {name: outline.shape for name, outline in _outlines(session, model, optimizer).items()}
-        if not options.native:
+        if not (options.native or options.llama):
             phases.measure("start", lambda: session.restore(model, optimizer, State(weights=Drawn(shapes))))
 
         def updates() -> None:
-            x = np.random.default_rng(collective.rank).standard_normal((2, width), dtype=np.float32)
+            draws = np.random.default_rng(collective.rank)
+            x = draws.integers(0, 99, (2, 8)) if options.llama else draws.standard_normal((2, width), dtype=np.float32)
             for batch in session.batches({"x": x} for _ in range(2)):
                 with optimizer.micro_batch(last=True):
                     optimizer.backward(model(batch)["total"])
@@ -159,10 +198,11 @@ def rank_main(options: argparse.Namespace) -> None:
             barrier(collective)
 
         phases.measure("save", lambda: save(1, False))
-        phases.measure("save in the background", lambda: save(2, True))
+        if not options.no_background:
+            phases.measure("save in the background", lambda: save(2, True))
 
         if options.peer:
-            for turn in (1, 2):  # in turns, so that what else the machine does meets both
+            for turn in (1, 2, 3):  # in turns, so that what else the machine does meets both
                 phases.measure(f"save, turn {turn}", lambda turn=turn: save(2 + turn, False))
                 phases.measure(
                     f"peer, turn {turn}", lambda turn=turn: save_by_peer(model, optimizer, options.out / str(turn))
@@ -235,7 +275,9 @@ def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[st
         free.close()
         argv = [sys.executable, "-m", "benchmarks.memory", "--backend", backend, "--out", folder]
         argv += ["--millions", str(options.millions)]
+        argv += ["--llama"] * options.llama + (["--files", str(options.files)] if options.files else [])
         argv += ["--native"] * options.native + ["--former"] * options.former + ["--peer"] * options.peer
+        argv += ["--no-background"] * options.no_background
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -327,7 +369,12 @@ def main() -> None:
     parser.add_argument("--backends", default="ddp,deepspeed:1,deepspeed:3,fsdp")
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--native", action="store_true", help="the model is a user's own")
+    parser.add_argument("--llama", action="store_true", help="the model is a Llama of transformers")
+    parser.add_argument(
+        "--files", type=Path, default=None, help="a folder with its weights; it is made if it does not exist"
+    )
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--no-background", action="store_true", help="leave out the save that copies first")
     parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
     parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")
     parser.add_argument(
@@ -343,6 +390,10 @@ def main() -> None:
     if options.plot:
         plot(json.loads(options.json.read_text()), options.plot)
         return
+    if options.files and not options.files.exists():
+        from transformers import LlamaForCausalLM
+
+        LlamaForCausalLM(llama(options.millions, None)[0]).save_pretrained(options.files)
     print(
         "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s |\n|---|--:|---|--:|--:|--:|--:|--:|"
     )

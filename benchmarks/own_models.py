@@ -37,7 +37,7 @@ BACKENDS = {
     "horovod": ("--backend", "horovod"),
     "deepspeed:stage=1": ("--backend", "deepspeed", "-o", "backend.options.stage=1"),
     "deepspeed:stage=3": ("--backend", "deepspeed", "-o", "backend.options.stage=3"),
-    "fsdp": ("--backend", "fsdp", "-o", "backend.options.unit=model"),  # tied weights in one unit
+    "fsdp": ("--backend", "fsdp"),
 }
 RANKS = (1, 2, 3)
 

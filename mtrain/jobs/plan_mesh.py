@@ -57,6 +57,7 @@ def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
         "details": {**_BYTE_TOKENS, "length": int(getattr(spec.data, "length", 1))},
         "rows": micro,
         "passes": passes,
+        "device": str(spec.backend.options.get("device", "auto")),
         "dtype": "float64" if spec.train.precision == "fp64" else "float32",
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "python": spec.backend.python,

@@ -21,6 +21,7 @@ from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
 from mtrain.backends._torch.shards import Parts, refuse_scalars, tied
 from mtrain.backends._torch.split_engine import SplitEngine
+from mtrain.backends._torch.spread import Spread
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
 from mtrain.core.interfaces.capabilities import Prepared
@@ -83,9 +84,13 @@ class ZeroEngine(SplitEngine):
     def _placed(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
         import deepspeed
 
-        # A float64 model is built whole and split afterwards: DeepSpeed's Init would build it in float32.
+        # A float64 model is split afterwards: DeepSpeed's Init would build it in float32.
         # So is a user's own module: inside Init, a parent's own initialisation would be lost.
         split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64" and not recipe.own_model
+        # A script's own optimizer is made for whole weights.
+        is_made_whole = split_while_built or recipe.native_optimizer is not None
+        if self._sharding.stage == 3 and not is_made_whole and self.collective.size > 1:
+            return self._spread(build, recipe, config)
         with deepspeed.zero.Init(config_dict_or_path=config) if split_while_built else nullcontext():
             model = build()
         model = self._place(model, replace(recipe, channels_last=False))
@@ -94,6 +99,21 @@ class ZeroEngine(SplitEngine):
         if not split_while_built:
             refuse_scalars(model, splits="DeepSpeed")
             state.check_equal_start(model, self.collective)
+        return model
+
+    def _spread(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
+        """Build a model of which each rank keeps its part, and split its weights one at a time."""
+        spread = Spread(self.collective, self.target)
+        with spread:
+            model = self._place(build(), replace(recipe, channels_last=False))
+            if recipe.channels_last:
+                use_channels_last(model)
+        refuse_scalars(model, splits="DeepSpeed")
+        spread.check_equal_start(model)
+        spread.fill_rest(model.parameters())
+        double = recipe.precision == "fp64"
+        with internals.engines_in_float64() if double else nullcontext():
+            library.split(model, spread.fill, config)
         return model
 
     def _zero(self, engine: Any, model: nn.Module) -> Zero:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
@@ -79,6 +79,27 @@ def check(config: dict[str, Any]) -> None:
             f"backend.options.config: DeepSpeed refuses a value: {messages or error}; give a value that DeepSpeed's "
             "documentation of its JSON lists"
         ) from error
+
+
+def split(model: Any, fill: Callable[[Any], None], config: dict[str, Any]) -> None:
+    """Let DeepSpeed split the weights of ``model`` as in stage 3, one after the other; every rank must call.
+
+    Args:
+        model: A module.
+        fill: Makes a weight whole.
+        config: DeepSpeed's configuration.
+    """
+    import deepspeed
+    from torch import nn
+
+    first = None
+    for weight in model.parameters():
+        fill(weight)
+        if first is None:
+            deepspeed.zero.Init(module=nn.ParameterList([weight]), config_dict_or_path=config)
+            first = weight
+        else:
+            first.convert_to_zero_parameters(param_list=[weight])
 
 
 def stop() -> None:

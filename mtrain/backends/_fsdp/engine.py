@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
+from mtrain.backends._fsdp.sharding import shard_unit
 from mtrain.backends._fsdp.tensor import share_layers
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
@@ -20,6 +21,7 @@ from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.sharded import ShardedOptimizer
 from mtrain.backends._torch.shards import Boxes, Parts, refuse_scalars
 from mtrain.backends._torch.split_engine import SplitEngine
+from mtrain.backends._torch.spread import Spread
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
@@ -36,6 +38,8 @@ class FsdpEngine(SplitEngine):
         self._channels_last = False
         self._layout: Layout | None = None
         self._prepared: list[nn.Module] = []
+        self._spread: Spread | None = None
+        """Where the arrays of the model are that is being built."""
 
     @override
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
@@ -45,7 +49,30 @@ class FsdpEngine(SplitEngine):
         mesh = recipe.mesh or Mesh(replicate=1, shard=self.collective.size, tensor=1)
         if self._layout is None or self._layout.mesh != mesh:
             self._layout = Layout.of(mesh, self.target.type)
-        return super().prepare(build, replace(recipe, channels_last=False))
+        try:
+            return super().prepare(build, replace(recipe, channels_last=False))
+        finally:
+            self._spread = None
+
+    @override
+    def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
+        """Build a model of which each rank keeps its part; before layers are shared, a model is whole."""
+        if self.collective.size == 1 or (recipe.mesh is not None and recipe.mesh.tensor > 1):
+            return super().built(build, recipe)
+        self._spread = Spread(self.collective, self.target)
+        with self._spread:
+            model = self._place(build(), recipe)
+        self._spread.check_equal_start(model)
+        self._spread.fill_rest(model.parameters())
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.target))
+        return model
+
+    @override
+    def moved(self, model: nn.Module) -> nn.Module:
+        """Leave a model on the host whose parts alone are to be on the device."""
+        return super().moved(model) if self._spread is None else model
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
@@ -73,7 +100,7 @@ class FsdpEngine(SplitEngine):
         for unit in [*units(model, self._unit).values(), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
-            fully_shard(unit, mesh=layout.data, reshard_after_forward=True)
+            shard_unit(unit, layout, self._spread, target=self.target)
         exchange = _Exchange(model, self._prepared)
         if layout.mesh.shard != self.collective.size:
             exchange.boxes = layout.boxes({name: x.shape for name, x in model.named_parameters()}, axes)

@@ -1,8 +1,8 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, the ``dtype`` of training, and the backend's ``unit``. The
-model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, the ``dtype`` of training, the ``device``, and the backend's
+``unit``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
 """
 
 import json
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._fsdp import activations, fullest, vocabulary
+from mtrain.backends._fsdp.sequence import blocks
 from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
@@ -49,7 +50,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad, unit_of.get(id(parameter), "")]
         for name, parameter in model.named_parameters()
     ]
-    found = {"arrays": arrays, "sent_per_token": _sent_per_token(model, plan, mesh)}
+    found = {"arrays": arrays, "sent_per_token": _sent_per_token(model, plan, mesh, device=question["device"])}
     batch = plugin.blank_batch(task, rows=question["rows"])
     kept = None if batch is None else activations.kept_bytes(model, batch, plan, mesh)
     if batch is None or kept is None:
@@ -65,9 +66,10 @@ def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
     return style != "grad_allreduce" and not (by_rows and key == "bias")
 
 
-def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> float:
+def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> float:
     """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings."""
     gather = (mesh.tensor - 1) / mesh.tensor  # of what is gathered or scattered; adding up does both
+    scatter = gather * (2 if device == "cpu" else 1)  # gloo adds everything up first
     sent = 0.0
     split = vocabulary.split_layers(model, plan)
     parents = set()
@@ -85,10 +87,16 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> 
             sent += 2 * gather * inputs
         elif style == "colwise_gather_output":
             sent += 2 * gather * (inputs + _OF_LOSS) if name in split else gather * (outputs + 2 * inputs)
+        elif mesh.sequence and not is_adapter(name):
+            sent += (scatter + gather) * outputs  # scattered here, and gathered backward
         else:
-            sent += 2 * gather * outputs  # added up; with sequences shared, scattered here and gathered backward
-    # With sequences shared, texts are gathered in front of a half of a layer, and gradients scattered behind it.
-    return sent + sum(2 * gather * inputs for _, inputs in parents)
+            sent += 2 * gather * outputs
+    if mesh.sequence:
+        # Texts are gathered in front of a half of a layer, and gradients scattered behind it. At the end they are gathered too, and
+        # the gradients of where they were divided.
+        sent += sum((gather + scatter) * inputs for _, inputs in parents)
+        sent += 2 * gather * sum(x.numel() for x in blocks(model)[2].parameters(recurse=False))
+    return sent
 
 
 def main() -> None:

@@ -53,15 +53,15 @@ class Layout:
             replica, part = divmod(data_rank, mesh.shard)
             box = [(0, length) for length in shape]
             if axis is not None:
-                box[axis] = _piece(box[axis], place, mesh.tensor)
+                box[axis] = piece(box[axis], place, mesh.tensor)
             # FSDP cuts what a tensor group has left a rank, along the first axis.
-            box[0] = _piece(box[0], part, mesh.shard)
+            box[0] = piece(box[0], part, mesh.shard)
             held.append(tuple(box))
             first.append(replica == 0 and (axis is not None or place == 0))
         return Boxes(tuple(held), tuple(first))
 
 
-def _piece(bounds: tuple[int, int], number: int, count: int) -> tuple[int, int]:
+def piece(bounds: tuple[int, int], number: int, count: int) -> tuple[int, int]:
     """Return piece ``number`` of ``count`` as ``torch.chunk`` cuts them: of equal length, but for the last ones."""
     first, end = bounds
     each = -(-(end - first) // count)

@@ -132,8 +132,7 @@ class TorchEngine(RankSession):
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
         self._seed_start(recipe)
-        model = self._place(build(), recipe)
-        state.check_equal_start(model, self.collective)
+        model = self.built(build, recipe)
         compiling.attach(model, recipe)
         model.train()
         if not recipe.trained:
@@ -147,6 +146,12 @@ class TorchEngine(RankSession):
         self.late = self._wants_late() and optimizer.can_be_late
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         return called, optimizer
+
+    def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
+        """Return the model with what the recipe says on this rank's device, the same on all ranks; every rank must call."""
+        model = self._place(build(), recipe)
+        state.check_equal_start(model, self.collective)
+        return model
 
     def _seed_start(self, recipe: Recipe) -> None:
         """Seed before a model is built, unless it is built in the stream of the one before."""
@@ -226,7 +231,7 @@ class TorchEngine(RankSession):
             else:
                 syncbn.synchronize(model, self.collective)
         recompute.attach(model, recipe)
-        model = model.to(self.target)
+        model = self.moved(model)
         if recipe.precision == "fp64":
             model = model.double()
         if recipe.channels_last:
@@ -238,6 +243,10 @@ class TorchEngine(RankSession):
             if recipe.kernels == "auto" and not recipe.compile and recipe.precision != "fp64":
                 self._use_kernels(model)
         return model
+
+    def moved(self, model: nn.Module) -> nn.Module:
+        """Return the model on this rank's device."""
+        return model.to(self.target)
 
     def _use_kernels(self, model: nn.Module) -> None:
         """Use mtrain's own kernels if every rank has them: which rank computes a sample must not change its bits."""

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore as TCPStore  # listening_store names it
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # the mode of spread is one
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from mtrain.core.overriding import override
 
@@ -326,3 +329,30 @@ def without_compiler() -> Iterator[None]:
     finally:
         if torch.__dict__.get("_dynamo") is stand_in:
             del torch.__dict__["_dynamo"]
+
+
+# -------------------------------------------------------------------------------------------- operations that are watched
+_OVERWRITING = {getattr(torch.ops.aten, name) for name in ("copy_", "fill_", "normal_", "random_", "uniform_", "zero_")}
+
+
+def overwrites(operation: Any) -> bool:
+    """Return whether an operation, as a dispatch mode gets it, overwrites its first argument whatever that was."""
+    return operation.overloadpacket in _OVERWRITING
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what tells the memory of a tensor from that of others as long as it lives, also where it is empty."""
+    with torch._C.DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """Return the tensors in a nested structure of containers."""
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let no mode see the operations of this thread, while inside."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield

@@ -1,8 +1,10 @@
-"""One piece of work at a time, beside the training loop or in it."""
+"""Work beside the training loop, or beside other work."""
 
 import threading
 import time
 from collections.abc import Callable
+from queue import Queue
+from typing import Any
 
 
 class Background:
@@ -49,3 +51,44 @@ class Background:
             work()
         except Exception as error:
             self._error = error
+
+
+class Beside:
+    """A thread that does what it is given, in that order, while it is entered.
+
+    It works until its end also when Python ends meanwhile, which the pools of Python's library refuse.
+    """
+
+    def __init__(self) -> None:
+        self._todo: Queue[Callable[[], Any] | None] = Queue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="beside")
+
+    def __enter__(self) -> "Beside":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._todo.put(None)
+        self._thread.join()
+
+    def do(self, work: Callable[[], Any]) -> None:
+        """Add a piece of work."""
+        self._todo.put(work)
+
+    def wait(self) -> None:
+        """Wait until all of it is done. Raises the first error."""
+        self._todo.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (work := self._todo.get()) is not None:
+            try:
+                if self._error is None:
+                    work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                del work  # what it works on can be dropped
+                self._todo.task_done()

@@ -21,15 +21,17 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 import mtrain
 from mtrain.core.checkpoint import arrays_file
 from mtrain.core.checkpoint.arrays_file import MappedArrays
+from mtrain.core.checkpoint.background import Beside
 from mtrain.core.interfaces import Array, Part, Progress, State, StateStream
 from mtrain.core.streams import WholeStream
 from mtrain.errors import CheckpointError
@@ -98,14 +100,17 @@ def write(folder: Path, saved: Saved | Content) -> None:
         else Content(WholeStream(saved.state), saved.progress, spec=saved.spec, meta=saved.meta)
     )
     folder.mkdir(mode=0o700)
-    files = {name: _write_file(folder / name, _packed(content, part)) for part, name in ARRAYS.items()}
+    with Beside() as hashing, Beside() as flushing:
+        writer = _Writer(hashing, flushing)
+        files = {name: writer.write(folder / name, _packed(content, part)) for part, name in ARRAYS.items()}
+        flushing.wait()
     body = {
         "progress": _strict(asdict(saved.progress)),
         "counters": _strict(content.stream.counters),
         "spec": saved.spec,
         "extra": _strict(saved.meta.get("extra", {})),
     }
-    files[STATE] = _write_file(folder / STATE, [_json(body)])
+    files[STATE] = _write_file(folder / STATE, _json(body))
     manifest = {
         "format": FORMAT,
         "update": saved.progress.update,
@@ -114,7 +119,7 @@ def write(folder: Path, saved: Saved | Content) -> None:
         "versions": versions(),
         "files": files,
     }
-    _write_file(folder / MANIFEST, [_json(manifest | {"digest": _digest_of(manifest)})])
+    _write_file(folder / MANIFEST, _json(manifest | {"digest": _digest_of(manifest)}))
     flush_folder(folder)
 
 
@@ -172,20 +177,59 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_file(path: Path, contents: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a new file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
-    digest, size = hashlib.sha256(), 0
-    with outputs.open_to_write(path, "xb", buffering=0) as file:
-        for content in contents:
-            view = memoryview(content)
-            size += len(view)
-            for start in range(0, len(view), CHUNK_BYTES):
-                chunk = view[start : start + CHUNK_BYTES]
-                digest.update(chunk)
-                while len(chunk):
-                    chunk = chunk[file.write(chunk) :]
+def _write_file(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a new small file, flush it to the disk, and return its entry for the manifest, with size and SHA-256."""
+    file = outputs.open_to_write(path, "xb", buffering=0)
+    try:
+        _write_all(file, memoryview(content))
+    except BaseException:
+        file.close()
+        raise
+    _flush(file)
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+class _Writer:
+    """Writes files while other threads take their digests, and flush those that are written."""
+
+    def __init__(self, hashing: Beside, flushing: Beside) -> None:
+        """Use two threads."""
+        self._hashing = hashing
+        self._flushing = flushing
+
+    def write(self, path: Path, contents: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        """Write a new file, and return its entry for the manifest; another thread flushes it."""
+        digest, size = hashlib.sha256(), 0
+        file = outputs.open_to_write(path, "xb", buffering=0)
+        try:
+            for content in contents:
+                self._hashing.wait()  # now the content before can be dropped
+                view = memoryview(content)
+                size += len(view)
+                if len(view) < CHUNK_BYTES:
+                    digest.update(view)
+                    _write_all(file, view)
+                    continue
+                for start in range(0, len(view), CHUNK_BYTES):
+                    chunk = view[start : start + CHUNK_BYTES]
+                    self._hashing.do(partial(digest.update, chunk))
+                    _write_all(file, chunk)
+            self._hashing.wait()
+        except BaseException:
+            file.close()
+            raise
+        self._flushing.do(partial(_flush, file))
+        return {"size_bytes": size, "sha256": digest.hexdigest()}
+
+
+def _write_all(file: IO[bytes], view: memoryview) -> None:
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _flush(file: IO[bytes]) -> None:
+    with file:
         os.fsync(file.fileno())
-    return {"size_bytes": size, "sha256": digest.hexdigest()}
 
 
 def _json(value: Any) -> bytes:

@@ -108,7 +108,7 @@ class Recipe:
     compile_blocks: Sequence[str] = ()
     """Regexes of names of submodules that are compiled each by itself; none: the model is compiled whole."""
     own_model: bool = False
-    """The model is a user's native module and not one built from ``core.nn``. It is built whole, keeps its layers as
+    """The model is a user's native module and not one built from ``core.nn``. It keeps its layers as
     they are, and may return anything and leave out parameters in some updates."""
     own_order: bool = False
     """A script orders forward and backward passes itself, perhaps of several models. A backward pass then adds to the

@@ -16,6 +16,7 @@ from mtrain.spec.suggest import hint
 from mtrain.tasks.language import adapters, folders, network
 from mtrain.tasks.language.adapters import LoraOptions
 from mtrain.tasks.language.base_weights import digest_of, weight_files
+from mtrain.tasks.language.loading import array_by_array
 
 BASE = "base"
 """Key, in the details of a task, of the digest of the weights that are read and not trained."""
@@ -169,16 +170,17 @@ class HuggingFaceModel(Model):
             if folder is None or self.options.from_scratch or not weight_files(folder):
                 module = library.from_config(config, attn_implementation=self.options.attention)
                 return module.float()
-            module, told = library.from_pretrained(
-                folder,
-                config=config,
-                attn_implementation=self.options.attention,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                dtype="float32",
-                output_loading_info=True,
-            )
+            with array_by_array():
+                module, told = library.from_pretrained(
+                    folder,
+                    config=config,
+                    attn_implementation=self.options.attention,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    dtype="float32",
+                    output_loading_info=True,
+                )
             folders.check_loaded(told, path=self._where())
             return module
         except PluginError:

@@ -1,0 +1,36 @@
+"""Let transformers read a model's weights array by array, each into memory of its own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Variable with which transformers reads no array before the former one is in the model."""
+
+
+@contextmanager
+def array_by_array() -> Iterator[None]:
+    """Have transformers read one array after the other, and not map the files, while inside.
+
+    Its threads would read the whole model ahead, and pages of a mapped file count as memory of the process: both would be
+    there on each rank, however many share the model.
+    """
+    from transformers import modeling_utils
+
+    former, opened = os.environ.get(IN_TURN), modeling_utils.safe_open
+    os.environ[IN_TURN] = "1"
+    vars(modeling_utils)["safe_open"] = partial(_opened, opened)
+    try:
+        yield
+    finally:
+        vars(modeling_utils)["safe_open"] = opened
+        if former is None:
+            del os.environ[IN_TURN]
+        else:
+            os.environ[IN_TURN] = former
+
+
+def _opened(open_file: object, *arguments: object, **options: object) -> object:
+    assert callable(open_file)
+    return open_file(*arguments, **{**options, "backend": "pread"})

@@ -1,0 +1,116 @@
+"""One rank of the tests of spread models: ``spread_ranks BACKEND OUT OPTIONS``, in the variables of a job."""
+
+import gc
+import hashlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mtrain.backends._torch import spread
+from mtrain.backends.deepspeed import DeepSpeed
+from mtrain.backends.fsdp import Fsdp
+from mtrain.core.interfaces import Recipe
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class Own(nn.Module):
+    """A module whose own start values overwrite parts of those of its children, read others, and copy layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+        self.linear = nn.Linear(33, 31)
+        self.embedding = nn.Embedding(50, 32, padding_idx=3)
+        self.given = nn.Parameter(torch.from_numpy(np.ones((40, 9), np.float32)))
+        self.register_buffer("noise", torch.randn(100, 10))
+        nn.init.orthogonal_(self.linear.weight)
+        row = self.embedding.weight[2:4]
+        with torch.no_grad():
+            self.encoder.layers[0].linear1.weight.mul_(0.5)
+            self.encoder.layers[1].linear1.weight[3:5].fill_(1)
+            nn.init.trunc_normal_(self.encoder.layers[1].linear2.weight, std=0.02)
+            row.add_(1)
+            self.given[0] = float(self.encoder.layers[0].linear1.weight.sum())
+            self.given[1] = self.encoder.layers[0].linear2.weight[0].tolist()[3]
+            self.given[2] = float(self.encoder.layers[0].self_attn.in_proj_weight.numpy()[5].sum())
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=65, num_key_value_heads=2, bos_token_id=None, eos_token_id=None, **SIZES)
+    return LlamaForCausalLM(config)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=65, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"own": Own, "llama": llama, "gpt2": gpt2}
+
+
+def digest(arrays: Any) -> str:
+    """Return the digest of named arrays."""
+    taken = hashlib.sha256()
+    for name, x in arrays.items():
+        taken.update(f"{name} {x.shape} {x.dtype}".encode() + np.ascontiguousarray(x).tobytes())
+    return taken.hexdigest()
+
+
+def plain(name: str, *, double: bool) -> str:
+    """Return the digest of a model that is built without any backend."""
+    torch.manual_seed(7)
+    model = MODELS[name]()
+    state = (model.double() if double else model).state_dict()
+    return digest({key: x.numpy() for key, x in state.items()})
+
+
+def main(backend: str, *names: str) -> None:
+    """Build each model in a session, and compare; small arrays are spread too."""
+    spread.LEAST_BYTES, spread.ROOM_BYTES = 64, 6000
+    torch.set_num_threads(1)
+    expected = {(name, double): plain(name, double=double) for name in names for double in (False, True)}
+    used: list[int] = []
+    give_up = spread.Spread._give_up
+
+    def counted(of: spread.Spread, memory: Any) -> None:
+        used.append(memory.number)
+        give_up(of, memory)
+
+    spread.Spread._give_up = counted  # type: ignore[method-assign]
+    made = (
+        Fsdp(Fsdp.Options(device="cpu")) if backend == "fsdp" else DeepSpeed(DeepSpeed.Options(device="cpu", stage=3))
+    )
+    with made as session:
+        for (name, double), wanted in expected.items():
+            recipe = Recipe(
+                rule="adamw",
+                groups=(("", {}),),
+                micro_batch=1,
+                seed=7,
+                own_model=True,
+                ema_decay=0.9,
+                precision="fp64" if double else "fp32",
+            )
+            used.clear()
+            model, optimizer = session.prepare(MODELS[name], recipe)
+            state = session.state(model, optimizer)
+            assert digest(state.weights) == wanted, f"{name} {double}"
+            assert digest(state.ema) == wanted or name == "own", f"{name} {double}"
+            assert len(used) > 20, f"{name}: {len(used)} arrays were given up"
+            del model, optimizer, state
+            gc.collect()
+            print("same", name, double, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

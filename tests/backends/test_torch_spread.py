@@ -1,0 +1,101 @@
+"""A model of which each rank builds its part has the bits of one that is built whole."""
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mtrain.backends._torch import spread
+from mtrain.backends.torch_engine import LocalCollective
+from tests.backends.processes import ROOT
+
+MODELS = ("own", "llama", "gpt2")
+
+
+def _prepared(backend: str, *, ranks: int) -> list[str]:
+    """Build the models of ``spread_ranks`` on real ranks; return what each rank has printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.backends.spread_ranks", backend, *MODELS],
+            cwd=ROOT,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        shown = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(shown)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        ("fsdp", 2),
+        pytest.param("deepspeed", 2, marks=pytest.mark.slow),
+        *[pytest.param(name, count, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed") for count in (3, 4)],
+    ],
+)
+def test_ranks_start_from_the_bits_of_a_plain_build(backend: str, ranks: int) -> None:
+    """Models of transformers and an own one, in float32 and float64; FSDP's parts are of unequal length."""
+    for shown in _prepared(backend, ranks=ranks):
+        same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
+        assert same == [[name, double] for name in MODELS for double in ("False", "True")]
+
+
+class _Other(LocalCollective):
+    """This rank of two, whose other one has built what ``_agree`` is told."""
+
+    def __init__(self, answers: list[str]) -> None:
+        self.size = 2  # type: ignore[misc]
+        self.answers = answers
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [self.answers.pop(0) if self.answers else value, value]
+
+
+def test_ranks_that_build_different_weights_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtrain.errors import TrainingError
+
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    made = spread.Spread(_Other(["another"]), torch.device("cpu"))
+    with made:
+        model = nn.Linear(30, 30)
+    with pytest.raises(TrainingError, match="ranks 1 start from other weights than rank 0"):
+        made.check_equal_start(model)
+
+
+def test_no_more_than_the_room_and_the_newest_array_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 3 * 4000)
+    with spread.Spread(_Other([]), torch.device("cpu")):
+        layers = nn.ModuleList(nn.Linear(10, 100, bias=False) for _ in range(9))
+    sizes = [layer.weight.untyped_storage().nbytes() for layer in layers]  # type: ignore[union-attr]
+    assert sizes == [0] * 6 + [4000] * 3
+
+
+def test_memory_that_numpy_has_seen_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(_Other([]), torch.device("cpu")):
+        first = torch.full((100,), 2.0)
+        seen = first.numpy()
+        torch.zeros(100)
+        torch.zeros(100)
+    assert seen.sum() == 200
+    assert first.untyped_storage().nbytes() == 400
