@@ -16,6 +16,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SIZES = (4, 16, 64, 256, 1000)
 ELASTIC_SIZES = (4, 64, 256, 1000)
+BACK_SIZES = (128, 500, 1000)
 SSH_SIZES = (4, 16, 100)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 

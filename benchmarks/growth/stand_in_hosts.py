@@ -324,11 +324,12 @@ def _play_return(stand_ins: StandIns, folder: Path, *, count: int) -> None:
         (folder / "shrunk").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
         for host in gone:
             stand_ins.bring_back(host, folder)
-    elif (folder / "shrunk").exists() and not (folder / "grown").exists() and fewest >= 3:
-        # Some may start before others are there, so all are back once each was started since.
-        if all(host.starts for host in gone):
-            now = {"time": time.time(), "attempts": fewest, **counts(stand_ins)}
-            (folder / "grown").write_text(json.dumps(now))
+        return
+    # Some may start before others are there, so all are back once each was started since.
+    are_back = (folder / "shrunk").exists() and fewest >= 3 and all(host.starts for host in gone)
+    if are_back and not (folder / "grown").exists():
+        now = {"time": time.time(), "attempts": fewest, **counts(stand_ins)}
+        (folder / "grown").write_text(json.dumps(now))
 
 
 def counts(stand_ins: StandIns) -> dict[str, Any]:
