@@ -1,10 +1,10 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale elastic|ssh|slurm|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
+    python -m benchmarks.scale elastic|back|ssh|slurm|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
 
-``hosts``, ``elastic`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
+``hosts``, ``elastic``, ``back`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
 Slurm of namespaces (``growth/slurm_nodes.py``); every other row is a process of
 its own. ``--out`` names the folder in which each axis has its rows as AXIS.json. ``picture`` draws the rows of that folder, by
 default those in ``docs/images/how-cost-grows.json``, as ``docs/images/how-cost-grows.svg``, and keeps them there.
@@ -27,6 +27,7 @@ KEPT = ROOT / "docs" / "images" / "how-cost-grows"
 AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "hosts": ("", [(size,) for size in hosts.SIZES], "hosts"),
     "elastic": ("", [(size,) for size in hosts.ELASTIC_SIZES], "hosts"),
+    "back": ("", [(size,) for size in hosts.BACK_SIZES], "hosts"),
     "ssh": ("", [(size,) for size in hosts.SSH_SIZES], "hosts"),
     "slurm": ("slurm_nodes", [(size,) for size in slurm_nodes.SIZES], "nodes"),
     "order": ("samples", [(size,) for size in samples.ORDER_SIZES], "samples"),
@@ -48,7 +49,9 @@ def measured(axis: str, size: Sequence[int]) -> dict[str, Any]:
     if axis == "ssh":
         return hosts.measure_ssh(*size)
     if not module:
-        row = hosts.measure(*size, elastic=axis == "elastic", quiet_s=2.0 if axis == "elastic" else 20.0)
+        elastic = axis in ("elastic", "back")
+        lose = size[0] // 2 if axis == "back" else 1
+        row = hosts.measure(*size, elastic=elastic, quiet_s=2.0 if elastic else 20.0, lose=lose)
         row["prepare_mb"] = row.get("messages", {}).get("received", {}).get("prepare", [0, 0])[1] / 1e6
         return {
             key: value

@@ -16,6 +16,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SIZES = (4, 16, 64, 256, 1000)
 ELASTIC_SIZES = (4, 64, 256, 1000)
+BACK_SIZES = (128, 500, 1000)
 SSH_SIZES = (4, 16, 100)
 STAND_IN = "benchmarks.growth.stand_in_hosts"
 
@@ -35,6 +36,7 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
     timeout_s: int = 30,
     beat_s: float | None = None,
     elastic: bool = False,
+    lose: int = 1,
 ) -> dict[str, Any]:
     """Run the real leader of ``count`` stand-in hosts to its end; return what it cost.
 
@@ -51,7 +53,8 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
         gate: no host connects before so many connections were begun, and a second has passed.
         timeout_s: ``cluster.failure_timeout_s``.
         beat_s: seconds between two heartbeats of each host; None: as the agents of real hosts.
-        elastic: whether the job goes on without the lost host, and again with it; then it is asked to end.
+        elastic: whether the job goes on without the lost hosts, and again with them; then it is asked to end.
+        lose: hosts that are lost at once.
     """
     from benchmarks.growth.stand_in_hosts import address
 
@@ -64,7 +67,7 @@ def measure(  # noqa: PLR0913 - the conditions of one measurement
         for number in last:
             (folder / f"{address(number)}.last").touch()
         flags = ["--hosts", str(count), "--ranks", str(ranks), "--quiet-s", str(quiet_s), "--connect-s", str(connect_s)]
-        flags += ["--gate", str(gate)]
+        flags += ["--gate", str(gate), "--lose", str(lose)]
         flags += ["--odd", str(odd), *(["--silently"] if silently else []), *(["--elastic"] if elastic else [])]
         flags += [] if beat_s is None else ["--beat-s", str(beat_s)]
         stand_ins = subprocess.Popen([sys.executable, "-m", STAND_IN, str(folder), *flags], cwd=ROOT)
@@ -164,8 +167,23 @@ def _watch(leader: psutil.Popen, folder: Path, began: float) -> dict[str, Any]:
             (to, cpu), (since, cpu_since) = marks[name], marks[before]
             row |= {f"{name}_s": to - since, f"{name}_cpu_s": cpu - cpu_since}
         del row["verdict_s"]
+        row |= _returned(_read(folder / "shrunk"), _read(folder / "grown"))
     row["whole_s"] = ended - began
     return row
+
+
+def _returned(shrunk: dict[str, Any], grown: dict[str, Any]) -> dict[str, Any]:
+    """Return what the leader has sent from the moment at which it ran without some hosts until all took part again."""
+    sent = {
+        verb: [now - before for now, before in zip(both, shrunk["received"].get(verb, [0, 0]), strict=True)]
+        for verb, both in grown["received"].items()
+    }
+    return {
+        "attempts": grown["attempts"],
+        "surveys": sent.get("port", [0, 0])[0],
+        "grown_messages": sum(count for count, _ in sent.values()),
+        "grown_mb": sum(size for _, size in sent.values()) / 1e6,
+    }
 
 
 def _read(path: Path) -> Any:

@@ -53,6 +53,11 @@ PANELS = (
         columns={"shrunk_cpu_s": "CPU s until the others go on", "grown_cpu_s": "CPU s until all go on", "rss_mib": "memory, MiB"},
     ),
     Panel(
+        axis="back", title="half of the hosts lost, and back", size="hosts",
+        columns={"grown_cpu_s": "CPU s until all go on", "rss_mib": "memory, MiB", "surveys": "plans of all hosts"},
+        before={"CPU s, before": [(128, 2.84), (500, 26.9), (1000, 150.0)], "plans, before": [(128, 65), (500, 253), (1000, 516)]},
+    ),
+    Panel(
         axis="order", title="order of samples", size="samples",
         columns={"first_update_cpu_s": "first update, CPU s", "peak_mib": "memory, MiB"},
     ),
@@ -69,6 +74,7 @@ PANELS = (
     Panel(
         axis="evaluation", title="scoring an evaluation", size="images",
         columns={"score_cpu_s": "CPU s", "peak_mib": "memory, MiB", "sent_mb": "predictions sent, MB"},
+        before={"memory, before": [(500, 107), (5_000, 626), (50_000, 5_855)]},
     ),
     Panel(
         axis="checkpoint", title="a checkpoint of 100 arrays", size="parameters",

@@ -12,6 +12,7 @@ import os
 import selectors
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,13 +201,15 @@ class StandIns:
         """Let a host that was lost answer the next connection again."""
         self.hosts[host.number] = self._made(folder, host.number, host.ranks)
 
-    def lose(self, host: Host, *, silently: bool) -> None:
-        """Lose a host. Where its connections are closed, the ranks of all others fail in the collective at once."""
+    def lose(self, lost: Sequence[Host], *, silently: bool) -> None:
+        """Lose hosts. Where their connections are closed, the ranks of all others fail in the collective at once."""
         if silently:
-            host.silent = True
+            for host in lost:
+                host.silent = True
             return
         first = time.time()
-        self.close(host)
+        for host in lost:
+            self.close(host)
         for other in self.hosts:
             for rank in range(other.number * other.ranks, (other.number + 1) * other.ranks):
                 failure = {
@@ -261,6 +264,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--odd", type=int, default=0, help="every so many hosts have another version of numpy")
     parser.add_argument("--quiet-s", type=float, default=30.0, help="seconds after the start until a host is lost")
+    parser.add_argument(
+        "--lose", type=int, default=1, help="hosts that are lost at once, from the middle of the list on"
+    )
     parser.add_argument("--silently", action="store_true", help="the lost host falls silent; else its connection ends")
     parser.add_argument("--connect-s", type=float, default=0.0, help="seconds that each connection takes")
     parser.add_argument(
@@ -296,23 +302,34 @@ def main() -> None:
             if started and not lost_at and time.monotonic() > stand_ins.started_at + arguments.quiet_s:
                 lost_at = time.time()
                 (folder / "lost").write_text(json.dumps({"time": lost_at, **counts(stand_ins)}))
-                stand_ins.lose(stand_ins.hosts[len(stand_ins.hosts) // 2], silently=arguments.silently)
+                stand_ins.lose(lost(stand_ins, arguments.lose), silently=arguments.silently)
             if arguments.elastic and lost_at:
-                _play_return(stand_ins, folder)
+                _play_return(stand_ins, folder, count=arguments.lose)
     finally:
         (folder / "ended").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
 
 
-def _play_return(stand_ins: StandIns, folder: Path) -> None:
-    """Note when the others go on without the lost host; then bring it back, and note when all go on with it."""
+def lost(stand_ins: StandIns, count: int) -> list[Host]:
+    """Return the hosts that are lost."""
     middle = len(stand_ins.hosts) // 2
-    gone, others = stand_ins.hosts[middle], [host for host in stand_ins.hosts if host.number != middle]
-    fewest = min(host.starts for host in others)
-    if gone.closed and fewest >= 2 and not (folder / "shrunk").exists():
+    return stand_ins.hosts[middle : middle + count]
+
+
+def _play_return(stand_ins: StandIns, folder: Path, *, count: int) -> None:
+    """Note when the others go on without the lost hosts; then bring them back, and note when all go on with them."""
+    gone = lost(stand_ins, count)
+    numbers = {host.number for host in gone}
+    fewest = min(host.starts for host in stand_ins.hosts if host.number not in numbers)
+    if fewest >= 2 and all(host.closed for host in gone) and not (folder / "shrunk").exists():
         (folder / "shrunk").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
-        stand_ins.bring_back(gone, folder)
-    elif (folder / "shrunk").exists() and gone.starts and fewest >= 3 and not (folder / "grown").exists():
-        (folder / "grown").write_text(json.dumps({"time": time.time(), **counts(stand_ins)}))
+        for host in gone:
+            stand_ins.bring_back(host, folder)
+        return
+    # Some may start before others are there, so all are back once each was started since.
+    are_back = (folder / "shrunk").exists() and fewest >= 3 and all(host.starts for host in gone)
+    if are_back and not (folder / "grown").exists():
+        now = {"time": time.time(), "attempts": fewest, **counts(stand_ins)}
+        (folder / "grown").write_text(json.dumps(now))
 
 
 def counts(stand_ins: StandIns) -> dict[str, Any]:

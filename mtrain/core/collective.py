@@ -6,9 +6,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Collective, Tensor
+from mtrain.core.serialization import packed, unpacked
 from mtrain.errors import SpecError
 
 T = TypeVar("T")
+PART_BYTES = 16 << 20
+"""Most bytes of each rank that are exchanged at a time, where the first one alone needs the whole."""
 
 
 class OneRank:
@@ -55,6 +58,30 @@ def broadcast(collective: Collective, value: T, *, source: int = 0) -> T:
     mine: Any = value if collective.rank == source else None
     chosen: T = collective.all_gather(mine)[source]
     return chosen
+
+
+def gather_on_first(collective: Collective, value: T) -> list[T]:
+    """Return the values of all ranks on the first one, and nothing on the others. Every rank must call.
+
+    The others hold no more of what they are sent than a part of ``PART_BYTES`` of each rank, which they drop, and the first one
+    has its own value once.
+    """
+    own = packed(value) if collective.rank else b""
+    longest = max(collective.all_gather(len(own)))
+    received = [bytearray() for _ in range(collective.size)]
+    for begin in range(0, longest, PART_BYTES):
+        parts = collective.all_gather(own[begin : begin + PART_BYTES])
+        if collective.rank == 0:
+            for whole, part in zip(received, parts, strict=True):
+                whole += part
+    if collective.rank:
+        return []
+    received.reverse()
+    received.pop()
+    values = [value]
+    while received:  # Each is dropped as soon as it is read.
+        values.append(unpacked(bytes(received.pop())))
+    return values
 
 
 def barrier(collective: Collective) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mtrain.core.collective import broadcast
+from mtrain.core.collective import broadcast, gather_on_first
 from mtrain.core.interfaces import (
     Array,
     Batch,
@@ -65,9 +65,9 @@ def metrics_of(evaluator: Evaluator, collective: Collective) -> dict[str, float]
 
     Where ``Evaluator.scores_once`` says that scoring takes much time or memory, the first rank alone scores.
     """
-    partials = collective.all_gather(evaluator.partial())
     if collective.size == 1 or not getattr(evaluator, "scores_once", False):
-        return evaluator.result(partials)
+        return evaluator.result(collective.all_gather(evaluator.partial()))
+    partials = gather_on_first(collective, evaluator.partial())
     metrics = evaluator.result(partials) if collective.rank == 0 else {}
     return broadcast(collective, metrics)
 

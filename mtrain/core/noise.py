@@ -68,14 +68,15 @@ def shard_seed(seed: int, shard: int, update: int) -> int:
     depend on which rank computes it.
     """
     block, place = divmod(update, SEEDED_TOGETHER)
-    return _shard_seeds(seed, shard, block)[place]
+    return int(_shard_seeds(seed, shard, block)[place])
 
 
 @lru_cache(maxsize=64)
-def _shard_seeds(seed: int, shard: int, block: int) -> list[int]:
+def _shard_seeds(seed: int, shard: int, block: int) -> npt.NDArray[np.uint64]:
     """Return the seeds of a shard for the updates of a block, because those of many cost little more than that of one."""
     updates = range(block * SEEDED_TOGETHER, (block + 1) * SEEDED_TOGETHER)
-    return [(low | high << 32) >> 1 for low, high, *_ in words_of((seed, shard), updates)]
+    seeds = [(low | high << 32) >> 1 for low, high, *_ in words_of((seed, shard), updates)]
+    return np.array(seeds, dtype=np.uint64)  # A list of them is five times as large, and many blocks are kept.
 
 
 def sample_keys(seed: int, update: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -5,6 +5,7 @@ direction: the sketch of a difference is the difference of the sketches. So a wr
 without storing the arrays of every update.
 """
 
+import array as compact
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +154,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._former_total: float | None = None
-        self._shares: list[float] = []
+        self._shares = compact.array("d")
         self._seen, self._stride = 0, 1
         """Updates so far, and of how many one is kept: a run may make millions."""
 

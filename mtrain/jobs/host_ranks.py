@@ -1,6 +1,7 @@
 """The hosts of a job, with their ranks and devices."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 from mtrain.core.interfaces import Host
@@ -54,7 +55,7 @@ def all_hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> lis
     """Return the hosts of the job with their numbers of ranks; ``single``: the backend trains in one process."""
     cluster = spec.cluster
     addresses = cluster.ips or [LOOPBACK]
-    repeated = sorted({address for address in addresses if addresses.count(address) > 1})
+    repeated = sorted(address for address, times in Counter(addresses).items() if times > 1)
     if repeated:
         raise SpecError(
             f"cluster.ips: {few(repeated)} given twice; name each host once, with its ranks: {bracketed(repeated[0])}:2"

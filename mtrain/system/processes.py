@@ -170,14 +170,17 @@ def send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
             continue
 
 
-def end_tree(pid: int) -> None:
-    """Kill a process and all its descendants."""
-    for process in by_id(pid):
-        try:
-            below = process.children(recursive=True)
-        except psutil.NoSuchProcess:
-            below = []
-        send([process, *below], signal.SIGKILL)
+def end_trees(pids: Sequence[int]) -> None:
+    """Kill processes and all their descendants, which are looked for once among all processes of the machine."""
+    if not pids:
+        return
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process)
+    ending = [process for pid in pids for process in by_id(pid)]
+    for process in ending:  # grows while it is read
+        ending += children.pop(process.pid, [])
+    send(ending, signal.SIGKILL)
 
 
 def end_all(*, spare: frozenset[int], grace_s: float) -> list[int]:

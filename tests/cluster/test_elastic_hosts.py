@@ -11,6 +11,7 @@ from mtrain.errors import LaunchError
 from mtrain.jobs.attempt import Limits
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.supervisor import Result
 from mtrain.records.console import Quiet
 from mtrain.system.processes import Requests
@@ -61,12 +62,16 @@ class Gathering:
     def leave_alone(self, node: int, *, seconds: float) -> None:
         self.left.append((node, seconds))
 
-    def let_go(self, node: int) -> None:
-        self.gone.append(node)
+    def let_go(self, nodes) -> None:
+        self.gone += nodes
 
 
 def member(node: int, checkpoint: str | None = None) -> Member:
     return Member(node=node, host=f"10.0.0.{node + 1}", channel=Agent(checkpoint), hello={})  # type: ignore[arg-type]
+
+
+def bad(member: Member, text: str) -> Finding:
+    return Finding(check="data", state="bad", hosts=(member.label,), text=text)
 
 
 def plan() -> Any:
@@ -189,12 +194,11 @@ def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
     job.members.pop(1)
     job._order, job._plan = [0], plan()
     job.gathering.coming[1] = member(1)
-    finding = SimpleNamespace(line=lambda: "10.0.0.2 has no data")
-    job._candidates.findings_on = lambda member: [finding]
+    job._candidates.findings_on = lambda member: [bad(member, "has no data")]
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
     assert job._why_reform() == ""
     assert job._why_reform() == ""
-    assert "10.0.0.2 has no data" in job.shown.getvalue()
+    assert "10.0.0.2 cannot take part at present: data 10.0.0.2: has no data" in job.shown.getvalue()
 
 
 class _AtOnce:
@@ -227,8 +231,8 @@ def job_without_its_second_host(clock: Time) -> Any:
     job = hosts("step-00000004", None)
     job.members.pop(1)
     job._order, job._plan, job._candidates.clock = [0], plan(), clock
-    job._candidates.findings_on = lambda member: [SimpleNamespace(line=reason.strip) for reason in job.reasons]
-    job.reasons, job.coming = ["10.0.0.2: the disk is full"], member(1)
+    job._candidates.findings_on = lambda member: [bad(member, reason) for reason in job.reasons]
+    job.reasons, job.coming = ["the disk is full"], member(1)
     job.gathering.coming[1] = job.coming
     return job
 
@@ -296,9 +300,9 @@ def test_a_host_that_has_left_may_come_back(clock):
 def test_a_host_that_comes_while_the_job_waits_is_checked_too(clock):
     """It may have been replaced by a machine with other data."""
     job = hosts("step-00000004", None, None, fewest=2)
-    job._candidates.findings_on = lambda member: [SimpleNamespace(line=lambda: f"{member.host} has other data")]
+    job._candidates.findings_on = lambda member: [bad(member, "has other data")]
     job.gathering.coming[1] = member(1)
-    with pytest.raises(LaunchError, match=r"missing: 10.0.0.2, 10.0.0.3.*10.0.0.2 has other data"):
+    with pytest.raises(LaunchError, match=r"missing: 10.0.0.2, 10.0.0.3.*10.0.0.2: has other data"):
         job.restore(plan(), outcome(ended=(0,), lost=(1, 2)))
 
 

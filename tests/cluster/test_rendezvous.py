@@ -182,7 +182,7 @@ def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining)
     lost = joining(2)
     gather(meeting, [1, 2])
     lost.kill()
-    meeting.let_go(2)
+    meeting.let_go([2])
     second = joining(1)
     with ThreadPoolExecutor(1) as background:
         gathering = background.submit(gather, meeting, [2])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtrain.core import collective as collective_module
 from mtrain.core.cadence import Cadence, Cadences, check_continues, scored
-from mtrain.core.collective import OneRank, barrier, broadcast, differing, mean
+from mtrain.core.collective import OneRank, barrier, broadcast, differing, gather_on_first, mean
 from mtrain.core.evaluate import evaluate, interruptible, metrics_of
 from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import Progress, Rates, Why
@@ -644,6 +645,30 @@ def test_a_score_that_takes_much_memory_is_computed_on_the_first_rank_and_known_
     metrics = Ranks(3).run(lambda rank, collective: metrics_of(Scored(rank), collective))  # type: ignore[arg-type]
     assert metrics == [{"score": 111.0}] * 3
     assert sorted(scored_on) == scoring_ranks
+
+
+def test_ranks_that_do_not_score_hold_a_part_of_what_others_predicted_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collective_module, "PART_BYTES", 100)
+    received: list[int] = []
+
+    class Counted(Member):
+        def all_gather(self, value: Any) -> list[Any]:
+            everyone = super().all_gather(value)
+            received.append(sum(len(each) for each in everyone if isinstance(each, bytes)))
+            return everyone
+
+    values = [{rank: np.arange(50.0) + rank} for rank in range(3)]
+    gathered = Ranks(3).run(lambda rank, member: gather_on_first(Counted(member._ranks, rank), values[rank]))
+    assert gathered[1:] == [[], []]
+    assert gathered[0][0] is values[0], "the first rank has its own once"
+    assert all(
+        np.array_equal(each[rank], values[rank][rank]) for rank, each in enumerate(gathered[0]) if each.keys() == {rank}
+    )
+    assert [list(each) for each in gathered[0]] == [[0], [1], [2]]
+    assert max(received) <= 2 * 100, "and sends nothing"
+    assert len(received) >= 3 * 4, "in several parts"
 
 
 def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_patience() -> None:

@@ -11,7 +11,6 @@ from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.evaluator import (
-    METRICS,
     CocoEvaluator,
     best_of_classes,
     crowded,
@@ -21,6 +20,7 @@ from mtrain.tasks.detection.evaluator import (
     to_image,
 )
 from mtrain.tasks.detection.readers.coco import Coco, read_content
+from mtrain.tasks.detection.scoring import METRICS
 
 DATA = Path(__file__).parents[1] / "data"
 COCO = DATA / "coco_eval"

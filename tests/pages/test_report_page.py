@@ -21,7 +21,7 @@ from mtrain.records.pages.report import page, write, write_after
 from mtrain.records.pages.timeline import Follower
 from mtrain.tasks.confusion import MAX_CLASSES, confusion
 from mtrain.tasks.detection.details import confusion_counts, details_of
-from mtrain.tasks.detection.evaluator import Scored, _evaluate
+from mtrain.tasks.detection.scoring import Listed, Scored, score
 from tests.pages.folders import end, evaluation, image, start, update, write_run
 
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -241,7 +241,7 @@ def scored(predictions, *, crowd=False) -> Scored:
         "categories": categories,
     }
     entries = [{"image_id": i, "category_id": c, "bbox": [x, 0, 40, 40], "score": s} for i, c, x, s in predictions]
-    found = _evaluate(truth, entries, iou_type="bbox")[1]
+    found = score(truth, Listed(entries=entries), iou_type="bbox")[1]
     assert found is not None
     return found
 

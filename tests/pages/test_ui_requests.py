@@ -398,6 +398,25 @@ def test_of_many_runs_the_newest_are_listed_and_all_on_request(tmp_path, monkeyp
     assert len(re.findall(r'data-key="(run\d)"', client.get("/rows?all").text)) == 7
 
 
+def test_the_first_page_of_many_runs_reads_those_that_it_lists_alone(tmp_path, monkeypatch):
+    for number in range(30):
+        write_run(tmp_path / f"run{number}")
+        for path in (tmp_path / f"run{number}/metrics.jsonl", tmp_path / f"run{number}"):
+            os.utime(path, (1_700_000_000 + number,) * 2)
+    (tmp_path / "begins").mkdir()
+    (tmp_path / "begins/spec.json").write_text("{}")
+    overview, read = Overview(Runs(tmp_path)), []
+    real = overview_module._ends
+    monkeypatch.setattr(overview_module, "_ends", lambda run: read.append(run.path.name) or real(run))
+    assert len(overview.entries(most=4)) == 4
+    assert sorted(read) == ["begins", "run27", "run28", "run29"], "one without records yet is new, too"
+    assert overview.total == 31
+    os.utime(tmp_path / "run3/metrics.jsonl")
+    overview.entries(most=4)
+    assert read[4:] == ["run3"]
+    assert len(overview.entries()) == 31
+
+
 def test_a_run_that_has_not_changed_is_not_read_again_and_one_that_has_is(tmp_path, monkeypatch):
     for number in range(5):
         write_run(tmp_path / f"run{number}")

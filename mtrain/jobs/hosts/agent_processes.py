@@ -27,6 +27,8 @@ MAX_CONNECTING = 64
 """Most commands that run before the hello of their agent has come; further hosts wait for their turn."""
 FILES_PER_HOST = 3
 """Files that this process keeps open for each host: standard input, output and error of its command."""
+FLUSH_S = 1.0
+"""Seconds that the last messages to a host may take."""
 SILENT_END_S = 0.2
 """Seconds that the command may take to end if its host has been silent."""
 MAX_SHOWN = 300
@@ -67,27 +69,46 @@ class Line:
         The process may take ``wait_s`` to end; then it and its children are killed, such as an agent on this machine
         that hangs.
         """
-        # Only silence shortens the wait. An agent that was told to end may have closed its end first and needs its time
-        # to exit.
-        silent = self.is_silent
-        self.channel.close()
+        end_lines([self], wait_s=lambda line: wait_s)
+
+    def has_ended(self, *, wait_s: float) -> bool:
+        """Return whether the process has ended, at the latest after ``wait_s``."""
         try:
-            self.process.wait(min(SILENT_END_S, wait_s) if silent else wait_s)
+            self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
-            processes.end_tree(self.process.pid)
-            self.process.wait()
-        self.stderr.wait(1.0)
+            return False
+        return True
 
     def last_words(self) -> str:
         """Return how the process ended and the last line that it wrote, or "" where it still runs."""
-        try:
-            status = self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
+        if not self.has_ended(wait_s=1.0):
             return ""
+        status = self.process.wait()
         self.stderr.wait(1.0)
         name = "its agent" if self.local else self.means.name
         how = f"{name} ended with " + (f"signal {-status}" if status < 0 else f"exit code {status}")
         return f"{how}: {self.stderr.lines[-1]}" if self.stderr.lines else how
+
+
+def end_lines(lines: Sequence[Line], *, wait_s: Callable[[Line], float]) -> None:
+    """End the connections to hosts as ``Line.end`` does, so that those which take their time do so beside one another."""
+    # Only silence shortens the wait. An agent that was told to end may have closed its end first and needs its time to exit.
+    ends_at = [
+        time.monotonic() + (min(SILENT_END_S, wait_s(line)) if line.is_silent else wait_s(line)) for line in lines
+    ]
+    for line in lines:
+        line.channel.begin_closing(flush_s=FLUSH_S)
+    for line in lines:
+        line.channel.close(flush_s=FLUSH_S)
+    remaining = [
+        line
+        for line, at in zip(lines, ends_at, strict=True)
+        if not line.has_ended(wait_s=max(0.0, at - time.monotonic()))
+    ]
+    processes.end_trees([line.process.pid for line in remaining])
+    for line in lines:
+        line.process.wait()
+        line.stderr.wait(1.0)
 
 
 def open_line(  # noqa: PLR0913 - what a process and its channel need
@@ -264,8 +285,7 @@ class AgentProcesses:
         The time of each host counts from the start of its own command, so that one that waits for its turn loses nothing.
         """
         open_files.allow(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
-        for node in nodes:
-            self.let_go(node)
+        self.let_go(nodes)
         members: dict[int, Member] = {}
         findings: dict[int, Finding] = {}
         waiting, deadlines = deque(nodes), dict[int, float]()
@@ -289,7 +309,7 @@ class AgentProcesses:
                     failed.append(node)
                 else:
                     members[node] = self._member(node, greeting)
-            self._let_all_go(failed, wait_s=lambda line: SILENT_END_S)
+            self._end(failed, wait_s=lambda line: SILENT_END_S)
             if stopped:
                 break
             time.sleep(POLL_S)
@@ -301,25 +321,37 @@ class AgentProcesses:
         return Member(node=node, host=line.host, channel=line.channel, hello=greeting)
 
     def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
-        """Start the agents of absent hosts, again where that failed ``RETRY_S`` ago. Call it from the main thread."""
-        members, now = {}, time.monotonic()
+        """Start the agents of absent hosts, again where that failed ``RETRY_S`` ago. Call it from the main thread.
+
+        At most ``MAX_CONNECTING`` have not spoken at a time; of the others, those come first that were not tried for longest.
+        """
+        now = time.monotonic()
+        connecting = [node for node in nodes if node in self._lines]
+        members, given_up = self._heard(connecting, now)
+        # The leader of a job that runs must not wait for what never spoke.
+        self._end(given_up, wait_s=lambda line: 0.0)
+        waiting = [node for node in nodes if node not in self._lines and now >= self._next_try.get(node, 0.0)]
+        places = MAX_CONNECTING - (len(connecting) - len(members) - len(given_up))
+        for node in sorted(waiting, key=lambda node: self._next_try.get(node, 0.0))[: max(0, places)]:
+            self._next_try[node] = now + RETRY_S
+            self._lines[node] = self._open(node)
+        return members
+
+    def _heard(self, nodes: Sequence[int], now: float) -> tuple[dict[int, Member], list[int]]:
+        """Return the hosts that have said hello, and those whose agents are given up for now."""
+        members, given_up = {}, []
         for node in nodes:
-            line = self._lines.get(node)
-            if line is None:
-                if now >= self._next_try.get(node, 0.0):
-                    self._next_try[node] = now + RETRY_S
-                    self._lines[node] = self._open(node)
-                continue
+            line = self._lines[node]
             hellos = [message for message in line.channel.receive() if message.get("event") == "hello"]
             greeting = _check_version(line, hellos[0]) if hellos else None
             if isinstance(greeting, Finding):
                 self._note_once(greeting.line())
-                self.let_go(node)
+                given_up.append(node)
             elif greeting is not None:
                 members[node] = self._member(node, greeting)
             elif line.channel.lost is not None or now > self._next_try[node] + RETRY_S:
-                self.let_go(node, wait_s=0.0)  # The leader of a job that runs must not wait for what never spoke.
-        return members
+                given_up.append(node)
+        return members, given_up
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:
@@ -334,21 +366,14 @@ class AgentProcesses:
         """Do not start the agent of a host before so many seconds have passed."""
         self._next_try[node] = time.monotonic() + seconds
 
-    def let_go(self, node: int, *, wait_s: float = CLOSING_S) -> None:
-        """End the connection to a host; its process may take ``wait_s`` to end."""
-        line = self._lines.pop(node, None)
-        if line is not None:
-            line.end(wait_s=wait_s)
+    def let_go(self, nodes: Sequence[int]) -> None:
+        """End the connections to hosts; their processes may take ``CLOSING_S`` to end."""
+        self._end(nodes, wait_s=lambda line: CLOSING_S)
 
-    def _let_all_go(self, nodes: Sequence[int], *, wait_s: Callable[[Line], float]) -> None:
-        """End the connections to hosts at once, so that those which take their time do so beside one another."""
-        began = time.monotonic()
-        for node in nodes:
-            self._lines[node].channel.begin_closing(flush_s=0.5)
-        for node in nodes:
-            limit_s = wait_s(self._lines[node])
-            self.let_go(node, wait_s=max(0.0, began + limit_s - time.monotonic()))
+    def _end(self, nodes: Sequence[int], *, wait_s: Callable[[Line], float]) -> None:
+        lines = [line for node in nodes if (line := self._lines.pop(node, None)) is not None]
+        end_lines(lines, wait_s=wait_s)
 
     def close(self) -> None:
         """End all connections."""
-        self._let_all_go(list(self._lines), wait_s=lambda line: SILENT_END_S if line.is_silent else CLOSING_S)
+        self.let_go(list(self._lines))

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mtrain.jobs.hosts.hosts import Gathering, Member
+from mtrain.jobs.preflight import findings
 from mtrain.jobs.preflight.findings import Finding
+from mtrain.spec.hostnames import few
 
 FIRST_PAUSE_S = 5.0
 """Seconds after which a host that does not fit is checked again; each further pause is twice as long."""
@@ -33,10 +35,12 @@ class _Candidate:
     """Whether a thread checks it, or will."""
     waits: bool = False
     """Whether no thread checks it yet."""
-    problems: list[str] | None = None
+    problems: list[Finding] | None = None
     """What keeps it from taking part; empty: nothing; None: no check has ended since it began."""
     concluded: bool = False
     """Whether ``problems`` were told."""
+    concluded_at: float = 0.0
+    """When that was, in the time of the clock."""
 
     @property
     def fits(self) -> bool:
@@ -61,10 +65,8 @@ class Candidates:
     silence_s: float
     """Seconds of silence after which a host is lost."""
     clock: Callable[[], float] = time.monotonic
-    fitting_since: float = 0.0
-    """When the last host was found to fit, in the time of the clock."""
     _by_node: dict[int, _Candidate] = field(default_factory=dict)
-    _noted: dict[int, str] = field(default_factory=dict)
+    _noted: dict[int, list[Finding]] = field(default_factory=dict)
     """By host: what was last shown about it here."""
 
     def look(self, absent: Sequence[int]) -> None:
@@ -74,23 +76,41 @@ class Candidates:
             member.channel.silence_s = self.silence_s
             self._by_node[node] = _Candidate(member=member)
             self._begin(self._by_node[node])
-        for node, candidate in list(self._by_node.items()):
+        gone: list[int] = []
+        concluded: list[_Candidate] = []
+        places = MAX_CHECKING - sum(each.checking and not each.waits for each in self._by_node.values())
+        for node, candidate in self._by_node.items():
             if candidate.refused and self.clock() >= candidate.again_at:
                 self._begin(candidate)
-            if candidate.waits:
+            if candidate.waits and places > 0:
+                places -= 1
                 self._check(candidate)
             if candidate.checking:
                 continue
             if candidate.member.channel.lost is not None:
-                del self._by_node[node]
-                self.gathering.let_go(node)
+                gone.append(node)
             elif not candidate.concluded:
+                concluded.append(candidate)
                 self._conclude(candidate)
+        for node in gone:
+            del self._by_node[node]
+        self.gathering.let_go(gone)
+        self._note_refused([candidate for candidate in concluded if candidate.problems])
 
     @property
     def fitting(self) -> list[int]:
         """Return the hosts that can take part."""
         return [node for node, candidate in self._by_node.items() if candidate.fits]
+
+    @property
+    def fitting_since(self) -> float:
+        """Return when the last one of ``fitting`` was found to fit, in the time of the clock; 0: there is none."""
+        return max((candidate.concluded_at for candidate in self._by_node.values() if candidate.fits), default=0.0)
+
+    @property
+    def first_fitting_since(self) -> float:
+        """Return when the first one of ``fitting`` was found to fit, in the time of the clock; 0: there is none."""
+        return min((candidate.concluded_at for candidate in self._by_node.values() if candidate.fits), default=0.0)
 
     @property
     def refused(self) -> list[int]:
@@ -103,8 +123,8 @@ class Candidates:
         return any(candidate.checking for candidate in self._by_node.values())
 
     def problems(self) -> list[str]:
-        """Return what was last shown about each host that does not fit at present."""
-        return [self._noted[node] for node in self.refused]
+        """Return why hosts do not fit at present, what many have in common once."""
+        return [finding.line() for finding in _in_few([self._noted[node] for node in self.refused])]
 
     def take(self) -> dict[int, Member]:
         """Return the hosts that can take part; they are candidates no longer."""
@@ -122,40 +142,54 @@ class Candidates:
         _tell(candidate.member, "the job runs on its other hosts; this one is being checked")
 
     def _check(self, candidate: _Candidate) -> None:
-        """Start the thread that checks a host, unless ``MAX_CHECKING`` are checked already."""
-        if sum(each.checking and not each.waits for each in self._by_node.values()) >= MAX_CHECKING:
-            return
+        """Start the thread that checks a host."""
         candidate.waits = False
         threading.Thread(target=self._examine, args=(candidate,), daemon=True).start()
 
     def _examine(self, candidate: _Candidate) -> None:
         member = candidate.member
         try:
-            problems = [finding.line() for finding in self.findings_on(member)]
+            problems = self.findings_on(member)
             if not problems:
                 self.prepare(member)
         except Exception as error:  # The job that runs must not end because of a host that comes.
-            problems = [str(error) or type(error).__name__]
+            text = (str(error) or type(error).__name__).removeprefix(f"{member.label}: ")
+            problems = [Finding(check="start", state="bad", hosts=(member.label,), text=text)]
         candidate.problems = problems
         candidate.checking = False
 
     def _conclude(self, candidate: _Candidate) -> None:
-        """Tell here and there what the check has shown."""
-        member, candidate.concluded = candidate.member, True
+        """Tell a host what its check has shown."""
+        member, candidate.concluded, candidate.concluded_at = candidate.member, True, self.clock()
         if not candidate.problems:
-            self.fitting_since = self.clock()
             _tell(member, "this host takes part as soon as the other hosts have saved their state")
             return
-        reason = "; ".join(candidate.problems)
+        reason = "; ".join(problem.line() for problem in candidate.problems)
         candidate.again_at = self.clock() + candidate.pause_s
         _tell(
             member, f"this host cannot take part at present: {reason}; it is checked again in {candidate.pause_s:.0f} s"
         )
         candidate.pause_s = min(2 * candidate.pause_s, MAX_PAUSE_S)
-        text = f"{member.label} cannot take part at present: {reason}"
-        if self._noted.get(member.node) != text:
-            self._noted[member.node] = text
-            self.note(f"{text}; it is checked again from time to time")
+
+    def _note_refused(self, refused: Sequence[_Candidate]) -> None:
+        """Show the user of this process what keeps hosts from taking part, unless it was shown before."""
+        news = {
+            each.member.label: each.problems or []
+            for each in refused
+            if self._noted.get(each.member.node) != each.problems
+        }
+        self._noted |= {each.member.node: each.problems or [] for each in refused}
+        if news:
+            reasons = "; ".join(finding.line() for finding in _in_few(list(news.values())))
+            them = "it is" if len(news) == 1 else "they are"
+            self.note(
+                f"{few(list(news))} cannot take part at present: {reasons}; {them} checked again from time to time"
+            )
+
+
+def _in_few(problems: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Return the problems of several hosts, what many have in common once."""
+    return findings.in_short(findings.merged([finding for each in problems for finding in each]))
 
 
 def _tell(member: Member, text: str) -> None:

@@ -60,7 +60,7 @@ class ConnectedHosts:
             UsageError: another job runs in the run folder.
             LaunchError: lost hosts did not come back.
         """
-        prepare(self.members, plan, self.files(plan), cwd=self.cwd)
+        prepare(self.members, plan, packed_files.pack(self.files(plan)), cwd=self.cwd)
         self.display.note(f"run folder: {plan.run_dir}")
         code = UNEXPECTED
         try:
@@ -131,7 +131,8 @@ class ConnectedHosts:
         self._bring_back(absent)
         if absent and not self.end_requested():
             back = {node: self.members[node] for node in absent}
-            prepare(back, plan, self.files(plan), cwd=self.cwd, wait_s=self.limits.silence_s)
+            files = packed_files.pack(self.files(plan))
+            prepare(back, plan, files, cwd=self.cwd, wait_s=self.limits.silence_s)
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt on the hosts that are connected now."""
@@ -149,8 +150,7 @@ class ConnectedHosts:
         """
         deadline = time.monotonic() + self.back_s
         missing = list(absent)
-        for node in missing:
-            self.gathering.let_go(node)
+        self.gathering.let_go(missing)
         while missing and not self.end_requested():
             back, findings = self.gathering.gather(
                 missing, timeout_s=max(1.0, deadline - time.monotonic()), stop=self.requests.any
@@ -201,9 +201,9 @@ def ask(
 
 
 def prepare(
-    members: Mapping[int, Member], plan: Plan, files: Mapping[str, str], *, cwd: str | None, wait_s: float = 0.0
+    members: Mapping[int, Member], plan: Plan, files: Mapping[str, Any], *, cwd: str | None, wait_s: float = 0.0
 ) -> None:
-    """Make and lock the run folder on all ``members``.
+    """Make and lock the run folder on all ``members``, and write ``files`` (``packed_files``) there.
 
     A host may wait ``wait_s`` for an agent of an earlier attempt to release the lock.
 
@@ -217,7 +217,7 @@ def prepare(
         each=[{"node": node, "metrics": _metrics(plan, member)} for node, member in members.items()],
         run_dir=str(plan.run_dir),
         log_dir=str(plan.log_dir) if plan.log_dir else None,
-        files=packed_files.pack(files),
+        files=files,
         cwd=cwd,
         wait_s=wait_s,
     )

@@ -6,15 +6,17 @@ and no update is repeated. Where hosts are lost, the updates since the newest ch
 """
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import LaunchError
 from mtrain.jobs.attempt import Attempt
-from mtrain.jobs.hosts import agent_warnings
+from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.candidates import Candidates
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import AGAIN_S, ASK_S, ConnectedHosts, prepare
@@ -32,7 +34,8 @@ LOOK_S = 1.0
 SETTLE_S = 2.0
 """Seconds in which hosts that come together cause one new start of the job."""
 CHECK_S = 10.0
-"""Seconds for which a job that starts again waits, beyond ``rejoin_s``, for a host that has come and is being checked."""
+"""Seconds for which a job that starts again waits, beyond ``rejoin_s``, for a host that has come and is being checked; and for
+which hosts that fit wait for others that are being checked, while the job runs."""
 LEFT_S = 120.0
 """Seconds after which a host that was asked to end is fetched again, where this process starts its agent; twice as many
 each further time."""
@@ -63,6 +66,11 @@ class ElasticHosts(ConnectedHosts):
     """Warnings of hosts that were shown; each is shown once."""
     _plan: Plan | None = None
     """The plan of the attempt that runs."""
+    _packing: threading.Lock = field(default_factory=threading.Lock)
+    _packed: tuple[Plan, dict[str, Any]] | None = None
+    """The plan of an attempt, and the files that hosts which come during it receive."""
+    _holders: tuple[set[int], int] = field(default_factory=lambda: (set(), -1))
+    """The hosts that had the newest checkpoint when they were last asked, and its update."""
     _looked_at: float = 0.0
     _saved: int = -1
     """Update of the newest checkpoint that was seen."""
@@ -134,6 +142,7 @@ class ElasticHosts(ConnectedHosts):
             )
         holders = [node for node in nodes if node in found and store.update_named(found[node]) == best]
         held = set(holders)
+        self._holders = held, best
         self._order = [*holders, *(node for node in nodes if node not in held)]
         return found[holders[0]] if holders else None
 
@@ -144,9 +153,10 @@ class ElasticHosts(ConnectedHosts):
             LaunchError: after ``back_s`` there are still fewer than the job needs, or none has its newest checkpoint.
         """
         self._drop_leaving()
-        for place in self._lost(outcome):
-            self.gathering.let_go(self._order[place])
-            self.members.pop(self._order[place], None)
+        lost = [self._order[place] for place in self._lost(outcome)]
+        self.gathering.let_go(lost)
+        for node in lost:
+            self.members.pop(node, None)
         self._plan, began = plan, time.monotonic()
         while not self.end_requested():
             self._candidates.look(self._absent())
@@ -161,11 +171,12 @@ class ElasticHosts(ConnectedHosts):
 
     def _is_enough(self, waited: float, *, patience_s: float) -> bool:
         """Return whether the job goes on with the hosts that are there, after waiting so long for the others."""
-        if len(self.members) < self.fewest or not self._have_newest():
+        if len(self.members) < self.fewest:
             return False
         if patience_s and self._candidates.checking:
             patience_s += CHECK_S
-        return waited >= patience_s or set(self._absent()) == set(self._candidates.refused)
+        none_comes = len(self._absent()) == len(self._candidates.refused)
+        return (waited >= patience_s or none_comes) and self._have_newest()
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt on the hosts that take part."""
@@ -180,16 +191,28 @@ class ElasticHosts(ConnectedHosts):
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             candidates.look(self._absent())
-        complete = set(candidates.fitting) == set(self._absent())
-        if candidates.fitting and (complete or now - candidates.fitting_since > SETTLE_S):
-            return f"{self._named(candidates.fitting)} here"
+        fitting = candidates.fitting
+        if fitting and (len(fitting) == len(self._absent()) or self._have_come()):
+            return f"{self._named(fitting)} here"
         return ""
+
+    def _have_come(self) -> bool:
+        """Return whether those that have come are no longer kept waiting for others, which come after them."""
+        candidates = self._candidates
+        now = candidates.clock()
+        if candidates.checking and now - candidates.first_fitting_since <= CHECK_S:
+            return False  # Each new start of the job costs all of its hosts some work.
+        return now - candidates.fitting_since > SETTLE_S
 
     def _prepare(self, member: Member) -> None:
         """Prepare a host that has come. A former agent there may need some time to let the run folder go."""
-        assert self._plan is not None
-        wait_s = self.limits.silence_s
-        prepare({member.node: member}, self._plan, self.files(self._plan), cwd=self.cwd, wait_s=wait_s)
+        plan, wait_s = self._plan, self.limits.silence_s
+        assert plan is not None
+        with self._packing:  # All that come during an attempt receive the same files.
+            if self._packed is None or self._packed[0] is not plan:
+                self._packed = plan, packed_files.pack(self.files(plan))
+            files = self._packed[1]
+        prepare({member.node: member}, plan, files, cwd=self.cwd, wait_s=wait_s)
 
     def _leaves(self, node: int) -> bool:
         """Return whether the job can go on without a host that was asked to end; note that it leaves."""
@@ -201,12 +224,12 @@ class ElasticHosts(ConnectedHosts):
         return True
 
     def _drop_leaving(self) -> None:
-        for node in self._leaving:
-            member = self.members.pop(node, None)
-            if member is not None:
-                text = "this host has left the job, which goes on without it"
-                member.channel.send(Farewell(code=EXIT_CODES[signal.SIGTERM], text=text).message())
-                self.gathering.let_go(node)
+        left = [node for node in self._leaving if node in self.members]
+        text = "this host has left the job, which goes on without it"
+        for node in left:
+            member = self.members.pop(node)
+            member.channel.send(Farewell(code=EXIT_CODES[signal.SIGTERM], text=text).message())
+        self.gathering.let_go(left)
         self._leaving = set()
 
     # ------------------------------------------------------------------------------------------------- what is waited for
@@ -255,6 +278,9 @@ class ElasticHosts(ConnectedHosts):
     def _have_newest(self) -> bool:
         if self._saved < 0:
             return True
+        holders, update = self._holders
+        if update >= self._saved and any(node in self.members and not self._is_gone(node) for node in holders):
+            return True  # All hosts would be asked again at each look.
         try:
             self.newest()
         except LaunchError:

@@ -100,8 +100,8 @@ class Gathering(Protocol):
         """Return how the process that connected a host ended, or "" where that is unknown."""
         ...
 
-    def let_go(self, node: int) -> None:
-        """Close the connection to a host, and wait until its process has ended."""
+    def let_go(self, nodes: Sequence[int]) -> None:
+        """Close the connections to hosts, beside one another, and wait until their processes have ended."""
         ...
 
     def close(self) -> None:

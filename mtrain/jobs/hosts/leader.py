@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs import start
+from mtrain.jobs import means, start
 from mtrain.jobs.attempt import Limits
 from mtrain.jobs.brief import CHECKED, PREFLIGHT_ONLY, TRIAL, Brief
 from mtrain.jobs.hosts import agent_warnings, late_names
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
+from mtrain.jobs.hosts.expected_hosts import ExpectedHosts
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.hosts.survey import Survey
@@ -31,7 +32,7 @@ from mtrain.jobs.supervisor import Result, not_started
 from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.spec.addresses import is_address
-from mtrain.system import processes, runfolder
+from mtrain.system import placement, processes, runfolder
 
 if TYPE_CHECKING:
     from mtrain.jobs.micro_batch import Trials
@@ -71,6 +72,9 @@ class Leader:
     tell: Callable[[Sequence[Finding]], None] | None = None
     """Receives all findings of the preflight; None: they are printed unless all are ok."""
     _members: dict[int, Member] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._expected = ExpectedHosts(required=self._required_with, check=self._check_address)
 
     def run(self) -> Result:
         """Lead the job to its end.
@@ -162,15 +166,22 @@ class Leader:
 
     def _findings_on(self, member: Member) -> list[Finding]:
         """Return what keeps a host from joining the job that runs. Facts that need other hosts are not compared."""
-        nodes = sorted({*self._members, member.node})
-        survey = self._survey(nodes, {**self._members, member.node: member})
-        required = checks.requirements(
-            self.brief.job, self._draft(survey), cwd=self.brief.cwd, is_script=self.brief.mode == "script"
-        )
-        return findings.bad(checks.preflight([member.channel], [required[nodes.index(member.node)]]))
+        return findings.bad(checks.preflight([member.channel], [self._expected.of(member, among=self._members)]))
 
-    def _draft(self, survey: Survey) -> Plan:
-        return self._plan(survey, self.brief.base / self.brief.name, None)
+    def _required_with(self, members: Mapping[int, Member], come: Member) -> list[dict[str, Any]]:
+        """Return the requirements on all hosts where those that are missing are like one that has come."""
+        survey = self._survey(self._nodes(), {**members, come.node: come}, like=come)
+        draft = self._plan(survey, self.brief.base / self.brief.name, None)
+        return checks.requirements(self.brief.job, draft, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
+
+    def _check_address(self, member: Member) -> None:
+        """Refuse a host whose address is not known, where ranks need it.
+
+        Raises:
+            UsageError: its address is not known.
+        """
+        if not means.launcher_of(self.brief.job)[1].takes_names and not placement.is_address(member.host):
+            late_names.address_of(member.host, member.hello, interface=self.brief.spec.cluster.interface)
 
     def _plan(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
         """Return one plan for all hosts."""
@@ -216,10 +227,12 @@ class Leader:
     def _replanned(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
         return self._plan(self._survey(nodes), plan.run_dir, checkpoint or self._start_from())
 
-    def _survey(self, nodes: Sequence[int], members: Mapping[int, Member] | None = None) -> Survey:
+    def _survey(
+        self, nodes: Sequence[int], members: Mapping[int, Member] | None = None, *, like: Member | None = None
+    ) -> Survey:
         """Collect the facts for a plan on hosts, the one of rank 0 first.
 
-        A host that is missing is assumed to be like the first one that is there.
+        A host that is missing is assumed to be ``like`` a certain one; None: like the first one that is there.
         """
         members = dict(self._members if members is None else members)
         first = next(node for node in nodes if node in members)
@@ -228,10 +241,12 @@ class Leader:
             address = self.brief.spec.cluster.master_addr or members[first].host
             port = ask(members, first, "port", address=address, port=0)["port"]
         named = list(self.brief.hosts)
-        hellos = [members[node if node in members else first].hello for node in self._nodes()]
+        assumed = members[first] if like is None else like
+        hellos = [members.get(node, assumed).hello for node in self._nodes()]
         addresses = [members[node].host if node in members else named[node] for node in self._nodes()]
         present = () if list(nodes) == list(self._nodes()) else tuple(nodes)
-        return Survey(hellos=hellos, port=int(port), addresses=addresses, present=present)
+        missing = frozenset(self._nodes()) - members.keys()
+        return Survey(hellos=hellos, port=int(port), addresses=addresses, present=present, missing=missing)
 
     def _nodes(self) -> range:
         return range(len(self.brief.hosts))

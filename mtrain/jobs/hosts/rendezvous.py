@@ -27,6 +27,8 @@ from mtrain.system import names
 
 ARRIVAL_S = 0.05
 """Seconds for which a job that runs listens for hosts, each time that it does."""
+CLOSE_S = 1.0
+"""Seconds that the last messages to a host may take."""
 TELLING_S = 5.0
 """Seconds during which a refused job still listens, so that hosts that come late are told the reason, too."""
 MAX_NOTES = 20
@@ -148,21 +150,23 @@ class Meeting:
         """Return how this host's own agent ended; the agents of other hosts are no children of this process."""
         return self._own.last_words() if node == 0 and self._own is not None else ""
 
-    def let_go(self, node: int) -> None:
-        """Close the connection to a host; this host's own agent is ended."""
-        member = self._members.pop(node, None)
-        self._parting.discard(node)
-        if node == 0 and self._own is not None:
+    def let_go(self, nodes: Sequence[int]) -> None:
+        """Close the connections to hosts; this host's own agent is ended."""
+        gone = {node: member for node in nodes if (member := self._members.pop(node, None)) is not None}
+        self._parting.difference_update(nodes)
+        for member in gone.values():
+            member.channel.begin_closing(flush_s=CLOSE_S)
+        if 0 in nodes and self._own is not None:
             self._own.end(wait_s=CLOSING_S)
             self._own = None
-        elif member is not None:
-            member.channel.close()
+        for node, member in gone.items():
+            if node:
+                member.channel.close(flush_s=CLOSE_S)
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
         self._listener.close()
-        for node in list(self._members):
-            self.let_go(node)
+        self.let_go(list(self._members))
 
     def _missing(self, nodes: Sequence[int]) -> list[int]:
         """Return which of ``nodes`` have not connected, or have been lost since."""

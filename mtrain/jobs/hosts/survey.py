@@ -22,6 +22,8 @@ class Survey:
     """The address of each host. A cluster that chooses the hosts itself may give a lost one another address."""
     present: Sequence[int] = ()
     """Indices of the hosts that take part, in the order of their ranks; empty: all of them in their own order."""
+    missing: frozenset[int] = frozenset()
+    """Indices of the hosts that are not there, whose facts are those of another."""
 
     def machine(self, here: Machine, *, interface: str | None) -> Machine:
         """Return the facts of a plan for all hosts; ``here``: the leader's own, ``interface``: ``cluster.interface``."""
@@ -30,6 +32,8 @@ class Survey:
         @functools.cache  # A plan asks several times, and each answer may be a question to the name service.
         def address_of(host: str) -> str:
             node = hosts.index(host) if host in hosts else 0  # cluster.master_addr may be another name of the first
+            if node in self.missing:  # What it has for addresses is not known, and no rank will use them.
+                return host
             return late_names.address_of(host, self.hellos[node], interface=interface)
 
         return dataclasses.replace(

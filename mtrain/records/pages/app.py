@@ -156,13 +156,12 @@ class Pages:
 
     def _list(self, template: str, request: Request, **values: Any) -> Response:
         try:
-            entries = self._overview.entries()
+            every = "all" in request.query_params
+            listed = self._overview.entries(most=None if every else MAX_LISTED)
         except Unread:
             return self._busy("The runs are being read for the first time")
-        every = "all" in request.query_params
-        listed = entries if every else entries[:MAX_LISTED]
         poll = "/rows?all" if every else "/rows"
-        return self._page(template, entries=listed, total=len(entries), poll=poll, link=_link, **values)
+        return self._page(template, entries=listed, total=self._overview.total, poll=poll, link=_link, **values)
 
     def _busy(self, reason: str) -> Response:
         answer = self._page("message.html", title="A moment", text=f"{reason}. Load this page again.", status=503)

@@ -1,5 +1,6 @@
 """The list of runs: a few facts about each, from the beginning and the end of its records only."""
 
+import heapq
 import os
 import statistics
 import threading
@@ -85,36 +86,46 @@ class Overview:
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._listed: list[Entry] | None = None
+        self.total = 0
+        """Runs that there were when they were last listed."""
 
-    def entries(self) -> list[Entry]:
-        """Return all runs, the newest first. While another thread reads them, return those that were read before.
+    def entries(self, *, most: int | None = None) -> list[Entry]:
+        """Return runs, the newest first. While another thread reads them, return those that were read before.
+
+        ``most``: how many at most, those whose records have changed last; the others are not read. None: all.
 
         Raises:
             Unread: another thread reads, and nothing was read before.
         """
         if self._lock.acquire(timeout=WAIT_S):
             try:
-                self._listed = self._read_all()
+                self._listed = self._read(most)
             finally:
                 self._lock.release()
         if self._listed is None:
             raise Unread
         return self._listed
 
-    def _read_all(self) -> list[Entry]:
-        found, names = [], self._runs.names()
-        listed = set(names)
-        self._kept = {name: kept for name, kept in self._kept.items() if name in listed}
-        now = time.time()
-        for name in names:
+    def _read(self, most: int | None) -> list[Entry]:
+        found, now = [], time.time()
+        stamps = {name: _stamp(self._runs.root / name / METRICS) for name in self._runs.names()}
+        self.total = len(stamps)
+        self._kept = {name: kept for name, kept in self._kept.items() if name in stamps}
+        for name in self._newest(stamps, most):
             try:
-                found.append(self._entry(name, now))
+                found.append(self._entry(name, stamps[name], now))
             except (Absent, OSError):  # it has been removed meanwhile
                 continue
         return sorted(found, key=lambda entry: entry.order, reverse=True)
 
-    def _entry(self, name: str, now: float) -> Entry:
-        kept, stamp = self._kept.get(name), _stamp(self._runs.root / name / METRICS)
+    def _newest(self, stamps: Mapping[str, tuple[int, float]], most: int | None) -> list[str]:
+        """Return the names of the ``most`` runs whose records have changed last, or that were made since."""
+        if most is None or len(stamps) <= most:
+            return list(stamps)
+        return heapq.nlargest(most, stamps, key=lambda name: max(stamps[name][1], _stamp(self._runs.root / name)[1]))
+
+    def _entry(self, name: str, stamp: tuple[int, float], now: float) -> Entry:
+        kept = self._kept.get(name)
         if kept is None or kept.stamp != stamp:
             kept = self._kept[name] = _read(name, self._runs.run(name), stamp, now)
         # A run that has recorded its end keeps its state; of thousands, nearly all are such.

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from mtrain.core.interfaces import Remark, Table
 from mtrain.tasks.detection.annotations import Annotations
-from mtrain.tasks.detection.evaluator import COCO_DETECTIONS, NO_BOXES, box_counts, crowded
+from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
 from mtrain.tasks.detection.label_statistics import class_histogram, image_sizes, size_histogram
+from mtrain.tasks.detection.scoring import COCO_DETECTIONS
 from mtrain.tasks.tables import class_table
 
 

@@ -1,5 +1,6 @@
 """Describe a result of detection for pages: precision over recall, and which classes are taken for which."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces.details import Chart, Detail, Series
 from mtrain.tasks.confusion import confusion
-from mtrain.tasks.detection.evaluator import Scored
+from mtrain.tasks.detection.scoring import Scored
 
 MAX_CURVES = 8
 """Largest number of classes whose precision is drawn, those with the most objects."""
@@ -41,8 +42,8 @@ def _all_classes(scored: Scored) -> Chart:
 
 def _by_class(scored: Scored, names: Sequence[str]) -> Chart:
     ids = [category["id"] for category in scored.dataset["categories"]]
-    objects = [annotation["category_id"] for annotation in scored.dataset["annotations"]]
-    counts = np.array([objects.count(number) for number in ids])
+    objects = Counter(annotation["category_id"] for annotation in scored.dataset["annotations"])
+    counts = np.array([objects[number] for number in ids])
     order = [int(label) for label in np.argsort(-counts, kind="stable")[:MAX_CURVES] if counts[label]]
     series = [_series(names[label], scored.precision[0][:, label]) for label in order]
     note = f"the {MAX_CURVES} classes with the most objects" if len(names) > MAX_CURVES else "each class"

@@ -5,10 +5,9 @@ crowds match any number of predictions and count neither as hit nor as miss. A m
 -1, as in pycocotools.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +17,12 @@ from mtrain.errors import DataError
 from mtrain.spec.files import parse_json, read_bytes
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco_json import MAX_BYTES, load_json
+from mtrain.tasks.detection.scoring import COCO_DETECTIONS, METRICS, IouType, Listed, Scored, score
 
 Detections: TypeAlias = NDArray[np.float64]
 """Detections of one image, (K, 6): x1, y1, x2, y2 in pixels of the image as displayed, score, class index."""
-IouType: TypeAlias = Literal["bbox", "segm"]
 
-METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-"""Average precision: over IoU 0.50:0.95, at 0.50, at 0.75, then for small (area < 32^2), medium, large (> 96^2)
-objects; average recall with 1, 10, 100 predictions an image, then by size."""
-
-
-COCO_DETECTIONS = 100
-"""Number of predictions per image that COCO's metrics count, best scores first."""
 NO_BOXES = "no boxes in the evaluation split: there is nothing to score"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """A result of COCO's evaluation, and what it was computed from."""
-
-    dataset: Mapping[str, Any]
-    """Images, objects and classes in COCO's form, with numbers from 1 as ids of images and objects."""
-    results: Sequence[Mapping[str, Any]]
-    """Predictions in COCO's results form."""
-    precision: NDArray[np.float64]
-    """(IoU threshold 0.50:0.95, recall 0:1 in 101 steps, class in the order of ``dataset``), all sizes; -1: the class does not occur."""
 
 
 class CocoEvaluator:
@@ -105,13 +85,13 @@ class CocoEvaluator:
         self._predicted = sum(map(len, predictions.values()))
         counted = max(self._max_detections, COCO_DETECTIONS)
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
-        results = iterate_results(self._annotations, best)
+        found = FoundBoxes(self._annotations, best)
         truth = dict(self._annotations.ground_truth)
         if self._only is not None:
             known = {self._annotations.samples[index].image_id for index in self._only}
             truth["images"] = [image for image in truth["images"] if image["id"] in known]
             truth["annotations"] = [box for box in truth["annotations"] if box["image_id"] in known]
-        self._metrics, self.last = _evaluate(truth, results, iou_type="bbox", max_detections=self._max_detections)
+        self._metrics, self.last = score(truth, found, iou_type="bbox", max_detections=self._max_detections)
         return {"score": self._metrics["AP"], **self._metrics}
 
     def remarks(self) -> list[str]:
@@ -182,20 +162,55 @@ def to_image(detections: Any, scale_pad: Any, *, width: int, height: int) -> Det
 
 def results_json(annotations: Annotations, predictions: Mapping[int, Detections]) -> list[dict[str, Any]]:
     """Return predictions in the COCO results form, with the annotation file's own ids."""
-    return list(iterate_results(annotations, predictions))
+    return list(FoundBoxes(annotations, predictions))
 
 
-def iterate_results(annotations: Annotations, predictions: Mapping[int, Detections]) -> Iterator[dict[str, Any]]:
-    """Yield the results of ``results_json``; millions of them would take gigabytes beside those that are scored."""
-    for index, detections in predictions.items():
-        image_id = annotations.samples[index].image_id  # a sample is made when it is asked for: not for each box
-        for x1, y1, x2, y2, score, label in detections.tolist():
-            yield {
-                "image_id": image_id,
-                "category_id": annotations.category_ids[int(label)],
-                "bbox": [x1, y1, x2 - x1, y2 - y1],
-                "score": score,
-            }
+class FoundBoxes:
+    """Implements ``Found`` for the predictions of ``merge``, with the annotation file's own ids.
+
+    Each is made anew when it is read: in COCO's form a prediction takes ten times the memory that it takes in an array.
+    """
+
+    def __init__(self, annotations: Annotations, predictions: Mapping[int, Detections]) -> None:
+        """Keep the predictions, which must not change."""
+        self._category_ids = annotations.category_ids
+        self._predictions = list(predictions.values())
+        self._image_ids = [annotations.samples[index].image_id for index in predictions]
+        labels = [detections[:, 5].astype(np.int64) for detections in self._predictions]
+        self._labels = np.concatenate([np.zeros(0, np.int64), *labels])
+        self._by_label = np.argsort(self._labels, kind="stable")
+        self._ends = np.cumsum([len(detections) for detections in self._predictions], dtype=np.int64)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """See ``Found``."""
+        for image_id, detections in zip(self._image_ids, self._predictions, strict=True):
+            for row in detections.tolist():
+                yield self._entry(image_id, row)
+
+    def of(self, category_ids: Collection[Any]) -> Iterator[dict[str, Any]]:
+        """See ``Found``."""
+        in_order = self._labels[self._by_label]
+        for label, category_id in enumerate(self._category_ids):
+            if category_id in category_ids:
+                begin, end = np.searchsorted(in_order, [label, label + 1])
+                yield from self._entries(self._by_label[begin:end])
+
+    def _entries(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """Yield the predictions at places among all."""
+        images = np.searchsorted(self._ends, places, side="right")
+        for place, image in zip(places.tolist(), images.tolist(), strict=True):
+            detections = self._predictions[image]
+            row = place - (int(self._ends[image]) - len(detections))
+            yield self._entry(self._image_ids[image], detections[row].tolist())
+
+    def _entry(self, image_id: Any, row: Sequence[float]) -> dict[str, Any]:
+        x1, y1, x2, y2, confidence, label = row
+        return {
+            "image_id": image_id,
+            "category_id": self._category_ids[int(label)],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "score": confidence,
+        }
 
 
 def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbox") -> dict[str, float]:
@@ -216,104 +231,4 @@ def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbo
     unknown_ids = sorted({str(entry.get("image_id")) for entry in entries if entry.get("image_id") not in known_ids})
     if unknown_ids:
         raise DataError(f"{results}: {len(unknown_ids)} images are not in {annotations}: {', '.join(unknown_ids[:20])}")
-    return _evaluate(truth, entries, iou_type=iou_type)[0]
-
-
-def _evaluate(
-    truth: Mapping[str, Any],
-    results: Iterable[Mapping[str, Any]],
-    *,
-    iou_type: IouType,
-    max_detections: int = COCO_DETECTIONS,
-) -> "tuple[dict[str, float], Scored | None]":
-    from faster_coco_eval import (  # imported here because it is slow, and training starts without it
-        COCO,
-        COCOeval_faster,
-    )
-
-    # Predictions of equal score rank in the order of image ids: it must be the order of the original ids.
-    ids = sorted(
-        (image["id"] for image in truth["images"]), key=lambda i: (0, i, "") if isinstance(i, int) else (1, 0, i)
-    )
-    numbers = {original: number for number, original in enumerate(ids, start=1)}
-    dataset = {
-        "images": [{**image, "id": numbers[image["id"]]} for image in truth["images"]],
-        # Ids start at 1: the evaluation treats an object with id 0 as not matched.
-        "annotations": [
-            {**annotation, "id": i, "image_id": numbers[annotation["image_id"]]}
-            for i, annotation in enumerate(truth["annotations"], start=1)
-        ],
-        "categories": list(truth["categories"]),
-    }
-    # faster-coco-eval makes a polygon of each box that has none, and uses none of them to score boxes.
-    outline: Mapping[str, Any] = {"segmentation": []} if iou_type == "bbox" else {}
-    renumbered = [{**entry, "image_id": numbers[entry["image_id"]], **outline} for entry in results]
-    discard_output = _ignore
-    reference = COCO(dataset, print_function=discard_output)
-    if not renumbered:
-        return _nothing_found(dataset), None
-    evaluation = COCOeval_faster(
-        reference, reference.loadRes(renumbered), iouType=iou_type, print_function=discard_output, rle_iou_max_workers=1
-    )
-    evaluation.params.maxDets = sorted({1, 10, COCO_DETECTIONS, max_detections})
-    evaluation.evaluate()
-    evaluation.accumulate()
-    metrics = _averages(evaluation) | _per_class(evaluation, dataset["categories"])
-    place = {category: number for number, category in enumerate(evaluation.params.catIds)}
-    order = [place[category["id"]] for category in dataset["categories"]]
-    precision = evaluation.eval["precision"][:, :, order, 0, -1]
-    return metrics, Scored(dataset=dataset, results=renumbered, precision=precision)
-
-
-def _averages(evaluation: Any) -> dict[str, float]:
-    """Average :data:`METRICS`. AP and recall by size use the largest number of predictions, AR1 to AR100 the number in
-    their name."""
-    precision = evaluation.eval["precision"]  # (IoU threshold, recall, class, area range, largest number)
-    recall = evaluation.eval["recall"]  # (IoU threshold, class, area range, largest number)
-    threshold_percents = [round(100 * threshold) for threshold in evaluation.params.iouThrs]
-    detection_limits = list(evaluation.params.maxDets)
-    values = {
-        "AP": precision[:, :, :, 0, -1],
-        "AP50": precision[threshold_percents.index(50), :, :, 0, -1],
-        "AP75": precision[threshold_percents.index(75), :, :, 0, -1],
-        **{name: precision[:, :, :, area, -1] for area, name in enumerate(("APs", "APm", "APl"), start=1)},
-        **{f"AR{count}": recall[:, :, 0, detection_limits.index(count)] for count in (1, 10, COCO_DETECTIONS)},
-        **{name: recall[:, :, area, -1] for area, name in enumerate(("ARs", "ARm", "ARl"), start=1)},
-    }
-    return {name: _mean(values[name]) for name in METRICS}
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean of the measured values; -1 if there are none."""
-    measured = values[values > -1]
-    return float(measured.mean()) if measured.size else -1.0
-
-
-def _ignore(*_: object) -> None:
-    """Replace faster-coco-eval's print function and print nothing."""
-
-
-def _per_class(evaluation: Any, categories: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    precision = evaluation.eval["precision"]  # (IoU threshold, recall, class, area range, largest number)
-    names = {category["id"]: str(category["name"]) for category in categories}
-    metrics: dict[str, float] = {}
-    for place, category in enumerate(evaluation.params.catIds):
-        values = precision[:, :, place, 0, -1]
-        if (values > -1).any():
-            metrics[f"AP/{names[category]}"] = float(values[values > -1].mean())
-            at_half = values[0]
-            metrics[f"AP50/{names[category]}"] = float(at_half[at_half > -1].mean())
-    return metrics
-
-
-def _nothing_found(dataset: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics for no predictions: 0 where objects exist, -1 where there are none."""
-    objects = [a for a in dataset["annotations"] if not a.get("iscrowd")]
-    areas = np.array([a["area"] for a in objects], dtype=np.float64)
-    sizes = {"s": areas <= 32**2, "m": (areas >= 32**2) & (areas <= 96**2), "l": areas >= 96**2}
-    metrics = {name: 0.0 if sizes.get(name[-1], areas >= 0).any() else -1.0 for name in METRICS}
-    present = {a["category_id"] for a in objects}
-    for category in dataset["categories"]:
-        if category["id"] in present:
-            metrics |= {f"AP/{category['name']}": 0.0, f"AP50/{category['name']}": 0.0}
-    return metrics
+    return score(truth, Listed(entries=entries), iou_type=iou_type)[0]

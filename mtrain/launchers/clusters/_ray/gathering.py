@@ -53,9 +53,8 @@ class RayAgents:
         deadline = time.monotonic() + timeout_s
         if not placement.wait(deadline, stop=stop):
             return {}, [] if stop() else [self._unplaced(placement, timeout_s)]
-        for node in nodes:
-            self.let_go(node)
-            self._wires[node] = self._started(placement, node)
+        self.let_go(nodes)
+        self._wires |= {node: self._started(placement, node) for node in nodes}
         deadline = max(deadline, time.monotonic() + START_S)
         members, findings = {}, []
         for node in nodes:
@@ -63,7 +62,7 @@ class RayAgents:
             greeting = self._hear(wire, deadline, stop=stop)
             if isinstance(greeting, Finding):
                 findings.append(greeting)
-                self.let_go(node)
+                self.let_go([node])
             else:
                 wire.channel.peer = wire.host
                 former = self._addresses.get(node, wire.host)
@@ -84,18 +83,17 @@ class RayAgents:
         """Return how the agent of a host, its actor or its node ended; "" where that is unknown."""
         return self._wires[node].last_words() if node in self._wires else ""
 
-    def let_go(self, node: int) -> None:
-        """End the connection to a host."""
-        wire = self._wires.pop(node, None)
-        if wire is not None:
+    def let_go(self, nodes: Sequence[int]) -> None:
+        """End the connections to hosts."""
+        wires = [wire for node in nodes if (wire := self._wires.pop(node, None)) is not None]
+        for wire in wires:
+            wire.channel.begin_closing(flush_s=0.5)
+        for wire in wires:
             wire.end(wait_s=CLOSING_S)
 
     def close(self) -> None:
         """End all connections, give the nodes back, and disconnect from Ray."""
-        for wire in self._wires.values():
-            wire.channel.close(flush_s=0.5)
-        for node in list(self._wires):
-            self.let_go(node)
+        self.let_go(list(self._wires))
         if self._placement is not None:
             self._placement.release()
             self._placement = None

@@ -1,0 +1,66 @@
+"""What an elastic job requires of the hosts that come while it runs.
+
+The requirements on a host follow from a plan of the whole job, and hundreds of hosts may come back together. A plan of
+all hosts for each of them would be the square of their number, so hosts that are alike share one.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtrain.errors import MtrainError
+from mtrain.jobs.hosts.hosts import Member
+
+Required = Mapping[str, Any]
+"""The requirements on one host, as ``preflight.requirements`` returns them."""
+
+
+@dataclass(kw_only=True)
+class ExpectedHosts:
+    """Knows the requirements on each host of the job; threads may ask."""
+
+    required: Callable[[Mapping[int, Member], Member], Sequence[Required]]
+    """Makes a plan of all hosts from those that take part and one that has come; returns the requirements on each. Hosts that
+    are missing are taken to be like the one that has come."""
+    check: Callable[[Member], None] = lambda member: None
+    """Checks what each host has told of itself alone; raises ``MtrainError``."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _taking_part: frozenset[int] = frozenset()
+    """The hosts that took part when ``_known`` was found."""
+    _known: dict[Any, Sequence[Required] | MtrainError] = field(default_factory=dict)
+    """By what a plan uses of a host: the requirements on all, or why there is no plan."""
+
+    def of(self, member: Member, *, among: Mapping[int, Member]) -> Required:
+        """Return the requirements on a host that has come to those that take part.
+
+        Raises:
+            MtrainError: there is no plan with this host.
+        """
+        self.check(member)
+        members = dict(among)
+        with self._lock:  # Those that come together wait for the one plan that all of them need.
+            if self._taking_part != members.keys():
+                self._taking_part = frozenset(members)
+                self._known.clear()
+            kind = _what_a_plan_uses(member)
+            if kind not in self._known:
+                self._known[kind] = self._planned(members, member)
+            known = self._known[kind]
+        if isinstance(known, MtrainError):
+            raise known
+        here = {member.host, *(each.host for each in members.values())}
+        required = known[member.node]
+        # Names of hosts that are not there may mean nothing at present, and the host would wait for them.
+        return {**required, "names": [name for name in required["names"] if name in here]}
+
+    def _planned(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | MtrainError:
+        try:
+            return self.required(members, member)
+        except MtrainError as error:
+            return error
+
+
+def _what_a_plan_uses(member: Member) -> Any:
+    """Return what a plan of all hosts uses of what one of them has told, beside its addresses."""
+    return int(member.hello["devices"]), bool(member.hello["hidden"])
