@@ -34,7 +34,7 @@ LearningRate:
   schedulers:
     - {{name: CosineDecay, max_epochs: {horizon}}}
     - {{name: LinearWarmup, start_factor: 0., epochs: 1}}
-{optimizer}TrainDataset: !COCODataSet
+TrainDataset: !COCODataSet
   {{image_dir: images, anno_path: annotations/instances_train.json, dataset_dir: {data}, data_fields: [image, gt_bbox, gt_class, is_crowd]}}
 EvalDataset: !COCODataSet
   {{image_dir: images, anno_path: annotations/instances_train.json, dataset_dir: {data}}}
@@ -45,10 +45,6 @@ TrainReader:
     - NormalizeImage: {{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], is_scale: true}}
     - Permute: {{}}
     - PadGT: {{}}
-"""
-ADAMW = """OptimizerBuilder:
-  regularizer: false
-  optimizer: {{type: AdamW, weight_decay: {decay}}}
 """
 
 
@@ -73,9 +69,8 @@ def train(arguments: argparse.Namespace) -> None:
     annotations = json.loads((arguments.data / "annotations" / "instances_train.json").read_text())
     arguments.folder.mkdir(parents=True, exist_ok=True)
     config = arguments.folder / "config.yml"
-    optimizer = "" if arguments.adamw is None else ADAMW.format(decay=arguments.adamw)
     classes = len(annotations["categories"])
-    config.write_text(CONFIG.format(**vars(arguments), classes=classes, optimizer=optimizer))
+    config.write_text(CONFIG.format(**vars(arguments), classes=classes))
     sys.meta_path.append(Finder())  # type: ignore[arg-type]
     sys.path.insert(0, str(arguments.checkout))
     import paddle
@@ -84,8 +79,11 @@ def train(arguments: argparse.Namespace) -> None:
     from ppdet.core.workspace import load_config
     from ppdet.engine import Trainer, set_random_seed
 
+    loaded = load_config(str(config))
+    if arguments.adamw is not None:  # a file could add to the entries of its base, but take none away
+        loaded["OptimizerBuilder"]["optimizer"] = {"type": "AdamW", "weight_decay": arguments.adamw}
     set_random_seed(arguments.seed)
-    trainer = Trainer(load_config(str(config)), mode="train")
+    trainer = Trainer(loaded, mode="train")
     trainer.train()
 
 

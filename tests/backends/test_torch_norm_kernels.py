@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._kernels import compiling, library
+from mtrain.backends._kernels import library
 from mtrain.backends._torch import nn as ours
 from mtrain.backends._torch import syncbn
+from mtrain.core import compiling
 from mtrain.core.interfaces import Recipe
 from tests.backends.compiler import needs_a_compiler
 from tests.backends.test_torch_batchnorm import CHANNELS, EXACT, LAYOUTS, _TwoHalves, channels_last, images, relative
