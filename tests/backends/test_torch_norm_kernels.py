@@ -3,6 +3,7 @@ library is compiled, kept and left out."""
 
 import copy
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -248,6 +249,7 @@ def test_a_library_in_a_folder_that_others_can_write_to_is_not_loaded(
 def test_a_library_that_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "norm.c"
+    shutil.copy(library.SOURCE.with_name("common.h"), tmp_path)
     source.write_text(
         library.SOURCE.read_text(encoding="utf-8").replace("z * sigmoid(z)", "sigmoid(z)"), encoding="utf-8"
     )
