@@ -34,7 +34,7 @@ def sides(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, dict[str,
     """Return side -> seed -> metric."""
     found: dict[str, dict[str, float]] = {}
     for row in sorted(rows, key=lambda row: (row["side"], row["seed"])):
-        found.setdefault(row["side"], {})[str(row["seed"])] = round(row["metrics"][metric], 4)
+        found.setdefault(row["side"], {})[str(row["seed"])] = round(row["metrics"][metric], 6)
     return found
 
 
