@@ -88,7 +88,7 @@ def trained(record: Mapping[str, Any], arguments: argparse.Namespace, folder: Pa
     from mtrain.system.runfolder import RunFolder
 
     start = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in record["start"].items()}
-    save_file({name: np.ascontiguousarray(x) for name, x in start.items()}, folder / "start.safetensors")
+    save_file({name: np.array(x, order="C") for name, x in start.items()}, folder / "start.safetensors")
     updates, side = record["updates"], record["updates"][0]["pixels"].shape[-1]
     fixed = ["backend.name=solo", "cluster.nproc_per_node=1", "train.precision=fp64", "evaluate.enabled=false"]
     sizes = ["train.epochs=null", f"train.updates={len(updates)}", f"data.image_size={side}", "data.workers=1"]

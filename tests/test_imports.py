@@ -46,7 +46,7 @@ NARROWER = {
 name."""
 PLUGINS = {"models", "backends", "launchers"}
 """Rooms whose modules nobody imports: they are loaded by plugin name."""
-MODELS_MAY_IMPORT = {"nn", "ops", "interfaces"}
+MODELS_MAY_IMPORT = {"nn", "ops", "interfaces", "compiling"}
 """The modules of core that a model may import."""
 OUTSIDE = {
     "core": {"numpy", "pydantic"},

@@ -46,20 +46,26 @@ class DataAugmentRandomCrop(TypedDict, total=False):
 class DataAugmentDistort(TypedDict, total=False):
     """Random change of colours in four steps; each is applied with the given probability, in random order."""
 
+    form: Literal["linear", "enhance"]
+    """linear: as in PaddleDetection until September 2023, with which PP-YOLOE was published; values saturate
+    once, at the end; enhance: as in PaddleDetection since, with Pillow's ImageEnhance; values saturate after each
+    step"""
+
     probability: float
     """of each step"""
 
     hue: float
-    """rotation of the chroma in YIQ, +- degrees"""
+    """linear: rotation of the chroma in YIQ, +- degrees; enhance: rotation of the hue in HSV, where
+    PaddleDetection's 18 are 25.3 degrees"""
 
     saturation: Sequence[float]
     """factor of the distance to grey"""
 
     contrast: Sequence[float]
-    """factor of all values"""
+    """linear: factor of all values; enhance: of their distance to the mean grey of what is seen of the image"""
 
     brightness: Sequence[float]
-    """grey levels (of 255) added to all values"""
+    """linear: grey levels (of 255) added to all values; enhance: factor of all values"""
 
 
 class DataAugmentExpand(TypedDict, total=False):

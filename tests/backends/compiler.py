@@ -5,7 +5,7 @@ Whether the kernels *load* is no such reason, because a wrong kernel is refused 
 
 import pytest
 
-from mtrain.backends._kernels.compiling import CannotCompileError, _compiler
+from mtrain.core.compiling import CannotCompileError, _compiler
 
 
 def has_compiler() -> bool:

@@ -3,6 +3,7 @@ library is compiled, kept and left out."""
 
 import copy
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._kernels import compiling, library
+from mtrain.backends._kernels import library
 from mtrain.backends._torch import nn as ours
 from mtrain.backends._torch import syncbn
+from mtrain.core import compiling
 from mtrain.core.interfaces import Recipe
 from tests.backends.compiler import needs_a_compiler
 from tests.backends.test_torch_batchnorm import CHANNELS, EXACT, LAYOUTS, _TwoHalves, channels_last, images, relative
@@ -247,6 +249,7 @@ def test_a_library_in_a_folder_that_others_can_write_to_is_not_loaded(
 def test_a_library_that_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "norm.c"
+    shutil.copy(library.SOURCE.with_name("common.h"), tmp_path)
     source.write_text(
         library.SOURCE.read_text(encoding="utf-8").replace("z * sigmoid(z)", "sigmoid(z)"), encoding="utf-8"
     )

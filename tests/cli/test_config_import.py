@@ -150,6 +150,13 @@ def test_cards_say_what_the_batch_per_card_comes_to():
     assert any("64 = 8 cards x 8: PaddleDetection's own files" in note for note in convert([ppyoloe("s")]).notes)
 
 
+def test_the_distortion_of_later_versions_is_told_and_can_be_taken():
+    (note,) = (note for note in convert([ppyoloe("s")]).notes if "September 2023" in note)
+    later = convert([ppyoloe("s")], overrides=note.split("-o ")[1].split())
+    distort = load(later.text).spec.data.augment.distort
+    assert (distort.form, distort.hue) == ("enhance", 25.3125)
+
+
 def test_comments_say_where_values_are_from(capsys, monkeypatch):
     monkeypatch.chdir(PADDLE)
     assert main(["config", "import", "ppyoloe/ppyoloe_crn_s_300e_coco.yml", "-o", "train.seed=3"]) == 0

@@ -1,5 +1,6 @@
 """Stretched samples: boxes stay on what they surround, an update has one size on every rank, ranges are as stated."""
 
+import math
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance
 
 from mtrain.core.sampler import Shuffled, rank_share
-from mtrain.data.images.colour import YIQ, distort, random_distortion
+from mtrain.data.images.colour import YIQ, distort, drawn_distortion, random_distortion
 from mtrain.data.images.section import DistortSpec
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import SpecError
@@ -341,6 +343,71 @@ def test_each_step_of_a_distortion_does_what_it_is_called() -> None:
     assert YIQ[0] @ turned == pytest.approx(YIQ[0], abs=1e-12)  # luma stays
     drawn = [random_distortion(np.random.default_rng(s), DistortSpec(probability=0.5, **still)) for s in range(9)]
     assert np.allclose(drawn, np.eye(3, 4))
+
+
+STILL: dict[str, Any] = {
+    "form": "enhance",
+    "hue": 0.0,
+    "saturation": [1, 1],
+    "contrast": [1, 1],
+    "brightness": [1, 1],
+}
+ENHANCERS = {"brightness": ImageEnhance.Brightness, "contrast": ImageEnhance.Contrast, "saturation": ImageEnhance.Color}
+
+
+def photograph() -> np.ndarray:
+    """Return smooth colours of all hues."""
+    few = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    return cv2.resize(few, (96, 80), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.5])
+@pytest.mark.parametrize("step", ENHANCERS)
+def test_a_step_of_enhance_is_pillows(step: str, factor: float) -> None:
+    spec = DistortSpec(probability=1.0, **{**STILL, step: [factor, factor]})
+    image = photograph()
+    expected = np.asarray(ENHANCERS[step](Image.fromarray(image)).enhance(factor)).astype(int)
+    canvas = np.zeros((100, 120, 3), np.uint8)
+    part = canvas[10:90, 12:108]  # a part of a larger image, as training has it
+    part[...] = image
+    drawn_distortion(np.random.default_rng(0), spec)(part)
+    assert np.abs(part - expected).max() <= 1  # Pillow cuts fractions off
+    assert np.abs(image - expected).max() > 20
+    assert canvas.sum() == part.sum()
+
+
+def test_the_hue_of_enhance_is_pillows_and_turns_as_far_as_it_says() -> None:
+    image = photograph()
+    spec, seen = DistortSpec(probability=1.0, **{**STILL, "hue": 25.3125}), set()
+    for seed in range(40):
+        change = drawn_distortion(np.random.default_rng(seed), spec)
+        (turn,) = (value for step, value in change.keywords["steps"] if step.__name__ == "_turn_hue")  # type: ignore[attr-defined]
+        hsv = np.array(Image.fromarray(image).convert("HSV"))
+        hsv[:, :, 0] = (hsv[:, :, 0].astype(int) + math.floor(turn / 360 * 256)) % 256
+        expected = np.asarray(Image.fromarray(hsv, mode="HSV").convert("RGB")).astype(int)
+        actual = image.copy()
+        change(actual)
+        assert np.abs(actual - expected).mean() < 2.5  # each rounds its hue and saturation to 256 levels
+        seen.add(math.floor(turn / 360 * 256))
+    assert min(seen) >= -18
+    assert max(seen) <= 18
+    assert max(seen) - min(seen) > 25
+
+
+def test_enhance_draws_order_and_steps_and_refuses_a_negative_factor() -> None:
+    spec = DistortSpec(form="enhance")
+    drawn = [
+        tuple(step.__name__ for step, _ in drawn_distortion(np.random.default_rng(seed), spec).keywords["steps"])  # type: ignore[attr-defined]
+        for seed in range(400)
+    ]
+    assert 1.8 < np.mean([len(steps) for steps in drawn]) < 2.2
+    assert len(set(drawn)) > 40  # of 65 orders of no to four steps
+    with pytest.raises(ValueError, match=r"brightness .* is a factor"):
+        DistortSpec(form="enhance", brightness=[-1.0, 1.0])
+    samples = [photograph() for _ in range(2)]
+    for image in samples:
+        drawn_distortion(np.random.default_rng(7), spec)(image)
+    assert np.array_equal(*samples)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,12 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mtrain.models.common import greedy
 from mtrain.models.common.nms import Selection, detections, detections_by_class, suppress
 from mtrain.models.yolov5.model import YOLOv5n, YOLOv5Options
+from tests.backends.compiler import needs_a_compiler
 from tests.selection import under_torch
 
 pytestmark = under_torch
 ALL = Selection(confidence=0.001, iou_threshold=0.6, max_detections=300, multi_label=True, class_agnostic=False)
+
+
+@pytest.fixture(params=["numpy", pytest.param("compiled", marks=needs_a_compiler)], autouse=True)
+def _way(request, monkeypatch):
+    """Suppression in numpy, and as the compiled loop."""
+    if request.param == "numpy":
+        monkeypatch.setattr(greedy, "load", lambda: None)
+    else:
+        assert greedy.load() is not None
 
 
 def iou(a, b):

@@ -98,7 +98,7 @@ def test_an_enormous_file_of_code_takes_little_memory(tmp_path: Path) -> None:
 
 ALLOWED = {
     "files of mtrain or of a library": (
-        "backends/_kernels/compiling.py cli/plugin_skeleton.py jobs/preflight/interpreter_probe.py studies/compare/page.py "
+        "core/compiling.py cli/plugin_skeleton.py jobs/preflight/interpreter_probe.py studies/compare/page.py "
         "studies/compare/recorded_page.py "
         "data/images/handwritten.py records/pages/app.py records/pages/rendering.py deploy/serve/page.py "
         "tasks/language/readers/python_docs.py"

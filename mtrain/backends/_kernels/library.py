@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from mtrain.backends._kernels.compiling import CannotCompileError, compiled
+from mtrain.core.compiling import CannotCompileError, compiled
 from mtrain.core.interfaces import Array
 
 SOURCE = Path(__file__).with_name("norm.c")

@@ -1,5 +1,9 @@
 """Change the colours of uint8 RGB images, in place."""
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +14,10 @@ HUES = 180
 """Length of OpenCV's hue circle for uint8 images."""
 YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 """Matrix from RGB to NTSC's YIQ space (luma and two chroma axes)."""
+FULL_HUES = 256
+"""Length of OpenCV's other hue circle for uint8 images, which is also Pillow's."""
+Change = Callable[[NDArray[np.uint8]], None]
+"""Changes the colours of an image (H, W, 3) in place."""
 STRIPE_BYTES = 96 * 1024
 """Size of the stripe of rows that is converted at once, in bytes."""
 
@@ -41,6 +49,30 @@ def scale_hsv(image: NDArray[np.uint8], gains: tuple[float, float, float]) -> No
         cv2.cvtColor(cv2.transform(hsv, factors), cv2.COLOR_HSV2RGB, dst=stripe)
 
 
+def drawn_distortion(rng: np.random.Generator, spec: DistortSpec) -> Change:
+    """Draw the steps of ``spec``, and return the change of colours that they are."""
+    if spec.form == "linear":
+        return partial(distort, matrix=random_distortion(rng, spec))
+    steps: tuple[tuple[Callable[[NDArray[np.uint8], float], None], tuple[float, float]], ...] = (
+        (_scale_brightness, (spec.brightness[0], spec.brightness[1])),
+        (_scale_contrast, (spec.contrast[0], spec.contrast[1])),
+        (_scale_saturation, (spec.saturation[0], spec.saturation[1])),
+        (_turn_hue, (-spec.hue, spec.hue)),
+    )
+    drawn = [
+        (steps[number][0], float(rng.uniform(*steps[number][1])))
+        for number in rng.permutation(len(steps)).tolist()
+        if rng.random() < spec.probability
+    ]
+    return partial(enhance, steps=drawn)
+
+
+def enhance(image: NDArray[np.uint8], steps: list[tuple[Callable[[NDArray[np.uint8], float], None], float]]) -> None:
+    """Apply steps with their values to ``image`` (H, W, 3) RGB in turn, in place; values saturate after each."""
+    for step, value in steps:
+        step(image, value)
+
+
 def random_distortion(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np.float64]:
     """Return a (3, 4) matrix, rgb -> M[:, :3] rgb + M[:, 3], that combines the steps of ``spec`` in random order.
 
@@ -58,6 +90,32 @@ def distort(image: NDArray[np.uint8], matrix: NDArray[np.float64]) -> None:
     """Apply a (3, 4) ``matrix`` to every pixel of ``image`` (H, W, 3) RGB, in place; values saturate."""
     if not np.array_equal(matrix, np.eye(3, 4)):
         cv2.transform(image, matrix, dst=image)
+
+
+def _scale_brightness(image: NDArray[np.uint8], factor: float) -> None:
+    cv2.convertScaleAbs(image, dst=image, alpha=factor)
+
+
+def _scale_contrast(image: NDArray[np.uint8], factor: float) -> None:
+    """Scale the distance to the mean grey, which Pillow rounds to a whole level."""
+    mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+    matrix = np.diag([factor] * 3 + [1.0])[:3]
+    matrix[:, 3] = (1 - factor) * mean
+    cv2.transform(image, matrix, dst=image)
+
+
+def _scale_saturation(image: NDArray[np.uint8], factor: float) -> None:
+    cv2.transform(image, factor * np.eye(3) + (1 - factor) * YIQ[0], dst=image)
+
+
+def _turn_hue(image: NDArray[np.uint8], degrees: float) -> None:
+    """Turn the hue by whole 256ths of the circle, rounded down, as the original's uint8 image is."""
+    turn = math.floor(degrees / 360 * FULL_HUES)
+    if turn == 0:
+        return
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+    hsv[..., 0] += np.uint8(turn % FULL_HUES)
+    cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL, dst=image)
 
 
 def _brightness(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np.float64]:

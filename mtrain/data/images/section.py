@@ -85,8 +85,34 @@ class VariationSpec(Section):
 class DistortSpec(Section):
     """Random change of colours in four steps; each is applied with the given probability, in random order."""
 
+    form: Literal["linear", "enhance"] = Field(
+        default="linear",
+        description="linear: as in PaddleDetection until September 2023, with which PP-YOLOE was published; values saturate once, "
+        "at the end; enhance: as in PaddleDetection since, with Pillow's ImageEnhance; values saturate after each step",
+    )
     probability: Fraction = Field(default=0.5, description="of each step")
-    hue: float = Field(default=180.0, ge=0, le=180, description="rotation of the chroma in YIQ, +- degrees")
+    hue: float = Field(
+        default=180.0,
+        ge=0,
+        le=180,
+        description="linear: rotation of the chroma in YIQ, +- degrees; enhance: rotation of the hue in HSV, where "
+        "PaddleDetection's 18 are 25.3 degrees",
+    )
     saturation: Factors = Field(default=[0.5, 1.5], description="factor of the distance to grey")
-    contrast: Factors = Field(default=[0.5, 1.5], description="factor of all values")
-    brightness: Span = Field(default=[0.5, 1.5], description="grey levels (of 255) added to all values")
+    contrast: Factors = Field(
+        default=[0.5, 1.5],
+        description="linear: factor of all values; enhance: of their distance to the mean grey of what is seen of the image",
+    )
+    brightness: Span = Field(
+        default=[0.5, 1.5],
+        description="linear: grey levels (of 255) added to all values; enhance: factor of all values",
+    )
+
+    @model_validator(mode="after")
+    def _a_factor_is_not_negative(self) -> Self:
+        if self.form == "enhance" and self.brightness[0] < 0:
+            raise ValueError(
+                f"brightness ({self.brightness}) is a factor with form: enhance and cannot be negative; "
+                "form: linear adds grey levels"
+            )
+        return self

@@ -1,10 +1,11 @@
-"""Non-maximum suppression in numpy. N is the number of candidates, K the number of boxes that remain."""
+"""Non-maximum suppression, compiled or in numpy. N is the number of candidates, K the number of boxes that remain."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from mtrain.core.interfaces import Array
+from mtrain.models.common import greedy
 
 _CHUNK = 640
 """Candidates that are compared with the kept boxes of earlier chunks at once."""
@@ -22,7 +23,8 @@ def suppress(
     A box is suppressed if a kept box of its class with a better score overlaps it by more than ``iou_threshold``. Equal
     scores keep their order.
 
-    Boxes are processed best first, a chunk at a time, until ``max_kept`` are kept. In each chunk, boxes that a kept box
+    A compiled loop does it where there is a C compiler, and numpy otherwise; both keep the same boxes. In numpy, boxes are
+    processed best first, a chunk at a time, until ``max_kept`` are kept. In each chunk, boxes that a kept box
     of an earlier chunk suppresses are removed first. The others are compared a block at a time: pair by pair within the
     block, then the rest of the chunk with the block's kept boxes. So the cost is (kept x remaining), without a Python
     loop over candidates.
@@ -36,6 +38,15 @@ def suppress(
     """
     order = np.argsort(-scores_N, kind="stable")
     classes = np.zeros(len(order), np.int64) if classes_N is None else np.asarray(classes_N)
+    loop = greedy.load()
+    if loop is not None:
+        all_boxes = _Boxes.of(boxes_N4, classes, order)
+        parts = (all_boxes.corners_4N, all_boxes.areas_N, all_boxes.classes_N)
+        return np.asarray(order[loop(*parts, iou_threshold, max_kept)])
+    return _suppressed_by_numpy(boxes_N4, classes, order, iou_threshold, max_kept)
+
+
+def _suppressed_by_numpy(boxes_N4: Array, classes: Array, order: Array, iou_threshold: float, max_kept: int) -> Array:
     kept_indices = order[:0]
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]

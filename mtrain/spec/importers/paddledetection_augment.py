@@ -62,12 +62,21 @@ def _distort(book: Book, at: Path) -> None:
         if key == "hue" and value[0] != -value[1]:
             book.drop((*at, key), f"mtrain's hue turns equally far both ways: {translated:g} degrees are taken")
         book.same((*at, key), f"{target}.{key}: {shown(translated)}")
+    book.note(
+        "data.augment.distort: as in PaddleDetection until September 2023, with which PP-YOLOE was published; "
+        f"for its distortion since then: -o {target}.form=enhance {target}.hue={_pillow_degrees(ranges['hue']):g}"
+    )
     _options(book, at, {"random_apply": True, "count": 4, "random_channel": False}, what="mtrain's distortion")
     book.bare(at, target)
 
 
+def _pillow_degrees(hue: Sequence[float]) -> float:
+    """Return the hue's range in degrees where it counts 256ths of Pillow's circle."""
+    return min(360.0 / 256 * max(abs(hue[0]), abs(hue[1])), 180.0)
+
+
 def _degrees(hue: Sequence[float]) -> float:
-    """Return the hue's range in degrees. PaddleDetection's angle counts half turns, so +-18 is every angle."""
+    """Return the hue's range in degrees. The angle counts half turns until September 2023, so +-18 is every angle."""
     return min(180.0 * max(abs(hue[0]), abs(hue[1])), 180.0)
 
 

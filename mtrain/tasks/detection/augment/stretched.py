@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.colour import distort, random_distortion
+from mtrain.data.images.colour import Change, drawn_distortion
 from mtrain.data.images.geometry import survives
 from mtrain.data.images.hsv_flip import finish
 from mtrain.tasks.detection.augment.render import Axis
@@ -151,20 +151,20 @@ class Stretcher:
         width, height = self._images.original_size(index)
         fractions, labels = self._images.boxes(index)
         boxes = fractions * np.array([width, height] * 2)
-        matrix = np.eye(3, 4) if spec.distort is None else random_distortion(rng, spec.distort)
+        change = None if spec.distort is None else drawn_distortion(rng, spec.distort)
         window = Window(0, 0, width, height)
         if spec.expand is not None:
             window = expanded(rng, spec.expand, window)
         if spec.crop is not None:
             window = cropped(rng, spec.crop, window, boxes)
-        scales, shifts = self._paint(index, window, out, matrix, method)
+        scales, shifts = self._paint(index, window, out, change, method)
         before = boxes * scales + shifts
         after = np.clip(before, 0.0, float(len(out)))
         keep = centres_inside(window.xyxy[None], boxes)[0] & survives(before, after)
         return finish(rng, spec, (after[keep], labels[keep]), out)
 
     def _paint(
-        self, index: int, window: Window, out: NDArray[np.uint8], matrix: NDArray[np.float64], method: int
+        self, index: int, window: Window, out: NDArray[np.uint8], change: Change | None, method: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Draw the visible part of the image to its place in ``out``; return (4,) scales and shifts from image to
         output positions."""
@@ -185,7 +185,8 @@ class Stretcher:
         image = self._images.load(index, rows=bottom)
         region = out[y[0] : y[1], x[0] : x[1]]
         cv2.resize(image[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
-        distort(region, matrix)
+        if change is not None:
+            change(region)
         return np.array([scale_x, scale_y] * 2), np.array([shift_x, shift_y] * 2)
 
     def _fill(self) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Compile a C file of this folder for the processor at hand, once for each user, compiler and kind of processor."""
+"""Compile a C file of mtrain for the processor at hand, once for each user, compiler and kind of processor."""
 
 import contextlib
 import hashlib
@@ -25,8 +25,6 @@ FLAGS = (
 """None of them lets the compiler change the order of additions or forget about NaN."""
 FOR_THIS_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Flags to try in this order; not every compiler knows each."""
-SHARED = Path(__file__).parent
-"""Folder of the headers that the C files include."""
 COMPILERS = ("cc", "gcc", "clang")
 TIME_LIMIT_S = 60
 
@@ -35,19 +33,23 @@ class CannotCompileError(Exception):
     """The kernels cannot be compiled here; the message says why, as part of a sentence."""
 
 
-def compiled(source: Path) -> Path:
-    """Return the shared library made of ``source``, from the cache where it is there.
+def compiled(source: Path, *flags: str) -> Path:
+    """Return the shared library made of ``source`` and the headers beside it, from the cache where it is there.
+
+    Args:
+        source: A C file.
+        flags: Flags of the compiler in addition to ``FLAGS``, over which they count.
 
     Raises:
         CannotCompileError: There is no C compiler, or it refused the file.
     """
     compiler = _compiler()
     folder = _cache()
-    target = folder / f"{source.stem}-{_digest(source, compiler)}.so"
+    target = folder / f"{source.stem}-{_digest(source, compiler, flags)}.so"
     if not target.is_file():
         # Ranks that start together each compile a file of their own; the last one to be renamed stays.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".compiling-") as working:
-            _compile(compiler, source, Path(working) / target.name)
+            _compile(compiler, source, Path(working) / target.name, flags)
             (Path(working) / target.name).replace(target)
     return target
 
@@ -80,14 +82,14 @@ def _cache() -> Path:
     return folder
 
 
-def _digest(source: Path, compiler: list[str]) -> str:
+def _digest(source: Path, compiler: list[str], flags: tuple[str, ...]) -> str:
     """Name what the library depends on. A compiler is known by its file: asking for its version would start a process."""
     status = Path(compiler[0]).resolve().stat()
-    shared = [header.read_bytes() for header in sorted(SHARED.glob("*.h"))]
+    shared = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
     parts = (
         source.read_bytes(),
         shared,
-        FLAGS,
+        (*FLAGS, *flags),
         FOR_THIS_PROCESSOR,
         compiler,
         status.st_size,
@@ -107,9 +109,9 @@ def _processor() -> str:
     return "\n".join(described)
 
 
-def _compile(compiler: list[str], source: Path, target: Path) -> None:
+def _compile(compiler: list[str], source: Path, target: Path, flags: tuple[str, ...]) -> None:
     for special in FOR_THIS_PROCESSOR:
-        command = [*compiler, *FLAGS, *special, "-I", str(SHARED), "-o", str(target), str(source), "-lm"]
+        command = [*compiler, *FLAGS, *special, *flags, "-I", str(source.parent), "-o", str(target), str(source), "-lm"]
         try:
             ended = subprocess.run(  # noqa: S603 - the user's own compiler
                 command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
