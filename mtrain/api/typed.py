@@ -29,147 +29,6 @@ class Model(TypedDict, total=False):
     """sizes of the layers that `mtrain prune` has made smaller, as it writes them: [inputs, outputs] of a
     convolution or linear layer, [channels] of a BatchNorm; null: every layer is as the model has it"""
 
-    framework: Literal["torch", "paddle"] | None
-    """framework of the model; a backend of another one is refused at once; null: not said"""
-
-
-class DataAugmentRandomCrop(TypedDict, total=False):
-    """Random window of a training image that becomes the input (torchvision's RandomResizedCrop)."""
-
-    scale: Sequence[float]
-    """share of the image's area"""
-
-    aspect_ratio: Sequence[float]
-    """width / height of the window"""
-
-
-class DataAugmentDistort(TypedDict, total=False):
-    """Random change of colours in four steps; each is applied with the given probability, in random order."""
-
-    probability: float
-    """of each step"""
-
-    hue: float
-    """rotation of the chroma in YIQ, +- degrees"""
-
-    saturation: Sequence[float]
-    """factor of the distance to grey"""
-
-    contrast: Sequence[float]
-    """factor of all values"""
-
-    brightness: Sequence[float]
-    """grey levels (of 255) added to all values"""
-
-
-class DataAugmentExpand(TypedDict, total=False):
-    """Random placement of the image on a larger canvas."""
-
-    probability: float
-    """of an expansion"""
-
-    ratio: float
-    """largest canvas, as a multiple of the image's sides"""
-
-    fill: Sequence[float]
-    """colour around it: red, green, blue"""
-
-
-class DataAugmentCrop(TypedDict, total=False):
-    """Random crop to a window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
-
-    thresholds: Sequence[float]
-    """one is drawn: some box overlaps the window by at least this IoU"""
-
-    allow_no_crop: bool
-    """one more choice beside the thresholds: no crop"""
-
-    scaling: Sequence[float]
-    """square root of the window's share of the image's area"""
-
-    aspect_ratio: Sequence[float]
-    """width / height of the window over those of the image"""
-
-    num_attempts: int
-    """windows tried for a threshold before the next one is drawn"""
-
-
-class DataAugment(TypedDict, total=False):
-    """Augmentation of training images: a random window, then changes of position, shape and colours, and flips."""
-
-    degrees: float
-    """rotation, +- degrees"""
-
-    translate: float
-    """shift, +- fraction of the side"""
-
-    scale: float
-    """zoom, 1 +- this"""
-
-    shear: float
-    """+- degrees"""
-
-    perspective: float
-    """+- per pixel"""
-
-    hsv_h: float
-    """hue gain, +- fraction"""
-
-    hsv_s: float
-    """saturation gain, +- fraction"""
-
-    hsv_v: float
-    """value gain, +- fraction"""
-
-    flip_ud: float
-    """probability of an up-down flip"""
-
-    flip_lr: float
-    """probability of a left-right flip"""
-
-    random_crop: DataAugmentRandomCrop | None
-    """with `resize: crop`: a random window becomes the input; null: the centre, as in evaluation"""
-
-    albumentations: str | None
-    """pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or
-    FILE.py:FUNCTION, relative to the spec"""
-
-    mosaic: float
-    """probability of a mosaic"""
-
-    mosaic9: float
-    """of the mosaics, the share that uses nine images instead of four"""
-
-    mixup: float
-    """probability of mixing a mosaic with another one"""
-
-    close_mosaic_epochs: int
-    """no mosaic and no mixup in this many last epochs"""
-
-    sizes: Sequence[int] | None
-    """sides of the network input in pixels, one drawn for each update (multi-scale training); null: image_size,
-    or multi_scale around it"""
-
-    multi_scale: float
-    """x: each update draws its input size from the multiples of 32 between image_size * (1 - x) and image_size *
-    (1 + x); needs `resize: letterbox`; YOLOv5's --multi-scale is 0.5; 0: off"""
-
-    interpolations: Sequence[Literal["nearest", "linear", "area", "cubic", "lanczos4"]]
-    """with `resize: stretch`: one drawn for each update"""
-
-    distort: DataAugmentDistort | None
-    """with `resize: stretch`; null: none"""
-
-    expand: DataAugmentExpand | None
-    """with `resize: stretch`; null: none"""
-
-    crop: DataAugmentCrop | None
-    """with `resize: stretch`; null: none"""
-
-    random_scale: Sequence[float]
-    """factor of the size at which the image fits the input; a random window of what is larger, a random place of
-    what is smaller"""
-
 
 class Data(TypedDict, total=False):
     """The data set, and how it is loaded. A task's own section derives from this one."""
@@ -204,62 +63,6 @@ class Data(TypedDict, total=False):
     prefetch: int | Literal["auto"]
     """micro batches prepared ahead per rank; auto: as many as are used in 2 s, 4 to 64, as far as memory
     allows"""
-
-    image_size: int
-    """side of the square network input, in pixels"""
-
-    resize: Literal["crop", "letterbox", "stretch"] | Literal["letterbox", "stretch"]
-    """crop: the shorter side to image_size / crop_share, then the central square, or in training a random window;
-    letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size"""
-
-    max_pixels: int
-    """pixels of the largest image that is decoded: a small file can hold an enormous image"""
-
-    split: float | None
-    """share of the images of `train` (null: of all there are) that becomes the evaluation split; it depends on
-    names and split_seed alone"""
-
-    split_seed: int
-    """another one chooses other images for `split`"""
-
-    crop_share: float
-    """with `resize: crop`: share of the shorter side that the central square has"""
-
-    augment: DataAugment
-    """of the training split"""
-
-    skip_missing: bool
-    """leave out images that are annotated but not there, and say how many"""
-
-    cache: Literal["none", "ram", "disk"]
-    """where decoded images are kept"""
-
-    cache_dir: str | None
-    """folder of the disk cache; null: the user's cache folder"""
-
-    decode: Literal["exact", "fast"]
-    """of images for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice the
-    needed size are decoded at 1/2, 1/4 or 1/8, as those for training always are"""
-
-    image_weights: bool
-    """each epoch draws its images with replacement, those more often whose classes are rare or had a low AP in
-    the last evaluation before the epoch; YOLOv5's --image-weights"""
-
-    tokenizer: str
-    """bytes: each byte of UTF-8 is a token; else a tokenizer.json, or the folder of a model with one"""
-
-    end_token: str | None
-    """token after each document; null: as the tokenizer's files say"""
-
-    chat_template: str | None
-    """how conversations (data.options.messages) become text: chatml, or a file in Jinja; null: the template in
-    the folder of the tokenizer"""
-
-    length: int
-    """tokens in a row; documents are packed into rows, and none sees another one"""
-
-    nondeterministic: Literal["refuse", "allow"]
-    """allow: accept samples that differ when they are read again, so that a resumed job may train on others"""
 
 
 class TrainEma(TypedDict, total=False):
@@ -525,7 +328,7 @@ class Backend(TypedDict, total=False):
 
 
 class Parallel(TypedDict, total=False):
-    """The mesh of ranks: replicate x shard x tensor. Ranks with consecutive numbers are of one tensor group."""
+    """The mesh of ranks: replicate x shard x tensor x pipeline. Ranks with consecutive numbers are of one tensor group."""
 
     replicate: int
     """groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"""
@@ -541,7 +344,7 @@ class Parallel(TypedDict, total=False):
     parallelism)"""
 
     pipeline: int
-    """stages one after the other; 1 is the only value so far"""
+    """stages one after the other, each with a part of the layers"""
 
     plan: Mapping[str, str]
     """how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj':
@@ -666,19 +469,6 @@ class Evaluate(TypedDict, total=False):
     score: str | None
     """the metric to maximise, as evaluations name it; null: the task's own"""
 
-    max_detections: int
-    """the best predictions of one image that are scored; raise it where images hold more objects"""
-
-    metrics: Sequence[str]
-    """functions or classes, PATH.py:Name or package.module:Name: a function has parameters named like predictions
-    and targets, an object has update(predictions, targets) and compute()"""
-
-    metric_options: Mapping[str, Mapping[str, Any]]
-    """options of metrics, by the metric's name without its path"""
-
-    lower_is_better: bool
-    """whether the best checkpoint has the lowest first metric"""
-
 
 class Checkpoint(TypedDict, total=False):
     """The checkpoints from which a job can be resumed: how often they are written, and how many are kept."""
@@ -760,19 +550,6 @@ class Report(TypedDict, total=False):
     verbose: a line for every update"""
 
 
-class Generate(TypedDict, total=False):
-    """How `mtrain predict` continues a text."""
-
-    tokens: int
-    """most tokens that are added to a text"""
-
-    temperature: float
-    """0: the most likely token each time; above: drawn, the wider the larger"""
-
-    top_p: float
-    """draws from the likeliest tokens that together have this probability"""
-
-
 class Spec(TypedDict, total=False):
     """A whole spec: the complete description of a job, as far as no task, model or backend adds to it."""
 
@@ -818,17 +595,9 @@ class Spec(TypedDict, total=False):
     plugins: str | None
     """a plugins.toml with local plugins; null: the one beside the spec, else in the current directory"""
 
-    generate: Generate
-    """How `mtrain predict` continues a text."""
-
 
 for _section in (
     Model,
-    DataAugmentRandomCrop,
-    DataAugmentDistort,
-    DataAugmentExpand,
-    DataAugmentCrop,
-    DataAugment,
     Data,
     TrainEma,
     TrainDistil,
@@ -846,7 +615,6 @@ for _section in (
     Evaluate,
     Checkpoint,
     Report,
-    Generate,
     Spec,
 ):
     # A running notebook completes keywords from the signature, which such classes do not have by themselves.

@@ -79,6 +79,7 @@ class Tracer:
         *,
         accumulate: int,
         alike: int = 1,
+        stages: int = 1,
     ) -> None:
         """Make the tracer of a rank.
 
@@ -88,8 +89,9 @@ class Tracer:
             state: Returns the job's state.
             accumulate: Micro batches of a rank in an update.
             alike: How many ranks in a row have the same samples: those of a tensor group.
+            stages: How many times the ranks with all samples come, one after the other: the stages of a pipeline.
         """
-        self._alike = alike
+        self._alike, self._stages = alike, stages
         self._collective = collective
         self._groups = groups
         self._state = state
@@ -125,7 +127,8 @@ class Tracer:
     def after_update(self) -> dict[str, Any]:
         """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run."""
         mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
-        of_ranks = self._collective.all_gather(mine)[:: self._alike]
+        everyone = self._collective.all_gather(mine)
+        of_ranks = everyone[: len(everyone) // self._stages : self._alike]
         order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
         return {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
 

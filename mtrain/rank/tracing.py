@@ -20,6 +20,7 @@ class Tracing:
         *,
         accumulate: int,
         alike: int = 1,
+        stages: int = 1,
     ) -> None:
         """``wanted``: the setting ``report.trace``; the others: see ``Tracer``."""
         self._wanted = wanted
@@ -28,7 +29,7 @@ class Tracing:
         self._shares = Shares()
         self._tracer: Tracer | None = None
         if wanted == "state":
-            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, alike=alike)
+            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, alike=alike, stages=stages)
 
     def watch(self, loader: Loader) -> Loader:
         """Return a loader of which this rank's micro batches are noted."""

@@ -113,6 +113,7 @@ class TrainingRun:
             lambda: job.session.state(job.model, job.optimizer),
             accumulate=job.recipe.accumulate,
             alike=1 if job.recipe.mesh is None else job.recipe.mesh.tensor,
+            stages=1 if job.recipe.mesh is None else job.recipe.mesh.pipeline,
         )
         self.loader = self._tracing.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
