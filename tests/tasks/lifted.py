@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.backends._fsdp import tensor_styles, vocabulary
+from mtrain.backends._fsdp import pipeline, tensor_styles, vocabulary
 from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
@@ -116,7 +116,29 @@ def _sum_of_one_part(module: Any) -> None:
     vocabulary.added_up = added_up
 
 
+def _norm_of_one_stage(module: Any) -> None:
+    """Count in the norm on each rank what it holds alone."""
+
+    def norm(self: Any, held: Any, device: Any) -> Tensor:
+        return torch.stack([x.double().square().sum() for x in held.values()]).sum().sqrt()
+
+    shards.Parts._norm_of_boxes = norm
+
+
+def _whole_losses(module: Any) -> None:
+    """Count each micro batch's loss whole in the gradient of an update."""
+    pipeline._scaled = lambda loss, factor: loss * 1.0
+
+
+def _ties_of_one_stage(module: Any) -> None:
+    """Leave each stage its own gradient of a weight that two hold."""
+    pipeline.Stage.add_ties = lambda self, held: None
+
+
 FAULTS = {
+    "norm of one stage": _norm_of_one_stage,
+    "whole losses": _whole_losses,
+    "ties of one stage": _ties_of_one_stage,
     "vocabulary": _sum_of_one_part,
     "loss": _mean_of_each_rank,
     "bias": _bias_on_every_rank,

@@ -34,6 +34,8 @@ class Division:
     """The names of each weight that two stages hold."""
     outputs: Mapping[str, Callable[..., Tensor]]
     """What stands for a module with weights on other stages, by its name."""
+    width: int
+    """Numbers of each token that a stage hands to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class _Call:
     """Shape of the first input."""
     is_tokens: bool
     """Whether that holds integers."""
-    returned: Tensor
+    returned: tuple[int, ...]
+    """Shape of what is returned."""
+    dtype: torch.dtype
 
 
 def divide(model: nn.Module, count: int) -> Division:
@@ -80,7 +84,8 @@ def divide(model: nn.Module, count: int) -> Division:
     parts[-1] = [*parts[-1], *(name for name in order[last:] if name in outer)]
     of_module = {name: stage for stage, group in enumerate(parts) for name in group}
     outputs = {name: _passed if of_module[name] or name in listed else _stand_in(call) for name, call in calls}
-    return Division(parts, by_stage, *_holders(model, of_module), outputs)
+    width = next(call.given[-1] for name, call in calls if name == listed[0])
+    return Division(parts, by_stage, *_holders(model, of_module), outputs, width)
 
 
 def _refusal(count: int, reason: str) -> SpecError:
@@ -105,9 +110,11 @@ def _calls(model: nn.Module, names: Sequence[str]) -> list[tuple[str, _Call]]:
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> None:
             given = inputs[0] if inputs else keywords.get("hidden_states")
-            is_plain = isinstance(given, Tensor) and isinstance(output, Tensor)
-            call = _Call(tuple(given.shape), not given.is_floating_point(), output) if is_plain else None
-            found.append((name, call or _Call((), False, torch.empty(0))))
+            if isinstance(given, Tensor) and isinstance(output, Tensor):
+                shape, is_tokens = tuple(given.shape), not given.is_floating_point()
+                found.append((name, _Call(shape, is_tokens, tuple(output.shape), output.dtype)))
+            else:
+                found.append((name, _Call((), is_tokens=False, returned=(), dtype=torch.float32)))
 
         return hook
 
@@ -128,7 +135,7 @@ def _check(count: int, calls: Sequence[tuple[str, _Call]], owners: Sequence[str]
     if [name for name in order if name in set(listed)] != list(listed):
         raise _refusal(count, "the blocks are not called in their order, so the model is not")
     shapes = {call.given for name, call in calls if name in set(listed)}
-    others = {tuple(call.returned.shape) for name, call in calls if name in set(listed)}
+    others = {call.returned for name, call in calls if name in set(listed)}
     if len(shapes) != 1 or others != shapes or () in shapes:
         raise _refusal(count, "a block does not return one array of the shape that it is given, so the model is not")
     first, last = order.index(listed[0]), order.index(listed[-1])
@@ -145,12 +152,11 @@ def _passed(*inputs: Any, **keywords: Any) -> Tensor:
 
 def _stand_in(call: _Call) -> Callable[..., Tensor]:
     """Return a function that returns zeros where a module before the first block returns something."""
-    tail = tuple(call.returned.shape[len(call.given) if call.is_tokens else len(call.given) - 1 :])
-    dtype = call.returned.dtype
+    tail = call.returned[len(call.given) if call.is_tokens else len(call.given) - 1 :]
 
     def zeros(given: Tensor, *inputs: Any, **keywords: Any) -> Tensor:
         lead = given.shape if call.is_tokens else given.shape[:-1]
-        return torch.zeros((*lead, *tail), dtype=dtype, device=given.device)
+        return torch.zeros((*lead, *tail), dtype=call.dtype, device=given.device)
 
     return zeros
 

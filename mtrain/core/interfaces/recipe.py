@@ -65,6 +65,11 @@ class Mesh:
         """Return the number of the tensor group of ``rank`` within its stage."""
         return rank // self.tensor % self.data_size
 
+    @property
+    def readers(self) -> Sequence[int]:
+        """The ranks that together have the samples of an update once, in the order of their data ranks."""
+        return range(0, self.data_size * self.tensor, self.tensor)
+
     def stage(self, rank: int) -> int:
         """Return the stage of ``rank``."""
         return rank // (self.data_size * self.tensor)
