@@ -575,7 +575,7 @@ class Spec(TypedDict, total=False):
     """the backend that trains"""
 
     parallel: Parallel
-    """the mesh of ranks: replicas, shards, tensor groups"""
+    """the mesh of ranks: replicas, shards, tensor groups, stages"""
 
     cluster: Cluster
     """hosts, ranks and ports"""

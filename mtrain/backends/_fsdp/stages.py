@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtrain.backends._fsdp.internals import forget_hooks
 from mtrain.backends._fsdp.tensor_styles import output_of
 from mtrain.backends._fsdp.units import blocks
 from mtrain.core import likelihoods
@@ -195,18 +196,12 @@ def keep(model: nn.Module, division: Division, *, stage: int) -> None:
     for name, stands in division.outputs.items():
         if name not in own:
             module = model.get_submodule(name)
-            if name not in is_block and any(isinstance(x, nn.Parameter) for x in module.parameters(recurse=False)):
-                _forget_hooks(module)
+            # What shares a layer among a tensor group is dropped; norms keep their hooks, by which texts are gathered.
+            if name not in is_block and isinstance(module, nn.Embedding | nn.Linear):
+                forget_hooks(module)
             module.forward = stands
     if stage < len(division.parts) - 1:
         likelihoods.answer(model, Elsewhere())
-
-
-def _forget_hooks(module: nn.Module) -> None:
-    """Drop what shares a layer among a tensor group; norms keep their hooks, by which texts are gathered."""
-    if isinstance(module, nn.Embedding | nn.Linear):
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
 
 
 def retie(model: nn.Module, division: Division) -> None:
