@@ -254,7 +254,9 @@ class Pipeline:
         assert self._schedule is not None, "the forward pass comes first"
         stage = self.stage
         torch.manual_seed((torch.initial_seed() + stage.number * _SEEDS) % 2**63)  # else stages would drop alike
-        together = {name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]}
+        together: dict[str, Any] = {
+            name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]
+        }
         factors = torch.tensor(self._factors, dtype=torch.float64, device=self.device)
         stage.results.clear()
         self._schedule.step(target=factors, return_outputs=False, **together)

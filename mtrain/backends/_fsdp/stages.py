@@ -169,7 +169,7 @@ def _holders(model: nn.Module, of_module: Mapping[str, int]) -> tuple[dict[str, 
     for name, parameter in model.named_parameters(remove_duplicate=False):
         stages.setdefault(id(parameter), set()).update(_stage_of(name, of_module))
         names.setdefault(id(parameter), []).append(name)
-    holders = {name: sorted(stages[key]) for key, group in names.items() for name in group}
+    holders: dict[str, Sequence[int]] = {name: sorted(stages[key]) for key, group in names.items() for name in group}
     return holders, [group for key, group in names.items() if len(stages[key]) > 1]
 
 
