@@ -119,7 +119,9 @@ class Stage(nn.Module):
         (model,) = self._model
         self._given = given[0] if given else None
         device = next(iter(batch.values())).device
-        with precision.forward_context(self._recipe.precision, device):
+        # What the whole model has computed for the check was not rounded to half precision.
+        kind = "fp32" if self._is_checked else self._recipe.precision
+        with precision.forward_context(kind, device):
             result = self._compute(**batch, use_cache=False) if self._is_checked else self._compute(batch)
         self._given, left, self._left = None, self._left, None
         if self._is_checked:
