@@ -531,7 +531,7 @@ class Backend(TypedDict, total=False):
 
 
 class Parallel(TypedDict, total=False):
-    """The mesh of ranks: replicate x shard x tensor. Ranks with consecutive numbers are of one tensor group."""
+    """The mesh of ranks: replicate x shard x tensor x pipeline. Ranks with consecutive numbers are of one tensor group."""
 
     replicate: int
     """groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"""
@@ -547,7 +547,7 @@ class Parallel(TypedDict, total=False):
     parallelism)"""
 
     pipeline: int
-    """stages one after the other; 1 is the only value so far"""
+    """stages one after the other, each with a part of the layers"""
 
     plan: Mapping[str, str]
     """how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj':
@@ -804,7 +804,7 @@ class Spec(TypedDict, total=False):
     """the backend that trains"""
 
     parallel: Parallel
-    """the mesh of ranks: replicas, shards, tensor groups"""
+    """the mesh of ranks: replicas, shards, tensor groups, stages"""
 
     cluster: Cluster
     """hosts, ranks and ports"""

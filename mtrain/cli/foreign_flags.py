@@ -50,7 +50,7 @@ Typing one ends the command with a usage error."""
 
 
 _TENSOR = "-b fsdp -o parallel.tensor={value}"
-_STAGES = "no model is divided into stages here; ranks can share each layer instead: -b fsdp -o parallel.tensor={value}"
+_STAGES = "-b fsdp -o parallel.pipeline={value}"
 _EXPERTS = (
     "no layer is divided by experts or by texts here; ranks can share every layer: -b fsdp -o parallel.tensor={value}"
 )

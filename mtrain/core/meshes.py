@@ -11,7 +11,7 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
     """Return the mesh of ``size`` ranks; None: the spec asks for none.
 
     Raises:
-        SpecError: The product of its lengths is not the number of ranks, it has pipeline stages, or the job is elastic.
+        SpecError: The product of its lengths is not the number of ranks, or the job is elastic.
     """
     parallel = spec.parallel
     if not parallel.given:
@@ -21,17 +21,12 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
             "cluster.min_nodes: given with parallel, but the ranks of a mesh stay the same; leave one of them out: after a lost "
             "host, --resume goes on with a smaller mesh"
         )
-    if parallel.pipeline > 1:
-        raise SpecError(
-            f"parallel.pipeline: {parallel.pipeline} given, but no model is divided into stages here; use 1, and parallel.tensor or "
-            "parallel.shard for a model that does not fit one device"
-        )
     if parallel.tensor == 1 and (parallel.sequence or parallel.plan):
         key = "sequence" if parallel.sequence else "plan"
         raise SpecError(
             f"parallel.{key}: given with parallel.tensor 1, where no layer is shared; give parallel.tensor=2, or leave it out"
         )
-    others = parallel.replicate * parallel.tensor
+    others = parallel.replicate * parallel.tensor * parallel.pipeline
     shard = parallel.shard if parallel.shard is not None else size // others
     if others * shard != size:
         raise SpecError(_does_not_fit(spec, size=size))
@@ -41,14 +36,16 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
         tensor=parallel.tensor,
         sequence=parallel.sequence,
         plan=dict(parallel.plan),
+        pipeline=parallel.pipeline,
     )
 
 
 def _does_not_fit(spec: Spec, *, size: int) -> str:
     parallel = spec.parallel
     lengths = {"replicate": parallel.replicate, "shard": parallel.shard, "tensor": parallel.tensor}
+    lengths |= {"pipeline": parallel.pipeline} if parallel.pipeline > 1 else {}
     shown = " x ".join(f"{name} {length}" for name, length in lengths.items() if length is not None)
-    least = parallel.replicate * parallel.tensor
+    least = parallel.replicate * parallel.tensor * parallel.pipeline
     if parallel.shard is None:
         below = size // least * least
         counts = f"{below} or {below + least}" if below else f"{least}"

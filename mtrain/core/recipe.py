@@ -147,7 +147,9 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
         SpecError: there is no such pair; the message names the nearest batch sizes that can be divided.
     """
     mesh = mesh_of(spec, size=size)
-    among = "ranks" if mesh is None or mesh.tensor == 1 else "tensor groups"
+    among = "ranks"
+    if mesh is not None and mesh.data_size < size:
+        among = "tensor groups" if mesh.pipeline == 1 else "pipelines"
     size = spec.cluster.shards or (size if mesh is None else mesh.data_size)
     batch, accumulate = spec.train.batch_size, spec.train.accumulate
     # `auto` is decided before ranks start; a plan that is only shown has no limit yet.

@@ -79,7 +79,7 @@ class Tracer:
         state: Callable[[], State],
         *,
         accumulate: int,
-        alike: int = 1,
+        readers: Sequence[int] | None = None,
     ) -> None:
         """Make the tracer of a rank.
 
@@ -88,9 +88,9 @@ class Tracer:
             groups: Names of the trained weights by group.
             state: Returns the job's state.
             accumulate: Micro batches of a rank in an update.
-            alike: How many ranks in a row have the same samples: those of a tensor group.
+            readers: The ranks that together have the samples of an update once; None: all of them.
         """
-        self._alike = alike
+        self._readers = readers
         self._collective = collective
         self._groups = groups
         self._state = state
@@ -126,7 +126,8 @@ class Tracer:
     def after_update(self) -> dict[str, Any]:
         """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run."""
         mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
-        of_ranks = self._collective.all_gather(mine)[:: self._alike]
+        everyone = self._collective.all_gather(mine)
+        of_ranks = everyone if self._readers is None else [everyone[rank] for rank in self._readers]
         order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
         return {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
 

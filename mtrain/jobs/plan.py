@@ -197,9 +197,12 @@ def _check_script(spec: Spec) -> None:
     Raises:
         SpecError: the spec asks for such a thing.
     """
-    if spec.parallel.tensor > 1:
+    for key in ("tensor", "pipeline"):
+        length = getattr(spec.parallel, key)
+        if length == 1:
+            continue
         raise SpecError(
-            f"parallel.tensor: {spec.parallel.tensor} given for a script, whose own loop gives each rank samples of its own; use "
+            f"parallel.{key}: {length} given for a script, whose own loop gives each rank samples of its own; use "
             "parallel.shard and parallel.replicate, or train the model from a spec (model.name, data.format)"
         )
     if spec.train.prune is not None:

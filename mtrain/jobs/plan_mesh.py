@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -37,6 +37,7 @@ class Estimate:
     """Bytes per update, as are those below."""
     sent_to_replicas: float
     sent_in_group: float
+    sent_to_stages: float = 0.0
 
 
 def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
@@ -66,13 +67,42 @@ def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
     said = {"mesh": layout_words(mesh)}
     if arrays is None:
         return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
+    if mesh.pipeline > 1:
+        return {**said, **_rows_of_stages(spec, mesh, arrays, size=size)}
     found = estimate(spec, mesh, arrays, size=size)
     return {**said, "memory per rank": _memory_words(found), "sent per update": _sent_words(found)}
+
+
+def _rows_of_stages(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) -> dict[str, str]:
+    """Return the rows of a mesh with stages, of which each holds and sends something else."""
+    memory, sent = [], []
+    for stage in range(mesh.pipeline):
+        own = [row for row in arrays["arrays"] if stage in row[5]]
+        tied = [row for row in own if len(row[5]) > 1 and row[3]]
+        of_stage = {**arrays, "arrays": own, "sent_per_token": arrays["sent_per_token"][stage]}
+        found = estimate(spec, mesh, of_stage, size=size)
+        # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
+        each = 8 if spec.train.precision == "fp64" else 4
+        micro, passes = micro_batch(spec, size=size)
+        tokens = micro * passes * int(getattr(spec.data, "length", 1))
+        texts = mesh.tensor if mesh.sequence else 1
+        shared = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in tied) / mesh.shard
+        between = (arrays["between_stages"][stage] * tokens / texts + shared) * each
+        found = replace(found, sent_to_stages=between)
+        memory.append(f"stage {stage + 1}: {_memory_words(found)}")
+        sent.append(f"stage {stage + 1}: {_sent_words(found)}")
+    return {"memory per rank": "; ".join(memory), "sent per update": "; ".join(sent)}
 
 
 def layout_words(mesh: Mesh) -> str:
     """Return which ranks belong together, in words."""
     lengths = f"replicate {mesh.replicate} x shard {mesh.shard} x tensor {mesh.tensor}"
+    if mesh.pipeline > 1:
+        each = mesh.data_size * mesh.tensor
+        stages = [f"{first}-{first + each - 1}" if each > 1 else f"{first}" for first in range(0, mesh.size, each)]
+        lengths += f" x pipeline {mesh.pipeline}; stages: ranks {_listed(stages)}"
+        if each == 1:
+            return lengths
     if mesh.tensor > 1:
         groups = [f"{first}-{first + mesh.tensor - 1}" for first in range(0, mesh.size, mesh.tensor)]
         sequence = ", with texts divided too" if mesh.sequence else ""
@@ -99,7 +129,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     each = 8 if spec.train.precision == "fp64" else 4
     is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
     left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays["arrays"]}
-    trained = sum(left[name] for name, _, _, is_trained, _ in arrays["arrays"] if is_trained)
+    trained = sum(left[name] for name, _, _, is_trained, *_ in arrays["arrays"] if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
     micro, passes = micro_batch(spec, size=size)
     tokens = micro * passes * int(getattr(spec.data, "length", 1))
@@ -128,11 +158,11 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     )
 
 
-def _whole_at_once(arrays: Sequence[tuple[str, Sequence[int], bool, bool, str]], left: Mapping[str, float]) -> float:
+def _whole_at_once(arrays: Sequence[Sequence[Any]], left: Mapping[str, float]) -> float:
     """Return the number of elements of the whole model's unit and, twice, of the largest other one."""
     sizes: defaultdict[str, float] = defaultdict(float)
-    for name, *_, unit in arrays:
-        sizes[unit] += left[name]
+    for row in arrays:
+        sizes[row[4]] += left[row[0]]
     root = sizes.pop("", 0.0)
     return root + 2 * max(sizes.values(), default=0.0)
 
@@ -150,6 +180,8 @@ def _memory_words(found: Estimate) -> str:
     if found.most_bytes is not None:
         return f"{shown}; at most {found.most_bytes / MIB:,.1f} MiB at a time, besides the libraries"
     besides = "; activations besides" if known is None else ""
+    if not found.gathered_bytes:
+        return f"{shown}{besides}"
     return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole{besides}"
 
 
@@ -158,5 +190,6 @@ def _sent_words(found: Estimate) -> str:
         "to other shards": found.sent_to_shards,
         "to other replicas": found.sent_to_replicas,
         "within the tensor group": found.sent_in_group,
+        "to other stages": found.sent_to_stages,
     }
     return " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value) or "nothing"

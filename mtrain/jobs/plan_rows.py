@@ -94,9 +94,9 @@ def _largest_micro_batch(spec: Spec) -> dict[str, str]:
 
 def _shares(recipe: Recipe, size: int) -> str:
     """Return into how many parts each micro batch of the job is divided, in words."""
-    if recipe.shards in (None, recipe.data_size(size)) and recipe.mesh is not None and recipe.mesh.tensor > 1:
-        groups = recipe.mesh.data_size
-        return f"{groups} tensor group{'s' if groups > 1 else ''}"
+    if recipe.shards in (None, recipe.data_size(size)) and recipe.mesh is not None and recipe.mesh.data_size < size:
+        groups, kind = recipe.mesh.data_size, "tensor group" if recipe.mesh.pipeline == 1 else "pipeline"
+        return f"{groups} {kind}{'s' if groups > 1 else ''}"
     return f"{size} ranks" if recipe.shards in (None, size) else f"{recipe.shards} shards"
 
 

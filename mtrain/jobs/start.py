@@ -207,6 +207,7 @@ def one_process(framework: str, *, device: str) -> dict[str, Any]:
         "parallel.replicate": 1,
         "parallel.shard": None,
         "parallel.tensor": 1,
+        "parallel.pipeline": 1,
         "parallel.sequence": False,
         "parallel.plan": {},
         "model.weights": None,

@@ -19,7 +19,7 @@ class Tracing:
         state: Callable[[], State],
         *,
         accumulate: int,
-        alike: int = 1,
+        readers: Sequence[int] | None = None,
     ) -> None:
         """``wanted``: the setting ``report.trace``; the others: see ``Tracer``."""
         self._wanted = wanted
@@ -28,7 +28,7 @@ class Tracing:
         self._shares = Shares()
         self._tracer: Tracer | None = None
         if wanted == "state":
-            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, alike=alike)
+            self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, readers=readers)
 
     def watch(self, loader: Loader) -> Loader:
         """Return a loader of which this rank's micro batches are noted."""

@@ -112,7 +112,7 @@ class TrainingRun:
             job.optimizer.groups,
             lambda: job.session.state(job.model, job.optimizer),
             accumulate=job.recipe.accumulate,
-            alike=1 if job.recipe.mesh is None else job.recipe.mesh.tensor,
+            readers=None if job.recipe.mesh is None else job.recipe.mesh.readers,
         )
         self.loader = self._tracing.watch(self.loader)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)

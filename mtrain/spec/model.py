@@ -368,7 +368,7 @@ class Spec(Section):
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate over the job")
     backend: BackendSpec = Field(default=BackendSpec(), description="the backend that trains")
     parallel: ParallelSpec = Field(
-        default=ParallelSpec(), description="the mesh of ranks: replicas, shards, tensor groups"
+        default=ParallelSpec(), description="the mesh of ranks: replicas, shards, tensor groups, stages"
     )
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="hosts, ranks and ports")
     launcher: LauncherSpec = Field(default=LauncherSpec(), description="what starts the ranks of one host")

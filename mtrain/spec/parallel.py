@@ -20,7 +20,7 @@ Split = Annotated[str, AfterValidator(_is_split)]
 
 
 class ParallelSpec(Section):
-    """The mesh of ranks: replicate x shard x tensor. Ranks with consecutive numbers are of one tensor group."""
+    """The mesh of ranks: replicate x shard x tensor x pipeline. Ranks with consecutive numbers are of one tensor group."""
 
     replicate: Positive = Field(
         default=1, description="groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"
@@ -37,7 +37,7 @@ class ParallelSpec(Section):
         description="between the layers that a tensor group shares, each of its ranks keeps a part of every text (sequence "
         "parallelism)",
     )
-    pipeline: Positive = Field(default=1, description="stages one after the other; 1 is the only value so far")
+    pipeline: Positive = Field(default=1, description="stages one after the other, each with a part of the layers")
     plan: dict[str, Split] = Field(
         default_factory=dict,
         description="how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj': "

@@ -28,6 +28,36 @@ def test_parts_of_a_mesh_cover_an_array_once(axis, lengths):
     assert torch.equal(counts, torch.ones(6, 4))
 
 
+@pytest.mark.parametrize("stages", [(0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_parts_of_stages_cover_an_array_once(axis, stages):
+    """Also one that two stages hold, as a tied embedding."""
+    mesh = Mesh(replicate=2, shard=2, tensor=2, pipeline=3)
+    boxes = Layout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis}, {"a": stages})["a"]
+    counts, holders = torch.zeros(6, 4), set()
+    for rank in range(mesh.size):
+        part = held_by(rank, boxes, counts)
+        if part.numel():
+            holders.add(mesh.stage(rank))
+        if sent_length(rank, boxes):
+            part.add_(1)
+    assert torch.equal(counts, torch.ones(6, 4))
+    assert holders == set(stages)
+
+
+def test_ranks_of_a_pipeline_have_the_same_samples():
+    mesh = Mesh(replicate=1, shard=2, tensor=2, pipeline=2)
+    assert mesh.size == 8
+    assert [mesh.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [mesh.stage(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert list(mesh.readers) == [0, 2]
+    words = layout_words(mesh)
+    assert (
+        words
+        == "replicate 1 x shard 2 x tensor 2 x pipeline 2; stages: ranks 0-3, 4-7; tensor groups: ranks 0-1, 2-3, 4-5, 6-7"
+    )
+
+
 def test_a_part_is_cut_by_the_tensor_group_first_and_then_by_shards():
     boxes = Layout(Mesh(replicate=1, shard=2, tensor=2), ranks=None).boxes({"a": (8, 6)}, {"a": 0})["a"]
     assert boxes.held == (((0, 2), (0, 6)), ((4, 6), (0, 6)), ((2, 4), (0, 6)), ((6, 8), (0, 6)))

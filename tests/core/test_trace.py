@@ -148,8 +148,8 @@ class Two(OneRank):
 
 def test_ranks_with_the_same_samples_count_once():
     found = []
-    for collective, alike in ((Two(), 1), (Four(), 2), (Four(), 1)):
-        tracer = Tracer(collective, [], State, accumulate=1, alike=alike)
+    for collective, readers in ((Two(), None), (Four(), (0, 2)), (Four(), None)):
+        tracer = Tracer(collective, [], State, accumulate=1, readers=readers)
         tracer.saw({"x": np.array([1])})
         found.append(tracer.after_update()["samples"])
     assert found[0] == found[1] != found[2]

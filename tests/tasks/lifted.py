@@ -5,13 +5,14 @@ become 1e-7 there. These casts are lifted. The variable ``MESH_FAULT`` names a f
 rounding error away.
 """
 
+import itertools
 import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtrain.backends._fsdp import tensor_styles, vocabulary
+from mtrain.backends._fsdp import pipeline, tensor_styles, vocabulary
 from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
@@ -116,7 +117,30 @@ def _sum_of_one_part(module: Any) -> None:
     vocabulary.added_up = added_up
 
 
+def _norm_of_one_stage(module: Any) -> None:
+    """Count in the norm on each rank what it holds alone."""
+
+    def norm(self: Any, held: Any, device: Any) -> Tensor:
+        return torch.stack([x.double().square().sum() for x in held.values()]).sum().sqrt()
+
+    shards.Parts._norm_of_boxes = norm
+
+
+def _whole_loss(module: Any) -> None:
+    """Count the loss of an update's first micro batch, of three, whole in its gradient."""
+    places = itertools.cycle((0, 1, 2))
+    pipeline._scaled = lambda loss, factor: loss * (factor[0] if next(places) else 1.0)
+
+
+def _ties_of_one_stage(module: Any) -> None:
+    """Leave each stage its own gradient of a weight that two hold."""
+    pipeline.Stage.add_ties = lambda self, held: None
+
+
 FAULTS = {
+    "norm of one stage": _norm_of_one_stage,
+    "whole loss": _whole_loss,
+    "ties of one stage": _ties_of_one_stage,
     "vocabulary": _sum_of_one_part,
     "loss": _mean_of_each_rank,
     "bias": _bias_on_every_rank,

@@ -45,13 +45,22 @@ MESHES = {
     "replicate 2 x tensor 2": ("fsdp", 4, ["parallel.replicate=2", "parallel.tensor=2"]),
     "replicate 2 x shard 2": ("fsdp", 4, ["parallel.replicate=2", "parallel.shard=2"]),
     "shard 2 x tensor 2, sequence": ("fsdp", 4, ["parallel.tensor=2", "parallel.sequence=true"]),
+    "pipeline 2": ("fsdp", 2, ["parallel.pipeline=2"]),
+    "pipeline 2 x tensor 2": ("fsdp", 4, ["parallel.pipeline=2", "parallel.tensor=2"]),
+    "pipeline 2 x shard 2": ("fsdp", 4, ["parallel.pipeline=2", "parallel.shard=2"]),
     "fsdp 2": ("fsdp", 2, []),
     "ddp 2": ("ddp", 2, []),
     "ZeRO-3": ("deepspeed", 2, ["backend.options.stage=3"]),
     "one rank": ("solo", 1, []),
 }
 
-NO_MESH = ["parallel.replicate=1", "parallel.shard=null", "parallel.tensor=1", "parallel.sequence=false"]
+NO_MESH = [
+    "parallel.replicate=1",
+    "parallel.shard=null",
+    "parallel.tensor=1",
+    "parallel.sequence=false",
+    "parallel.pipeline=1",
+]
 
 
 def prepare(here: Path, *, updates: int) -> None:

@@ -29,13 +29,24 @@ def test_a_tensor_group_learns_what_one_rank_learns(folder):
     assert 0 < difference <= 1e-12, "equal bits would mean that no layer was shared"
 
 
+def test_stages_learn_what_one_rank_learns(folder):
+    """Weights, averages and moments; each stage sends hidden states to the next one, and gradients back."""
+    summary = train(folder, "stages", "qwen3", "pipeline 2", "-o", "train.accumulate=3")
+    assert summary["ranks"] == 2
+    difference = largest_difference(learned(folder, "one"), learned(folder, "stages"))
+    worst = max(abs(a - b) for a, b in zip(losses(folder, "one"), losses(folder, "stages"), strict=True))
+    print(f"pipeline 2, 8 updates: largest difference {difference:.1e}, of losses {worst:.1e}")
+    assert difference <= 1e-12
+    assert worst <= 1e-12
+
+
 def test_a_mesh_that_does_not_fit_is_refused_before_ranks_start(folder):
     words = ["plan", "-c", "qwen3.yml", "--devices", "cpu"]
     three = [*words, "--backend", "fsdp", "--nproc-per-node", "3"]
     assert "start 2 or 4 ranks" in refused(folder, *three, "-o", "parallel.tensor=2")
     assert "expected 4: start that many" in refused(folder, *three, "-o", "parallel={shard: 2, tensor: 2}")
-    assert "no model is divided into stages" not in refused(folder, *three, "-o", "parallel.pipeline=0")
-    assert "no model is divided into stages" in refused(folder, *three, "-o", "parallel.pipeline=3")
+    assert "the model has 2 blocks" in refused(folder, *three, "-o", "parallel.pipeline=3")
+    assert "start 2 or 4 ranks" in refused(folder, *three, "-o", "parallel.pipeline=2")
     several = ["--backend", "fsdp", "--ips", "a,b", "--nproc-per-node", "3", "-o", "parallel.tensor=2"]
     assert "a host of 3 ranks, so a tensor group would lie on two hosts" in refused(folder, *words, *several)
     assert "parallel.plan" in refused(folder, *words, "--backend", "fsdp", "-o", "parallel.plan={a: colwise}")
@@ -100,6 +111,8 @@ def longer(tmp_path_factory) -> Path:
     [
         *(("llama", mesh) for mesh in OTHERS),
         *((config, mesh) for config in ("qwen3", "tied", "gpt2") for mesh in ("tensor 2", "shard 2 x tensor 2")),
+        *((config, "pipeline 2") for config in ("qwen3", "tied", "gpt2", "lora")),
+        ("tied", "pipeline 2 x tensor 2"),
         ("qwen3", "shard 2 x tensor 2, sequence"),
         ("tied", "tensor 2, sequence"),
         ("gpt2", "replicate 2 x shard 2"),
@@ -157,6 +170,8 @@ def test_a_mesh_is_as_far_from_one_rank_as_training_carries_a_rounding_error(lon
             for mesh in ("one rank", "ddp 2", "ZeRO-3", "tensor 2", "replicate 2 x shard 2")
         ),
         *((mesh, "shard 2 x tensor 2") for mesh in ("one rank", "ddp 2", "ZeRO-3")),
+        *(("pipeline 2", mesh) for mesh in ("one rank", "ddp 2", "ZeRO-3", "pipeline 2")),
+        *((mesh, "pipeline 2") for mesh in ("one rank", "ZeRO-3")),
     ],
 )
 def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
@@ -178,6 +193,9 @@ def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
         ("average", "qwen3", "tensor 2"),
         ("ties", "tied", "tensor 2"),
         ("vocabulary", "tied", "tensor 2"),
+        ("norm of one stage", "qwen3", "pipeline 2"),
+        ("whole loss", "qwen3", "pipeline 2"),
+        ("ties of one stage", "tied", "pipeline 2"),
     ],
 )
 def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
@@ -206,6 +224,8 @@ def test_evaluation_counts_each_text_once(folder):
     words = ["-o", "evaluate.every_updates=4", "-o", "train.updates=4", "-o", "evaluate.batch_size=5"]
     one = train(folder, "scored-one", "qwen3", "one rank", *words)
     four = train(folder, "scored-four", "qwen3", "shard 2 x tensor 2", *words)
+    stages = train(folder, "scored-stages", "qwen3", "pipeline 2", *words)
+    assert stages["best"] == pytest.approx(one["best"], abs=1e-12)
     assert four["best"] == pytest.approx(one["best"], abs=1e-12)
     result = command(folder, "evaluate", "runs/scored-four")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -32,7 +32,7 @@ def kept_bytes(model: nn.Module, batch: BatchShapes, plan: Mapping[str, Style], 
     if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
         return None
     _leave_parts(model, plan, mesh)
-    _stand_in(model)
+    stand_in(model)
     counter = _Counter(model)
     model.train()
     try:
@@ -158,7 +158,7 @@ class _Attention(torch.autograd.Function):
         return torch.empty_like(q_BHLD), torch.empty_like(k_BHLD), torch.empty_like(v_BHLD), None
 
 
-def _stand_in(model: nn.Module) -> None:
+def stand_in(model: nn.Module) -> None:
     """Let the model use the stand-in, with which transformers makes no mask either."""
     from transformers import AttentionInterface
 

@@ -10,9 +10,12 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from mtrain.backends._fsdp import tensor_styles
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
 from mtrain.backends._fsdp.sharding import shard_unit
+from mtrain.backends._fsdp.pipeline import Pipeline, Stage
+from mtrain.backends._fsdp.stages import divide, keep, retie
 from mtrain.backends._fsdp.tensor import share_layers
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
@@ -56,8 +59,9 @@ class FsdpEngine(SplitEngine):
 
     @override
     def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
-        """Build a model of which each rank keeps its part; before layers are shared, a model is whole."""
-        if self.collective.size == 1 or (recipe.mesh is not None and recipe.mesh.tensor > 1):
+        """Build a model of which each rank keeps its part; before layers are shared or divided into stages, a model is whole."""
+        mesh = recipe.mesh
+        if self.collective.size == 1 or (mesh is not None and max(mesh.tensor, mesh.pipeline) > 1):
             return super().built(build, recipe)
         self._spread = Spread(self.collective, self.target)
         with self._spread:
@@ -76,9 +80,9 @@ class FsdpEngine(SplitEngine):
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        return self._split(model)
+        return self._split(model, recipe)
 
-    def _split(self, model: nn.Module) -> tuple[nn.Module, "_Exchange"]:
+    def _split(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "_Exchange"]:
         """Split ``model`` over ranks, in place.
 
         Raises:
@@ -97,6 +101,9 @@ class FsdpEngine(SplitEngine):
         if layout.mesh.tensor > 1:
             summed = share_layers(model, layout, device=self.target)
         axes = cut_axes(model)
+        if layout.mesh.pipeline > 1:
+            assert recipe is not None, "scripts have no pipeline"
+            return model, self._in_stages(model, layout, recipe, axes, summed)
         for unit in [*units(model, self._unit).values(), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
@@ -109,6 +116,43 @@ class FsdpEngine(SplitEngine):
         model.register_forward_hook(_watch_derivatives)
         self._prepared.append(model)
         return model, exchange
+
+    def _in_stages(
+        self, model: nn.Module, layout: Layout, recipe: Recipe, axes: Mapping[str, int], summed: Sequence[str]
+    ) -> "_StagedExchange":
+        """Leave this rank the weights of its stage, split them over its shards, and let a schedule compute ``model``.
+
+        Raises:
+            SpecError: The model cannot be divided into stages.
+        """
+        mesh = layout.mesh
+        expected = tensor_styles.output_of(model)
+        division = divide(model, mesh.pipeline)
+        number = mesh.stage(self.collective.rank)
+        keep(model, division, stage=number)
+        shapes = {name: x.shape for name, x in model.named_parameters(remove_duplicate=False)}
+        stage = Stage(model, division, number=number, recipe=recipe, group=layout.pipeline.get_group())
+        for part in stage.units(self._unit):
+            shard_unit(part, layout, self._spread, target=self.target)
+        shard_unit(stage, layout, self._spread, target=self.target)
+        stage.watch()
+        retie(model, division)
+        stage.check_same(expected, place=layout.tensor.get_local_rank(), device=self.target)
+        pipeline = Pipeline(stage, accumulate=recipe.accumulate, device=self.target)
+        model.forward = pipeline
+        exchange = _StagedExchange(model, self._prepared, pipeline)
+        exchange.boxes = layout.boxes(shapes, axes, division.holders)
+        held = {name for name, stages in division.holders.items() if number in stages}
+        if own := [name for name in summed if name in held]:
+            exchange.add_up(own, layout.tensor.get_group())
+        self._prepared.append(model)
+        return exchange
+
+    @override
+    def _wants_late(self) -> bool:
+        # Losses are known on all ranks once the last micro batch was computed, and then on the host.
+        in_stages = self._layout is not None and self._layout.mesh.pipeline > 1
+        return not in_stages and super()._wants_late()
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
@@ -142,7 +186,7 @@ class FsdpEngine(SplitEngine):
 
     @override
     def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
-        return _held(model)
+        return {name: parts[name].local.view((0, *x.shape[1:])) if x.is_meta else x for name, x in _held(model).items()}
 
     @override
     def close(self) -> None:
@@ -157,7 +201,6 @@ class _Exchange:
 
     def __init__(self, model: nn.Module, prepared: Sequence[nn.Module]) -> None:
         """Exchange the gradients of ``model``; ``prepared``: all models of the job, which may grow."""
-        assert isinstance(model, FSDPModule)
         self._model = model
         self._prepared = prepared
         self.own_order = False
@@ -176,6 +219,7 @@ class _Exchange:
 
     def during(self, *, last: bool) -> nullcontext[None]:
         """Suppress FSDP's exchange before the last micro batch, unless a pass through another model may come between."""
+        assert isinstance(self._model, FSDPModule)
         self._model.set_requires_gradient_sync(last or self.own_order)
         return nullcontext()
 
@@ -205,6 +249,38 @@ class _Exchange:
                 grad.copy_(whole.view(grad.shape))
 
 
+class _StagedExchange(_Exchange):
+    """The exchange of a stage: the schedule computes all micro batches of an update with the last one's backward pass."""
+
+    def __init__(self, model: nn.Module, prepared: Sequence[nn.Module], pipeline: Pipeline) -> None:
+        """Exchange gradients of ``model``, most of whose weights are on other stages."""
+        super().__init__(model, prepared)
+        self._pipeline = pipeline
+        self._last = False
+        self._elsewhere = [name for name, x in model.named_parameters(remove_duplicate=False) if x.is_meta]
+        for name, x in model.named_parameters(remove_duplicate=False):
+            if x.is_meta:
+                self.held[name] = torch.empty((0, *x.shape[1:]), dtype=x.dtype, device=pipeline.device)
+
+    @override
+    def during(self, *, last: bool) -> nullcontext[None]:
+        self._last = last
+        return nullcontext()
+
+    @override
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        self._pipeline.take(loss, last=self._last)
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        for name in self._elsewhere:
+            part = self.held[name]
+            # Ranks must have gradients of the same parameters, and these ones have no element of this.
+            part.grad = torch.zeros_like(part) if part.requires_grad else None
+        self._pipeline.stage.add_ties(self.held)
+
+
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:
     """Refuse second derivatives through the outputs of a forward pass; a forward hook."""
     for tensor in leaves(outputs):
@@ -230,6 +306,7 @@ def _cut(model: nn.Module) -> dict[str, DTensor]:
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """Return what this rank holds: its parts of parameters, sharing memory with FSDP, and buffers."""
     state = model.state_dict(keep_vars=True)
+    # What another stage of a pipeline holds is an array without values here, which the caller replaces.
     return {name: _local(x) for name, x in state.items()}
 
 

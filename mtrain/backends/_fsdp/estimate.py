@@ -15,12 +15,14 @@ from torch import nn
 
 from mtrain.backends._fsdp import activations, fullest, vocabulary
 from mtrain.backends._fsdp.sequence import blocks
+from mtrain.backends._fsdp.stages import Division, divide
 from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
 from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
 from mtrain.backends._fsdp.units import units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
+from mtrain.core import likelihoods
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
@@ -44,6 +46,8 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         plan = whole_plan(model, mesh)
     if question["dtype"] == "float64":
         model = model.double()
+    if mesh.pipeline > 1:
+        return _in_stages(model, plan, mesh)
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
@@ -57,6 +61,41 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         return {**found, "activations": None, "most": None}
     most = fullest.most_bytes(model, batch, parts, shards=mesh.shard, passes=question["passes"])
     return {**found, "activations": kept, "most": most}
+
+
+def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> dict[str, Any] | None:
+    """Return the answer for a model in stages, each array with the stages that hold it; activations are not counted."""
+    if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
+        return None
+    activations.stand_in(model)
+    division = divide(model, mesh.pipeline)
+    size = division.width
+    arrays = [
+        [
+            name,
+            list(x.shape),
+            _is_cut(name, plan),
+            x.requires_grad,
+            _part_of(name, division),
+            list(division.holders[name]),
+        ]
+        for name, x in model.named_parameters()
+    ]
+    own = [
+        {name: style for name, style in plan.items() if _holds(division, stage, name)} for stage in range(mesh.pipeline)
+    ]
+    sent = [_sent_per_token(model, styles, mesh) for styles in own]
+    between = [size * ((stage > 0) + (stage < mesh.pipeline - 1)) for stage in range(mesh.pipeline)]
+    return {"arrays": arrays, "sent_per_token": sent, "between_stages": between, "activations": None, "most": None}
+
+
+def _part_of(name: str, division: Division) -> str:
+    """Return the block, or the module beside them, that holds a parameter."""
+    return next((part for parts in division.parts for part in parts if name.startswith(f"{part}.")), "")
+
+
+def _holds(division: Division, stage: int, layer: str) -> bool:
+    return any(layer == part or layer.startswith(f"{part}.") for part in division.parts[stage])
 
 
 def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:

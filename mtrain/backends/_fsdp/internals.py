@@ -37,6 +37,12 @@ def exchange_attention(config: Any, name: str) -> str:
     return former
 
 
+def forget_hooks(module: nn.Module) -> None:
+    """Drop what was registered around the forward pass of one module."""
+    module._forward_hooks.clear()
+    module._forward_pre_hooks.clear()
+
+
 def unsplit_kinds(model: nn.Module) -> set[str]:
     """Return the names of the classes that a model of transformers, or one in it, wants to stay in one piece."""
     return {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}

@@ -22,12 +22,13 @@ class Layout:
     @classmethod
     def of(cls, mesh: Mesh, device_type: str) -> "Layout":
         """Connect the ranks of each line of the mesh; every rank must call."""
-        lengths = (mesh.replicate, mesh.shard, mesh.tensor)
-        return cls(mesh, init_device_mesh(device_type, lengths, mesh_dim_names=("replicate", "shard", "tensor")))
+        lengths = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
+        names = ("pipeline", "replicate", "shard", "tensor")
+        return cls(mesh, init_device_mesh(device_type, lengths, mesh_dim_names=names))
 
     @property
     def data(self) -> DeviceMesh:
-        """The ranks over which FSDP averages gradients: those with this one's place in their tensor group."""
+        """The ranks over which FSDP averages gradients: those of its stage with this one's place in their tensor group."""
         return self.ranks["shard"] if self.mesh.replicate == 1 else self.ranks["replicate", "shard"]
 
     @property
@@ -35,29 +36,47 @@ class Layout:
         """The ranks of this one's tensor group."""
         return self.ranks["tensor"]
 
-    def boxes(self, shapes: Mapping[str, Sequence[int]], axes: Mapping[str, int]) -> dict[str, Boxes]:
+    @property
+    def pipeline(self) -> DeviceMesh:
+        """The ranks that compute this one's samples one after the other: one of each stage."""
+        return self.ranks["pipeline"]
+
+    def boxes(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        axes: Mapping[str, int],
+        stages: Mapping[str, Sequence[int]] | None = None,
+    ) -> dict[str, Boxes]:
         """Return where all ranks' parts of arrays lie.
 
         Args:
             shapes: Shapes of whole arrays by name.
             axes: The axis along which tensor groups cut an array, by name of those that they cut.
+            stages: The stages that hold an array, by name; None: there is one, with all.
         """
-        return {name: self._boxes(tuple(shape), axes.get(name)) for name, shape in shapes.items()}
+        alone = {} if stages is None else stages
+        return {
+            name: self._boxes(tuple(shape), axes.get(name), alone.get(name, (0,))) for name, shape in shapes.items()
+        }
 
-    def _boxes(self, shape: tuple[int, ...], axis: int | None) -> Boxes:
+    def _boxes(self, shape: tuple[int, ...], axis: int | None, stages: Sequence[int]) -> Boxes:
         mesh = self.mesh
         held: list[Box] = []
         first: list[bool] = []
         for rank in range(mesh.size):
-            data_rank, place = divmod(rank, mesh.tensor)
-            replica, part = divmod(data_rank, mesh.shard)
+            place, stage = rank % mesh.tensor, mesh.stage(rank)
+            replica, part = divmod(mesh.data_rank(rank), mesh.shard)
             box = [(0, length) for length in shape]
+            if stage not in stages:
+                held.append(((0, 0), *box[1:]))
+                first.append(False)
+                continue
             if axis is not None:
                 box[axis] = piece(box[axis], place, mesh.tensor)
             # FSDP cuts what a tensor group has left a rank, along the first axis.
             box[0] = piece(box[0], part, mesh.shard)
             held.append(tuple(box))
-            first.append(replica == 0 and (axis is not None or place == 0))
+            first.append(stage == stages[0] and replica == 0 and (axis is not None or place == 0))
         return Boxes(tuple(held), tuple(first))
 
 

@@ -24,9 +24,12 @@ def shard_unit(unit: nn.Module, layout: Layout, spread: Spread | None, *, target
         spread: Has the weights that are spread; None: all are whole.
         target: The device of the parts.
     """
+    if spread is None:
+        fully_shard(unit, mesh=layout.data, reshard_after_forward=True)
+        return
     parts: dict[nn.Parameter, Tensor] = {}
     places: Places = {}
-    for weight, found in _places(unit).items() if spread is not None else ():
+    for weight, found in _places(unit).items():
         if not spread.is_spread(weight):
             weight.data = weight.data.to(target)
             continue

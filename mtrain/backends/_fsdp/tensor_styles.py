@@ -123,14 +123,20 @@ def reduced_alone(model: nn.Module, plan: Mapping[str, Style]) -> list[str]:
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in layers]
 
 
-@torch.no_grad()
-def output_of(model: nn.Module) -> Tensor | None:
-    """Return what a language model of transformers computes for a short text; None: it is no such model."""
+def short_text(model: nn.Module, device: torch.device) -> Tensor | None:
+    """Return 16 tokens, (1, 16), for a language model of transformers; None: it is no such model."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocabulary, int) or not hasattr(model, "tp_plan"):
         return None
-    device = next(model.parameters()).device
-    tokens = (7 * torch.arange(16, device=device) + 3).view(1, -1) % vocabulary
+    return (7 * torch.arange(16, device=device) + 3).view(1, -1) % vocabulary
+
+
+@torch.no_grad()
+def output_of(model: nn.Module) -> Tensor | None:
+    """Return what a language model of transformers computes for a short text; None: it is no such model."""
+    tokens = short_text(model, next(model.parameters()).device)
+    if tokens is None:
+        return None
     was_training = model.training
     model.eval()
     try:

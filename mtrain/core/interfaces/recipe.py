@@ -33,7 +33,10 @@ class Pruning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """How the ranks of a job are laid out: rank ``(replica * shard + part) * tensor + place`` has these three coordinates."""
+    """How ranks are laid out: ``((stage * replicate + replica) * shard + part) * tensor + place`` has these four coordinates.
+
+    Stages exchange least, so neighbours in a pipeline may be on different hosts, and those in a tensor group are not.
+    """
 
     replicate: int
     """Groups of ranks that each hold the whole model among them."""
@@ -45,6 +48,8 @@ class Mesh:
     """Each rank of a tensor group keeps a part of every text between the layers that the group shares."""
     plan: Mapping[str, str] = field(default_factory=dict)
     """How a tensor group shares layers, by patterns of their names; empty: the model's own plan."""
+    pipeline: int = 1
+    """Stages, which each hold a part of the layers and compute the same samples one after the other."""
 
     @property
     def data_size(self) -> int:
@@ -54,11 +59,20 @@ class Mesh:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.data_size * self.tensor
+        return self.pipeline * self.data_size * self.tensor
 
     def data_rank(self, rank: int) -> int:
-        """Return the number of the tensor group of ``rank``."""
-        return rank // self.tensor
+        """Return the number of the tensor group of ``rank`` within its stage."""
+        return rank // self.tensor % self.data_size
+
+    @property
+    def readers(self) -> Sequence[int]:
+        """The ranks that together have the samples of an update once, in the order of their data ranks."""
+        return range(0, self.data_size * self.tensor, self.tensor)
+
+    def stage(self, rank: int) -> int:
+        """Return the stage of ``rank``."""
+        return rank // (self.data_size * self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,5 +144,5 @@ class Recipe:
         return size if self.mesh is None else self.mesh.data_size
 
     def data_rank(self, rank: int) -> int:
-        """Return the place of ``rank`` among those: ranks of one tensor group have the same place, and the same samples."""
+        """Return the place of ``rank`` among those: ranks of one tensor group, and its stages, have the same samples."""
         return rank if self.mesh is None else self.mesh.data_rank(rank)

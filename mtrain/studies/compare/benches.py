@@ -109,11 +109,12 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     alone = backend.rendezvous == ALONE and request.ranks > 1
     if alone:
         ranks, values["cluster"]["nproc_per_node"] = 1, 1
-    if alone or loaded.spec.parallel.tensor > 1:
+    parallel = loaded.spec.parallel
+    if alone or parallel.tensor * parallel.pipeline > 1:
         shards = loaded.spec.cluster.shards or request.ranks
         values["cluster"] |= {"shards": shards, "sharing": elastic.PASSES}
         row = _impossible_in_turn(loaded, variant, ranks=request.ranks)
-        who = "one rank" if alone else "tensor groups"
+        who = "one rank" if alone else "tensor groups" if parallel.pipeline == 1 else "pipelines"
         notes.append(
             f"{who}, with {shards} shards of each micro batch in turn: the same ones as on {request.ranks} ranks"
         )

@@ -18,7 +18,7 @@ def array_by_array() -> Iterator[None]:
     """
     from transformers import modeling_utils
 
-    former, opened = os.environ.get(IN_TURN), modeling_utils.safe_open
+    former, opened = os.environ.get(IN_TURN), vars(modeling_utils)["safe_open"]
     os.environ[IN_TURN] = "1"
     vars(modeling_utils)["safe_open"] = partial(_opened, opened)
     try:
