@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from mtrain.backends._fsdp import tensor_styles
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
-from mtrain.backends._fsdp.sharding import shard_unit
 from mtrain.backends._fsdp.pipeline import Pipeline, Stage
+from mtrain.backends._fsdp.sharding import shard_unit
 from mtrain.backends._fsdp.stages import divide, keep, retie
 from mtrain.backends._fsdp.tensor import share_layers
 from mtrain.backends._fsdp.units import Unit, units

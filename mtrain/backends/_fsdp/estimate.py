@@ -47,7 +47,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     if question["dtype"] == "float64":
         model = model.double()
     if mesh.pipeline > 1:
-        return _in_stages(model, plan, mesh)
+        return _in_stages(model, plan, mesh, device=question["device"])
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
@@ -63,7 +63,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**found, "activations": kept, "most": most}
 
 
-def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> dict[str, Any] | None:
+def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> dict[str, Any] | None:
     """Return the answer for a model in stages, each array with the stages that hold it; activations are not counted."""
     if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
         return None
@@ -84,7 +84,7 @@ def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> dict[
     own = [
         {name: style for name, style in plan.items() if _holds(division, stage, name)} for stage in range(mesh.pipeline)
     ]
-    sent = [_sent_per_token(model, styles, mesh) for styles in own]
+    sent = [_sent_per_token(model, styles, mesh, device=device) for styles in own]
     between = [size * ((stage > 0) + (stage < mesh.pipeline - 1)) for stage in range(mesh.pipeline)]
     return {"arrays": arrays, "sent_per_token": sent, "between_stages": between, "activations": None, "most": None}
 

@@ -199,11 +199,11 @@ class Spread(TorchDispatchMode):
             self._give_up(memory)
         taken = state_checks.Fingerprint()
         for name, x in model.state_dict().items():
-            memory = self._of(x)
-            if memory is None or memory.part is None:
+            known = self._of(x)
+            if known is None or known.part is None:
                 taken.add(name, x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
             else:
-                taken.add(f"{name} {memory.digest} {tuple(x.shape)} {x.stride()} {x.storage_offset()}", _NOTHING)
+                taken.add(f"{name} {known.digest} {tuple(x.shape)} {x.stride()} {x.storage_offset()}", _NOTHING)
         self._agree(taken.digest)
 
     def is_spread(self, x: Tensor) -> bool:
