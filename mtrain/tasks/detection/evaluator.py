@@ -177,8 +177,9 @@ class FoundBoxes:
         self._predictions = list(predictions.values())
         self._image_ids = [annotations.samples[index].image_id for index in predictions]
         labels = [detections[:, 5].astype(np.int64) for detections in self._predictions]
-        self._labels = np.concatenate([np.zeros(0, np.int64), *labels])
-        self._by_label = np.argsort(self._labels, kind="stable")
+        all_labels = np.concatenate([np.zeros(0, np.int64), *labels])
+        self._by_label = np.argsort(all_labels, kind="stable")
+        self._labels_in_order = all_labels[self._by_label]
         self._ends = np.cumsum([len(detections) for detections in self._predictions], dtype=np.int64)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -189,10 +190,9 @@ class FoundBoxes:
 
     def of(self, category_ids: Collection[Any]) -> Iterator[dict[str, Any]]:
         """See ``Found``."""
-        in_order = self._labels[self._by_label]
         for label, category_id in enumerate(self._category_ids):
             if category_id in category_ids:
-                begin, end = np.searchsorted(in_order, [label, label + 1])
+                begin, end = np.searchsorted(self._labels_in_order, [label, label + 1])
                 yield from self._entries(self._by_label[begin:end])
 
     def _entries(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
