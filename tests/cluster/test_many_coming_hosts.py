@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -21,8 +22,8 @@ from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, 
 from tests.cluster.test_many_hosts import SPEAKS, WAITS
 
 
-def come(node: int, *, devices: int = 8):
-    made = member(node)
+def come(node: int, *, devices: int = 8, name: str = "10.0.0.{}"):
+    made = replace(member(node), host=name.format(node + 1))
     made.hello = {"devices": devices, "hidden": False, "host": f"node{node}"}
     return made
 
@@ -30,14 +31,14 @@ def come(node: int, *, devices: int = 8):
 class Plans:
     """Makes the requirements on all hosts, and counts how often."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.made = count, 0
+    def __init__(self, count: int, *, name: str = "10.0.0.{}") -> None:
+        self.count, self.made, self.name = count, 0, name
 
     def __call__(self, members, come):
         self.made += 1
         if come.hello["devices"] == 0:
             raise SpecError("no device")
-        everybody = [f"10.0.0.{node + 1}" for node in range(self.count)]
+        everybody = [self.name.format(node + 1) for node in range(self.count)]
         return [{"node": node, "devices": come.hello["devices"], "names": everybody} for node in range(self.count)]
 
 
@@ -71,8 +72,26 @@ def test_a_host_without_a_plan_keeps_those_of_another_kind_out_of_nothing():
 
 def test_a_host_is_asked_only_for_names_of_hosts_that_are_there():
     """It would wait for the name of a host that is lost."""
-    required = ExpectedHosts(required=Plans(8)).of(come(5), among={0: come(0), 2: come(2)})
-    assert required["names"] == ["10.0.0.1", "10.0.0.3", "10.0.0.6"]
+    known = ExpectedHosts(required=Plans(8, name="node{}"))
+    required = known.of(come(5, name="node{}"), among={node: come(node, name="node{}") for node in (0, 2)})
+    assert required["names"] == ["node1", "node3", "node6"]
+
+
+def test_a_host_is_asked_for_the_address_by_which_a_launcher_knows_it():
+    """The list of hosts has names. A host looks its own address up, and would be refused where that was not asked for."""
+    known = ExpectedHosts(required=Plans(8, name="node{}"), address_of=lambda member: f"10.0.0.{member.node + 1}")
+    members = {0: come(0, name="node{}")}
+    for node in (1, 2):  # The second has the plan of the first.
+        required = known.of(come(node, name="node{}"), among=members)
+        assert required["address"] == f"10.0.0.{node + 1}"
+        assert required["address"] in required["names"]
+
+
+def test_a_host_that_has_another_address_than_before_is_asked_for_that():
+    known = ExpectedHosts(required=Plans(8))
+    known.of(come(1), among={0: come(0)})
+    required = known.of(come(2, name="10.7.0.{}"), among={0: come(0)})
+    assert (required["address"], required["names"]) == ("10.7.0.3", ["10.0.0.1", "10.7.0.3"])
 
 
 class AtOnce:

@@ -23,8 +23,9 @@ class ExpectedHosts:
     required: Callable[[Mapping[int, Member], Member], Sequence[Required]]
     """Makes a plan of all hosts from those that take part and one that has come; returns the requirements on each. Hosts that
     are missing are taken to be like the one that has come."""
-    check: Callable[[Member], None] = lambda member: None
-    """Checks what each host has told of itself alone; raises ``MtrainError``."""
+    address_of: Callable[[Member], str] = lambda member: member.host
+    """Returns the address by which ranks know a host, which the plan of another does not know; raises ``MtrainError`` where
+    nobody knows it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _taking_part: frozenset[int] = frozenset()
     """The hosts that took part when ``_known`` was found."""
@@ -37,7 +38,7 @@ class ExpectedHosts:
         Raises:
             MtrainError: there is no plan with this host.
         """
-        self.check(member)
+        address = self.address_of(member)
         members = dict(among)
         with self._lock:  # Those that come together wait for the one plan that all of them need.
             if self._taking_part != members.keys():
@@ -52,7 +53,8 @@ class ExpectedHosts:
         here = {member.host, *(each.host for each in members.values())}
         required = known[member.node]
         # Names of hosts that are not there may mean nothing at present, and the host would wait for them.
-        return {**required, "names": [name for name in required["names"] if name in here]}
+        names = [name for name in required["names"] if name in here]
+        return {**required, "address": address, "names": list(dict.fromkeys([*names, address]))}
 
     def _planned(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | MtrainError:
         try:
