@@ -1,6 +1,5 @@
 """Hosts that come back to an elastic job together: counted in plans, files, threads, questions and lines, never in seconds."""
 
-import os
 import threading
 import time
 from dataclasses import replace
@@ -10,10 +9,8 @@ import psutil
 import pytest
 
 from benchmarks.growth import hosts as stand_ins
-from mtrain.core.interfaces import HostedJob
 from mtrain.errors import SpecError
 from mtrain.jobs.hosts import agent_processes
-from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from mtrain.jobs.hosts.candidates import MAX_CHECKING
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.elastic_hosts import CHECK_S, SETTLE_S
@@ -172,30 +169,10 @@ def test_lost_hosts_are_let_go_beside_one_another(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------------- connections
-@pytest.fixture
-def gathering():
-    made = []
-
-    def make(commands):
-        job = HostedJob(
-            hosts=[f"10.9.0.{number + 1}" for number in range(len(commands))],
-            agent=["python"],
-            failure_timeout_s=30,
-            note=lambda text: None,
-            cluster="trial",
-        )
-        made.append(AgentProcesses(job, commands, environ=os.environ))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_out(gathering, monkeypatch):
+def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_out(agents, monkeypatch):
     monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 2)
     monkeypatch.setattr(agent_processes, "RETRY_S", 0.3)
-    made, here, most = gathering([WAITS, WAITS, *[SPEAKS] * 6]), {}, 0
+    made, here, most = agents([WAITS, WAITS, *[SPEAKS] * 6]), {}, 0
     deadline = time.monotonic() + 60
     while len(here) < 6 and time.monotonic() < deadline:
         here |= made.arrivals([node for node in range(8) if node not in here])
@@ -205,9 +182,9 @@ def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_o
     assert most == 2
 
 
-def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processes(gathering, monkeypatch):
+def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processes(agents, monkeypatch):
     stubborn = ["sh", "-c", f"{SPEAKS[-1].split(';')[0]}; trap '' TERM; sleep 600 & exec sleep 600"]
-    made = gathering([stubborn] * 12)
+    made = agents([stubborn] * 12)
     members, _ = made.gather(range(12), timeout_s=60.0, stop=lambda: False)
     pids = [line.process.pid for line in made._lines.values()]
     below = [child for pid in pids for child in psutil.Process(pid).children()]

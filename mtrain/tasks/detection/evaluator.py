@@ -31,7 +31,7 @@ class CocoEvaluator:
     metrics: ClassVar[Sequence[str]] = (*METRICS, "score")
     headline: ClassVar[Sequence[str]] = ("AP", "AP50", "AP75", "AR100")
     scores_once: ClassVar[bool] = True
-    """Scoring 50,000 images takes gigabytes, which the other ranks of a host would take as well."""
+    """Scoring 50,000 images takes half a gigabyte and half a minute, which the other ranks of a host would take as well."""
 
     def __init__(
         self,
