@@ -73,10 +73,9 @@ class CocoEvaluator:
         return self._predictions
 
     def result(self, partials: Sequence[Mapping[int, Detections]]) -> dict[str, float]:
-        """Return all of :data:`METRICS`, ``AP/<class>`` and ``AP50/<class>`` of classes that occur, and ``score`` (=
-        AP).
+        """Return all of :data:`METRICS`, AP and AP50 of each class that occurs, and ``score``, which is AP.
 
-        Empty where the split has no boxes: there is nothing to score.
+        Those of a class are ``AP/<class>`` and ``AP50/<class>``. Empty where the split has no boxes: there is nothing to score.
         """
         counts = box_counts(self._annotations)
         if not (counts if self._only is None else counts[list(self._only)]).any():
