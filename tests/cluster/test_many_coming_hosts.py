@@ -14,7 +14,7 @@ from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.candidates import MAX_CHECKING
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.elastic_hosts import CHECK_S, SETTLE_S
-from mtrain.jobs.hosts.expected_hosts import ExpectedHosts
+from mtrain.jobs.hosts.expected_hosts import REFUSAL_S, ExpectedHosts
 from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, plan
 from tests.cluster.test_many_hosts import SPEAKS, WAITS
 
@@ -65,6 +65,19 @@ def test_a_host_without_a_plan_keeps_those_of_another_kind_out_of_nothing():
             expected.of(come(node, devices=0), among={0: come(0)})
         assert expected.of(come(node), among={0: come(0)})["node"] == node
     assert plans.made == 2
+
+
+def test_a_reason_against_a_plan_is_looked_at_again_since_it_may_pass():
+    plans, clock = Plans(8), Time()
+    expected = ExpectedHosts(required=plans, clock=clock)
+    host = come(5, devices=0)
+    for now in (0.0, REFUSAL_S - 1):
+        clock.now = now
+        with pytest.raises(SpecError, match="no device"):
+            expected.of(host, among={0: come(0)})
+    assert plans.made == 1, "hosts that come together ask once"
+    clock.now, expected.required = REFUSAL_S, lambda members, member: Plans(8)(members, come(5))
+    assert expected.of(host, among={0: come(0)})["node"] == 5
 
 
 def test_a_host_is_asked_only_for_names_of_hosts_that_are_there():
