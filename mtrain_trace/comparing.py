@@ -8,6 +8,7 @@ from a mistake by its size and by its growth: rounding grows smoothly from updat
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -177,7 +178,7 @@ def _first_beyond(
     for place, (ours, theirs) in enumerate(pairs):
         parting = _exact(ours, theirs, cast=cast or SAMPLES not in result.gaps)
         if parting is not None and _is_harmless(result, place, rounding, seen, alike=alike):
-            _remark_once(result, parting, theirs if _is_read_by_all(theirs) else ours)
+            _remark_once(result, parting, ours, theirs)
             parting = None
         if parting is None and _is_written(result, pairs, place):
             parting = Parting(WEIGHTS, ours.number, float(result.gaps[LOSS].curve[place]))
@@ -209,20 +210,21 @@ def _is_harmless(result: Comparison, place: int, rounding: Rounding, seen: dict[
     )
 
 
-def _remark_once(result: Comparison, parting: Parting, update: Update) -> None:
+def _remark_once(result: Comparison, parting: Parting, ours: Update, theirs: Update) -> None:
     words = f"{parting.what} have other bits (first in update {parting.update}), but loss and gradient agree"
     why = "they are computed by the training itself (by a teacher, a generator, a target network) or rounded otherwise"
-    if parting.what == SAMPLES and _is_read_by_all(update):
-        ranks = len(update.rank_samples)
+    ranks = _times_read(theirs, ours) or _times_read(ours, theirs)
+    if parting.what == SAMPLES and ranks:
         words = f"{parting.what} are those of the other side {ranks} times (first in update {parting.update})"
         why = f"each of the {ranks} ranks reads the whole batch, so {ranks} ranks do the work of one"
     if not any(remark.startswith(parting.what) for remark in result.remarks):
         result.remarks.append(f"{words}: {why}")
 
 
-def _is_read_by_all(update: Update) -> bool:
-    """Return whether several ranks have read the same samples."""
-    return len(update.rank_samples) > 1 and all(update.rank_samples[0] == rank for rank in update.rank_samples[1:])
+def _times_read(update: Update, other: Update) -> int:
+    """Return how many ranks have each read all samples of the other side; 0 where they have not."""
+    ranks = len(update.rank_samples)
+    return ranks if ranks > 1 and all(Counter(rank) == other.samples for rank in update.rank_samples) else 0
 
 
 def _is_written(result: Comparison, pairs: list[tuple[Update, Update]], place: int) -> bool:

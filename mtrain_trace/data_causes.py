@@ -49,7 +49,7 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
 def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     """Explain samples that differ."""
     a, b = comparison.a, comparison.b
-    count_a, count_b = sum(ours.samples.values()), sum(theirs.samples.values())
+    count_a, count_b, place = sum(ours.samples.values()), sum(theirs.samples.values()), parting.place or 0
     for side, update in (("B", theirs), ("A", ours)):
         if len(update.rank_samples) > 1 and all(rank == update.rank_samples[0] for rank in update.rank_samples):
             return [
@@ -57,8 +57,7 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
                 "one that was given no rank)"
             ]
     if count_a != count_b:
-        return _sizes(comparison, ours, theirs, count_a, count_b)
-    place = parting.place or 0
+        return _sizes(comparison, ours, theirs, count_a, count_b, place=place)
     known = _begun_anew(comparison, place) or _repeated(comparison, place)
     if known:
         return [known]
@@ -95,11 +94,13 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     ]
 
 
-def _sizes(comparison: Comparison, ours: Update, theirs: Update, count_a: int, count_b: int) -> list[str]:
+def _sizes(
+    comparison: Comparison, ours: Update, theirs: Update, count_a: int, count_b: int, *, place: int
+) -> list[str]:
     a, b = comparison.a, comparison.b
     words = f"an update of A has {count_a} samples, of B {count_b}"
     for side, trace, further in (("B", b, theirs.samples - ours.samples), ("A", a, ours.samples - theirs.samples)):
-        before = {digest for update in trace.updates[: theirs.number - 1] for digest in update.samples}
+        before = {digest for update in (*trace.earlier, *trace.updates[:place]) for digest in update.samples}
         whole = trace.samples_per_update // max(trace.updates[0].micro_batches, 1)
         # The last update may have fewer micro batches than the others; those that it has are full.
         if further and set(further) <= before and max(count_a, count_b) % max(whole, 1) == 0:

@@ -55,9 +55,11 @@ def _often(side: str, trace: Trace, slow: Sequence[float], fast: Sequence[float]
     """Say how often a schedule is stepped for each update, where that is more than once."""
     passes = trace.updates[0].micro_batches
     for often in range(2, LARGEST + 1):
-        # A step may come before the optimizer's own in an update, or after it: the curve then begins later.
+        # A step may come before the optimizer's own in an update, or after it: the curve then begins later. With two rates a warm-up
+        # of one update would be that of many, stepped often, so two are enough only where a loop has as many passes or ranks.
+        enough = 2 if often in (passes, trace.ranks) else ENOUGH
         if not any(
-            _is_same(fast, slow[first::often], needed=2 if first == 0 else ENOUGH) for first in range(often + 1)
+            _is_same(fast, slow[first::often], needed=enough if first == 0 else ENOUGH) for first in range(often + 1)
         ):
             continue
         words = f"the schedule of {side} is stepped {often} times for each update of the optimizer"

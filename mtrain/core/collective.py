@@ -10,8 +10,8 @@ from mtrain.core.serialization import packed, unpacked
 from mtrain.errors import SpecError
 
 T = TypeVar("T")
-PART_BYTES = 16 << 20
-"""Most bytes of each rank that are exchanged at a time, where the first one alone needs the whole."""
+PART_BYTES = 64 << 20
+"""Most bytes that all ranks together exchange at a time, where the first one alone needs the whole."""
 
 
 class OneRank:
@@ -63,14 +63,14 @@ def broadcast(collective: Collective, value: T, *, source: int = 0) -> T:
 def gather_on_first(collective: Collective, value: T) -> list[T]:
     """Return the values of all ranks on the first one, and nothing on the others. Every rank must call.
 
-    The others hold no more of what they are sent than a part of ``PART_BYTES`` of each rank, which they drop, and the first one
-    has its own value once.
+    The others hold no more than ``PART_BYTES`` of what they are sent, which they drop, and the first one has its own value once.
     """
     own = packed(value) if collective.rank else b""
     longest = max(collective.all_gather(len(own)))
     received = [bytearray() for _ in range(collective.size)]
-    for begin in range(0, longest, PART_BYTES):
-        parts = collective.all_gather(own[begin : begin + PART_BYTES])
+    length = max(1, PART_BYTES // max(1, collective.size - 1))
+    for begin in range(0, longest, length):
+        parts = collective.all_gather(own[begin : begin + length])
         if collective.rank == 0:
             for whole, part in zip(received, parts, strict=True):
                 whole += part

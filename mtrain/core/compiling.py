@@ -46,16 +46,21 @@ def compiled(source: Path, *flags: str) -> Path:
     compiler = _compiler()
     folder = _cache()
     target = folder / f"{source.stem}-{_digest(source, compiler, flags)}.so"
-    if not target.is_file():
+    if not _is_own(target):
         # Ranks that start together each compile a file of their own; the last one to be renamed stays.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".compiling-") as working:
-            _compile(compiler, source, Path(working) / target.name, flags)
-            (Path(working) / target.name).replace(target)
+            made = Path(working) / target.name
+            _compile(compiler, source, made, flags)
+            made.chmod(0o700)  # whatever the umask is
+            made.replace(target)
     return target
 
 
 def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CC", ""))
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise CannotCompileError(f"CC is no command: {error}") from error
     for command in [named] if named else [[name] for name in COMPILERS]:
         if path := shutil.which(command[0]):
             return [path, *command[1:]]
@@ -68,18 +73,34 @@ def _cache() -> Path:
     Raises:
         CannotCompileError: There is none.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:  # a container whose user has neither HOME nor a name
+        raise CannotCompileError(f"this user has no home for compiled kernels; set XDG_CACHE_HOME ({error})") from error
     folder = Path(home) / "mtrain" / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
         raise CannotCompileError(f"{folder}: {error.strerror}") from error
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if _may_others_write(status):
         raise CannotCompileError(f"{folder} belongs to another user or can be written by others")
     if not os.access(folder, os.W_OK):
         raise CannotCompileError(f"{folder} cannot be written")
     return folder
+
+
+def _is_own(library: Path) -> bool:
+    """Return whether a library is there, which only this user can have written."""
+    try:
+        status = library.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and not _may_others_write(status)
+
+
+def _may_others_write(status: os.stat_result) -> bool:
+    return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _digest(source: Path, compiler: list[str], flags: tuple[str, ...]) -> str:
@@ -114,7 +135,7 @@ def _compile(compiler: list[str], source: Path, target: Path, flags: tuple[str, 
         command = [*compiler, *FLAGS, *special, *flags, "-I", str(source.parent), "-o", str(target), str(source), "-lm"]
         try:
             ended = subprocess.run(  # noqa: S603 - the user's own compiler
-                command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+                command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CannotCompileError(f"{compiler[0]}: {error}") from error

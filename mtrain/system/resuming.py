@@ -66,11 +66,25 @@ def _nothing_in(run: Path, path: Path) -> str:
     if not path.is_dir():
         folder = path.parent if path.suffix == ".safetensors" else "that of a run"
         return f"no intact checkpoint there: it is a file, and a run folder or the folder of a checkpoint is resumed; give {folder}"
-    within = sorted(child for child in path.iterdir() if (child / "checkpoints").is_dir() and not child.is_symlink())
-    if within and not (run / "checkpoints").is_dir():
+    within = _runs_in(path)
+    if within and not _is_folder(run / "checkpoints"):
         names = ", ".join(str(child) for child in within[:3])
         return f"no intact checkpoint in {run / 'checkpoints'}: it is a folder of runs; give one of them: {names}"
     return f"no intact checkpoint in {run / 'checkpoints'}; give the path of one, or leave --resume out"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in a folder, as far as this user may look into them."""
+    children = sorted(folder.iterdir())
+    return [child for child in children if _is_folder(child / "checkpoints") and not child.is_symlink()]
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder; not where this user may not look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _runs_of(base: Path, name: str) -> list[Path]:

@@ -1,13 +1,16 @@
 """Three hosts for a session, as they were before every test."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from mtrain.core.interfaces import HostedJob
+from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from tests.cluster.jobs import Jobs, prepare
 from tests.cluster.lab import Lab, Unavailable
 from tests.cluster.slurm_lab import SlurmLab
@@ -76,3 +79,24 @@ def jobs(lab: Lab) -> Iterator[Jobs]:
 def private(lab: Lab) -> Path:
     """A folder that has the same name on every host, and is not the same."""
     return Path("/tmp/private-runs")
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[[Sequence[Sequence[str]]], AgentProcesses]]:
+    """Connections to hosts, each made by a command of its own; they are closed at the end."""
+    made: list[AgentProcesses] = []
+
+    def make(commands: Sequence[Sequence[str]]) -> AgentProcesses:
+        job = HostedJob(
+            hosts=[f"10.9.0.{number + 1}" for number in range(len(commands))],
+            agent=["python"],
+            failure_timeout_s=30,
+            note=lambda text: None,
+            cluster="trial",
+        )
+        made.append(AgentProcesses(job, commands, environ=os.environ))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -330,3 +330,24 @@ def test_a_damaged_checkpoint_is_named_once_however_many_hosts_see_it():
     for _ in range(3):
         assert job.newest().name == "step-00000004"
     assert job.shown.getvalue().count("step-00000008 is damaged") == 1
+
+
+def test_a_machine_that_replaces_the_host_with_the_newest_checkpoint_is_not_taken_for_it():
+    """The job waits for another host that has it, instead of ending."""
+    job = hosts("step-00000004", "step-00000004", None, saved=4, back_s=5.0)
+    job.newest()
+    job._candidates.prepare = lambda member: None
+    job.gathering.coming[0] = member(0)
+    arrivals, asked = job.gathering.arrivals, []
+
+    def late(nodes):
+        asked.append(list(nodes))
+        if len(asked) == 4:
+            job.gathering.coming[1] = member(1, "step-00000004")
+        return arrivals(nodes)
+
+    job.gathering.arrivals = late
+    job.rejoin_s = 0.0
+    job.restore(plan(), outcome(ended=(2,), lost=(0, 1)))
+    assert 1 in job.members
+    assert job.next_plan(plan(), job.newest()).nodes == [1, 0, 2]

@@ -1,28 +1,26 @@
 """Hosts that come back to an elastic job together: counted in plans, files, threads, questions and lines, never in seconds."""
 
-import os
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from benchmarks.growth import hosts as stand_ins
-from mtrain.core.interfaces import HostedJob
 from mtrain.errors import SpecError
 from mtrain.jobs.hosts import agent_processes
-from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from mtrain.jobs.hosts.candidates import MAX_CHECKING
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.elastic_hosts import CHECK_S, SETTLE_S
-from mtrain.jobs.hosts.expected_hosts import ExpectedHosts
+from mtrain.jobs.hosts.expected_hosts import REFUSAL_S, ExpectedHosts
 from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, plan
 from tests.cluster.test_many_hosts import SPEAKS, WAITS
 
 
-def come(node: int, *, devices: int = 8):
-    made = member(node)
+def come(node: int, *, devices: int = 8, name: str = "10.0.0.{}"):
+    made = replace(member(node), host=name.format(node + 1))
     made.hello = {"devices": devices, "hidden": False, "host": f"node{node}"}
     return made
 
@@ -30,14 +28,14 @@ def come(node: int, *, devices: int = 8):
 class Plans:
     """Makes the requirements on all hosts, and counts how often."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.made = count, 0
+    def __init__(self, count: int, *, name: str = "10.0.0.{}") -> None:
+        self.count, self.made, self.name = count, 0, name
 
     def __call__(self, members, come):
         self.made += 1
         if come.hello["devices"] == 0:
             raise SpecError("no device")
-        everybody = [f"10.0.0.{node + 1}" for node in range(self.count)]
+        everybody = [self.name.format(node + 1) for node in range(self.count)]
         return [{"node": node, "devices": come.hello["devices"], "names": everybody} for node in range(self.count)]
 
 
@@ -69,10 +67,41 @@ def test_a_host_without_a_plan_keeps_those_of_another_kind_out_of_nothing():
     assert plans.made == 2
 
 
+def test_a_reason_against_a_plan_is_looked_at_again_since_it_may_pass():
+    plans, clock = Plans(8), Time()
+    expected = ExpectedHosts(required=plans, clock=clock)
+    host = come(5, devices=0)
+    for now in (0.0, REFUSAL_S - 1):
+        clock.now = now
+        with pytest.raises(SpecError, match="no device"):
+            expected.of(host, among={0: come(0)})
+    assert plans.made == 1, "hosts that come together ask once"
+    clock.now, expected.required = REFUSAL_S, lambda members, member: Plans(8)(members, come(5))
+    assert expected.of(host, among={0: come(0)})["node"] == 5
+
+
 def test_a_host_is_asked_only_for_names_of_hosts_that_are_there():
     """It would wait for the name of a host that is lost."""
-    required = ExpectedHosts(required=Plans(8)).of(come(5), among={0: come(0), 2: come(2)})
-    assert required["names"] == ["10.0.0.1", "10.0.0.3", "10.0.0.6"]
+    known = ExpectedHosts(required=Plans(8, name="node{}"))
+    required = known.of(come(5, name="node{}"), among={node: come(node, name="node{}") for node in (0, 2)})
+    assert required["names"] == ["node1", "node3", "node6"]
+
+
+def test_a_host_is_asked_for_the_address_by_which_a_launcher_knows_it():
+    """The list of hosts has names. A host looks its own address up, and would be refused where that was not asked for."""
+    known = ExpectedHosts(required=Plans(8, name="node{}"), address_of=lambda member: f"10.0.0.{member.node + 1}")
+    members = {0: come(0, name="node{}")}
+    for node in (1, 2):  # The second has the plan of the first.
+        required = known.of(come(node, name="node{}"), among=members)
+        assert required["address"] == f"10.0.0.{node + 1}"
+        assert required["address"] in required["names"]
+
+
+def test_a_host_that_has_another_address_than_before_is_asked_for_that():
+    known = ExpectedHosts(required=Plans(8))
+    known.of(come(1), among={0: come(0)})
+    required = known.of(come(2, name="10.7.0.{}"), among={0: come(0)})
+    assert (required["address"], required["names"]) == ("10.7.0.3", ["10.0.0.1", "10.7.0.3"])
 
 
 class AtOnce:
@@ -153,30 +182,10 @@ def test_lost_hosts_are_let_go_beside_one_another(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------------- connections
-@pytest.fixture
-def gathering():
-    made = []
-
-    def make(commands):
-        job = HostedJob(
-            hosts=[f"10.9.0.{number + 1}" for number in range(len(commands))],
-            agent=["python"],
-            failure_timeout_s=30,
-            note=lambda text: None,
-            cluster="trial",
-        )
-        made.append(AgentProcesses(job, commands, environ=os.environ))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_out(gathering, monkeypatch):
+def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_out(agents, monkeypatch):
     monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 2)
     monkeypatch.setattr(agent_processes, "RETRY_S", 0.3)
-    made, here, most = gathering([WAITS, WAITS, *[SPEAKS] * 6]), {}, 0
+    made, here, most = agents([WAITS, WAITS, *[SPEAKS] * 6]), {}, 0
     deadline = time.monotonic() + 60
     while len(here) < 6 and time.monotonic() < deadline:
         here |= made.arrivals([node for node in range(8) if node not in here])
@@ -186,9 +195,9 @@ def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_o
     assert most == 2
 
 
-def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processes(gathering, monkeypatch):
+def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processes(agents, monkeypatch):
     stubborn = ["sh", "-c", f"{SPEAKS[-1].split(';')[0]}; trap '' TERM; sleep 600 & exec sleep 600"]
-    made = gathering([stubborn] * 12)
+    made = agents([stubborn] * 12)
     members, _ = made.gather(range(12), timeout_s=60.0, stop=lambda: False)
     pids = [line.process.pid for line in made._lines.values()]
     below = [child for pid in pids for child in psutil.Process(pid).children()]

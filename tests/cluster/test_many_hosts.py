@@ -10,11 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import mtrain
-from mtrain.core.interfaces import HostedJob
 from mtrain.errors import UsageError
 from mtrain.jobs.attempt import heed
 from mtrain.jobs.hosts import agent_processes
-from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.outcome import Loss, Outcome
 from mtrain.system import open_files
@@ -25,26 +23,6 @@ SPEAKS = ["sh", "-c", f"echo '{HELLO}'; cat >/dev/null"]
 WAITS = ["sh", "-c", "exec sleep 600"]
 
 
-@pytest.fixture
-def processes():
-    made = []
-
-    def make(commands):
-        job = HostedJob(
-            hosts=[f"10.9.0.{number + 1}" for number in range(len(commands))],
-            agent=["python"],
-            failure_timeout_s=30,
-            note=lambda text: None,
-            cluster="trial",
-        )
-        made.append(AgentProcesses(job, commands, environ=os.environ))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def gather(gathering, count, *, timeout_s=60.0):
     return gathering.gather(range(count), timeout_s=timeout_s, stop=lambda: False)
 
@@ -53,16 +31,16 @@ def open_count() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_host_more_takes_three_files_and_no_thread(processes):
+def test_a_host_more_takes_three_files_and_no_thread(agents):
     files, threads = open_count(), threading.active_count()
-    members, findings = gather(processes([SPEAKS] * 40), 40)
+    members, findings = gather(agents([SPEAKS] * 40), 40)
     assert list(members) == list(range(40)), "in the order of the hosts, whoever spoke first"
     assert findings == []
     assert open_count() - files <= 3 * 40 + 4
     assert threading.active_count() - threads == 1
 
 
-def test_hosts_that_never_answer_hold_their_own_places_up_and_are_named(processes, monkeypatch):
+def test_hosts_that_never_answer_hold_their_own_places_up_and_are_named(agents, monkeypatch):
     monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 4)
     opened, most = [], 0
     real = agent_processes.open_line
@@ -75,9 +53,7 @@ def test_hosts_that_never_answer_hold_their_own_places_up_and_are_named(processe
 
     monkeypatch.setattr(agent_processes, "open_line", counted)
     dead = (0, 2)
-    members, findings = gather(
-        processes([WAITS if number in dead else SPEAKS for number in range(16)]), 16, timeout_s=8.0
-    )
+    members, findings = gather(agents([WAITS if number in dead else SPEAKS for number in range(16)]), 16, timeout_s=8.0)
     assert [finding.hosts for finding in findings] == [("10.9.0.1",), ("10.9.0.3",)]
     assert "has said nothing for 8 s" in findings[0].text
     assert sorted(members) == [number for number in range(16) if number not in dead]

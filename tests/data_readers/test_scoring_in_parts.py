@@ -107,6 +107,15 @@ def test_a_class_without_objects_and_predictions_has_nothing_to_measure(annotati
     assert metrics["AP/class 2"] == 0.0, "objects that nothing was predicted for"
 
 
+def test_predictions_of_unknown_classes_where_there_are_no_objects_measure_nothing(annotations):
+    """A file of results may name any class."""
+    truth = {**annotations.ground_truth, "annotations": []}
+    unknown = {"image_id": truth["images"][0]["id"], "category_id": 4711, "bbox": [1, 2, 3, 4], "score": 0.5}
+    metrics, scored = scoring.score(truth, scoring.Listed(entries=[unknown]), iou_type="bbox")
+    assert scored is None
+    assert metrics == dict.fromkeys(scoring.METRICS, -1.0)
+
+
 def test_predictions_are_held_in_arrays_and_made_anew_for_each_reader(annotations):
     evaluator = CocoEvaluator(annotations)
     evaluator.result(partials_of(annotations))

@@ -12,6 +12,12 @@ from tests.selection import under_torch
 pytestmark = [under_torch, needs_a_compiler]
 
 
+@pytest.fixture(autouse=True)
+def _there_is_a_loop() -> None:
+    """Without one numpy would be compared with itself."""
+    assert greedy.load() is not None
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_compiled_loop_keeps_the_boxes_of_numpy_to_the_last_bit(seed, monkeypatch):
     """Whole corners make overlaps that are equal to the threshold; some boxes are turned over, endless or no numbers."""

@@ -415,6 +415,9 @@ def test_the_first_page_of_many_runs_reads_those_that_it_lists_alone(tmp_path, m
     overview.entries(most=4)
     assert read[4:] == ["run3"]
     assert len(overview.entries()) == 31
+    monkeypatch.setattr(overview_module, "WAIT_S", 0.01)
+    with overview._lock:  # another thread reads
+        assert len(overview.entries(most=4)) == 4, "of all that were read before"
 
 
 def test_a_run_that_has_not_changed_is_not_read_again_and_one_that_has_is(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What ``--resume`` was given and cannot be resumed is named for what it is, with what to give in its place."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,17 @@ def test_a_folder_of_runs_names_the_runs(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_are_gone_is_told_as_before(tmp_path: Path) -> None:
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     assert f"no intact checkpoint in {tmp_path / 'mine' / 'checkpoints'}; give the path" in refused(tmp_path / "mine")
+
+
+def test_folders_of_others_beside_the_runs_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "another's").mkdir()
+    real = os.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if "another's/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert f"give one of them: {tmp_path / 'runs' / 'mine'}" in refused(tmp_path / "runs")

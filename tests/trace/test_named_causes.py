@@ -191,3 +191,54 @@ def test_a_schedule_is_told_from_another_curve() -> None:
     assert often.sentences[-1].startswith("the schedule of B is stepped 3 times for each update of the optimizer")
     other = compared(rated(curve), rated([0.1 * 0.8**step for step in range(12)]))
     assert "the schedules differ in length" in other.sentences[-1]
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_other_hidden_states_are_a_cause_only_where_rounding_has_not_made_them(*, same_bits: bool) -> None:
+    def begun(state: str, loss: float) -> Trace:
+        return trace(update(1, states=["zeros"]), update(2, states=[state], losses=[loss]))
+
+    mine, other = begun("a" * 16, 1.0), begun("b" * 16, 1.3)
+    if not same_bits:
+        held = rows({name: array - 0.01 + 1e-9 * (name == "first") for name, array in BEGIN.items()})
+        other.updates[0].arrays["weights"], other.updates[0].parts["weights"] = held, whole(held)
+    result = compared(mine, other)
+    assert result.parting is not None
+    assert (result.parting.what, result.parting.update) == (differences.LOSS, 2)
+    assert ("begin this update with other hidden states" in " ".join(result.sentences)) == same_bits
+
+
+def test_a_warm_up_of_one_update_is_not_one_of_many_that_is_stepped_often() -> None:
+    def rated(rates: list[float], passes: int) -> Trace:
+        facts = {"micro_batches": passes}
+        return trace(
+            *(update(n, rates=[{"lr": rate}], rank_rates=[[{"lr": rate}]], **facts) for n, rate in enumerate(rates, 1))
+        )
+
+    long, short = [min(step / 6, 1.0) for step in range(12)], [0.0] + [1.0] * 11
+    assert "is stepped" not in " ".join(compared(rated(long, 1), rated(short, 1)).sentences)
+    assert "is stepped 6 times" in " ".join(compared(rated(long, 6), rated(short, 6)).sentences)
+
+
+@pytest.mark.parametrize("whole_batch", [True, False])
+def test_ranks_that_read_the_whole_batch_are_told_from_samples_of_other_bits(*, whole_batch: bool) -> None:
+    read = ["a", "b"] if whole_batch else ["x", "y"]
+    other = update(1, samples=Counter(read * 2), rank_samples=[read, read])
+    result = compared(trace(update(1)), trace(other, ranks=2))
+    assert result.parting is None
+    told = "samples are those of the other side 2 times" if whole_batch else "samples have other bits"
+    assert any(remark.startswith(told) for remark in result.remarks), result.remarks
+
+
+def test_a_last_batch_is_filled_up_with_samples_of_before_and_not_of_after_where_one_side_is_resumed() -> None:
+    def batch(*names: str) -> dict[str, object]:
+        return {"samples": Counter(names), "rank_samples": [[*names]]}
+
+    whole_run = trace(
+        *(update(number, **batch(*names)) for number, names in enumerate(["ab", "cd", "ef", "gh", "ij", "kl"], 1))
+    )
+    resumed = trace(update(1, **batch(*"ghij"), losses=[1.3]), update(2, **batch(*"ij")))
+    resumed.start = whole_run.updates[2].arrays["weights"]
+    sentence = compared(resumed, whole_run).sentences[0]
+    assert "an update of A has 4 samples, of B 2" in sentence
+    assert "fills the last" not in sentence

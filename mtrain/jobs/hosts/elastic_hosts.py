@@ -157,6 +157,7 @@ class ElasticHosts(ConnectedHosts):
         self.gathering.let_go(lost)
         for node in lost:
             self.members.pop(node, None)
+        self._forget_holders(lost)
         self._plan, began = plan, time.monotonic()
         while not self.end_requested():
             self._candidates.look(self._absent())
@@ -230,7 +231,13 @@ class ElasticHosts(ConnectedHosts):
             member = self.members.pop(node)
             member.channel.send(Farewell(code=EXIT_CODES[signal.SIGTERM], text=text).message())
         self.gathering.let_go(left)
+        self._forget_holders(left)
         self._leaving = set()
+
+    def _forget_holders(self, gone: Iterable[int]) -> None:
+        """A host that comes back may have been replaced by a machine without the checkpoint."""
+        held, update = self._holders
+        self._holders = held.difference(gone), update
 
     # ------------------------------------------------------------------------------------------------- what is waited for
     def _note_absent(self) -> None:

@@ -5,6 +5,7 @@ all hosts for each of them would be the square of their number, so hosts that ar
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,19 @@ Required = Mapping[str, Any]
 """The requirements on one host, as ``preflight.requirements`` returns them."""
 
 
+REFUSAL_S = 5.0
+"""Seconds for which no other plan is tried where there is none: a host that does not answer, or a name that is not known, may be
+the reason, and both may pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refusal:
+    """Why there is no plan, and until when that counts."""
+
+    error: MtrainError
+    until: float
+
+
 @dataclass(kw_only=True)
 class ExpectedHosts:
     """Knows the requirements on each host of the job; threads may ask."""
@@ -23,12 +37,14 @@ class ExpectedHosts:
     required: Callable[[Mapping[int, Member], Member], Sequence[Required]]
     """Makes a plan of all hosts from those that take part and one that has come; returns the requirements on each. Hosts that
     are missing are taken to be like the one that has come."""
-    check: Callable[[Member], None] = lambda member: None
-    """Checks what each host has told of itself alone; raises ``MtrainError``."""
+    address_of: Callable[[Member], str] = lambda member: member.host
+    """Returns the address by which ranks know a host, which the plan of another does not know; raises ``MtrainError`` where
+    nobody knows it."""
+    clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _taking_part: frozenset[int] = frozenset()
     """The hosts that took part when ``_known`` was found."""
-    _known: dict[Any, Sequence[Required] | MtrainError] = field(default_factory=dict)
+    _known: dict[Any, Sequence[Required] | _Refusal] = field(default_factory=dict)
     """By what a plan uses of a host: the requirements on all, or why there is no plan."""
 
     def of(self, member: Member, *, among: Mapping[int, Member]) -> Required:
@@ -37,28 +53,29 @@ class ExpectedHosts:
         Raises:
             MtrainError: there is no plan with this host.
         """
-        self.check(member)
+        address = self.address_of(member)
         members = dict(among)
         with self._lock:  # Those that come together wait for the one plan that all of them need.
             if self._taking_part != members.keys():
                 self._taking_part = frozenset(members)
                 self._known.clear()
             kind = _what_a_plan_uses(member)
-            if kind not in self._known:
-                self._known[kind] = self._planned(members, member)
-            known = self._known[kind]
-        if isinstance(known, MtrainError):
-            raise known
+            known = self._known.get(kind)
+            if known is None or (isinstance(known, _Refusal) and self.clock() >= known.until):
+                known = self._known[kind] = self._planned(members, member)
+        if isinstance(known, _Refusal):
+            raise known.error
         here = {member.host, *(each.host for each in members.values())}
         required = known[member.node]
         # Names of hosts that are not there may mean nothing at present, and the host would wait for them.
-        return {**required, "names": [name for name in required["names"] if name in here]}
+        names = [name for name in required["names"] if name in here]
+        return {**required, "address": address, "names": list(dict.fromkeys([*names, address]))}
 
-    def _planned(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | MtrainError:
+    def _planned(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | _Refusal:
         try:
             return self.required(members, member)
         except MtrainError as error:
-            return error
+            return _Refusal(error=error, until=self.clock() + REFUSAL_S)
 
 
 def _what_a_plan_uses(member: Member) -> Any:

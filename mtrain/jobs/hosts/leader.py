@@ -74,7 +74,7 @@ class Leader:
     _members: dict[int, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._expected = ExpectedHosts(required=self._required_with, check=self._check_address)
+        self._expected = ExpectedHosts(required=self._required_with, address_of=self._address_of)
 
     def run(self) -> Result:
         """Lead the job to its end.
@@ -174,14 +174,15 @@ class Leader:
         draft = self._plan(survey, self.brief.base / self.brief.name, None)
         return checks.requirements(self.brief.job, draft, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
 
-    def _check_address(self, member: Member) -> None:
-        """Refuse a host whose address is not known, where ranks need it.
+    def _address_of(self, member: Member) -> str:
+        """Return the address by which ranks know a host: its name, unless their launcher takes none.
 
         Raises:
             UsageError: its address is not known.
         """
-        if not means.launcher_of(self.brief.job)[1].takes_names and not placement.is_address(member.host):
-            late_names.address_of(member.host, member.hello, interface=self.brief.spec.cluster.interface)
+        if means.launcher_of(self.brief.job)[1].takes_names or placement.is_address(member.host):
+            return member.host
+        return late_names.address_of(member.host, member.hello, interface=self.brief.spec.cluster.interface)
 
     def _plan(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
         """Return one plan for all hosts."""

@@ -104,7 +104,7 @@ class Overview:
                 self._lock.release()
         if self._listed is None:
             raise Unread
-        return self._listed
+        return self._listed[:most]  # what was read before may be all
 
     def _read(self, most: int | None) -> list[Entry]:
         found, now = [], time.time()

@@ -106,6 +106,8 @@ def score(
     if next(iter(found), None) is None:
         return _nothing_found(dataset), None
     curves = _curves(dataset, found, numbers, iou_type=iou_type, max_detections=max_detections)
+    if curves is None:
+        return _nothing_found(dataset), None
     metrics = _averages(curves) | _per_class(curves, dataset["categories"])
     place = {category: number for number, category in enumerate(curves.category_ids)}
     order = [place[category["id"]] for category in dataset["categories"]]
@@ -120,8 +122,8 @@ def _curves(
     *,
     iou_type: IouType,
     max_detections: int,
-) -> Curves:
-    """Evaluate a few classes at a time, and join what is found."""
+) -> Curves | None:
+    """Evaluate a few classes at a time, and join what is found; None where no class has an object or a prediction."""
     category_ids = sorted({category["id"] for category in dataset["categories"]})
     at_once = max(1, MOST_PAIRS // max(1, len(dataset["images"])))
     objects: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in category_ids}
@@ -143,7 +145,6 @@ def _curves(
             joined = _empty(category_ids, evaluated)
         joined.precision[:, :, first : first + at_once] = evaluated.eval["precision"]
         joined.recall[:, first : first + at_once] = evaluated.eval["recall"]
-    assert joined is not None
     return joined
 
 
