@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, verified, kept by rule, written beside the loop."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pytest
 from mtrain.core.cadence import scored
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint import store as checkpoint
+from mtrain.core.checkpoint.background import Beside
 from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError, TrainingError
@@ -473,3 +476,21 @@ def test_room_is_made_by_checkpoints_that_rotate_and_by_what_dead_writers_left(t
     living.mkdir()
     (living / "weights.safetensors").write_bytes(bytes(5000))
     assert checkpoint.reusable_bytes(tmp_path) == format.size_of(whole) + 1000
+
+
+def test_a_stream_that_uses_its_memory_again_gets_the_digest_of_what_was_written(tmp_path):
+    memory = bytearray(format.CHUNK_BYTES)
+
+    def contents():
+        for number in range(3):
+            memory[:] = bytes([number]) * len(memory)
+            yield memory
+
+    class Late(Beside):
+        def do(self, work):
+            super().do(lambda: (time.sleep(0.05), work()))
+
+    with Late() as hashing, Beside() as flushing:
+        entry = format._Writer(hashing, flushing).write(tmp_path / "arrays", contents())
+        flushing.wait()
+    assert entry["sha256"] == hashlib.sha256((tmp_path / "arrays").read_bytes()).hexdigest()

@@ -203,7 +203,6 @@ class _Writer:
         file = outputs.open_to_write(path, "xb", buffering=0)
         try:
             for content in contents:
-                self._hashing.wait()  # now the content before can be dropped
                 view = memoryview(content)
                 size += len(view)
                 if len(view) < CHUNK_BYTES:
@@ -214,7 +213,7 @@ class _Writer:
                     chunk = view[start : start + CHUNK_BYTES]
                     self._hashing.do(partial(digest.update, chunk))
                     _write_all(file, chunk)
-            self._hashing.wait()
+                self._hashing.wait()  # whoever yields the next content may use the memory of this one again
         except BaseException:
             file.close()
             raise
