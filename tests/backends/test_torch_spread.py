@@ -99,3 +99,42 @@ def test_memory_that_numpy_has_seen_is_not_given_up(monkeypatch: pytest.MonkeyPa
         torch.zeros(100)
     assert seen.sum() == 200
     assert first.untyped_storage().nbytes() == 400
+
+
+class _Named(torch.Tensor):
+    """A class of tensors that adds nothing but its name."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, _: repr(x).count("2."),
+        lambda x, _: f"{x}".count("2."),
+        lambda x, _: repr(nn.Parameter(x)).count("2."),
+        lambda _, named: int(named.sum()) // 2,
+    ],
+    ids=["repr", "format", "repr of a parameter", "a class of its own"],
+)
+def test_arrays_are_whole_for_what_a_constructor_reads(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading memory that was given up would end the process."""
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        named = x.as_subclass(_Named)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert read(x, named) == 100
+        torch.zeros(100)
+        assert made.is_spread(x), "it is shown, and not kept whole"
+
+
+def test_an_array_that_was_resized_keeps_all_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        x.resize_(200).fill_(3)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert float(x.sum()) == 600

@@ -29,6 +29,8 @@ READ_DIRECTLY = frozenset(
     | {"__reduce_ex__", "__deepcopy__"}
 )
 """What reads memory without an operation of torch."""
+SHOWN = frozenset({"__repr__", "__format__"})
+"""What shows values, in operations of which no mode is told."""
 
 
 class _Memory:
@@ -66,7 +68,7 @@ class Spread(TorchDispatchMode):
         # Also of arrays that are gone: when a rank's collector frees them must not decide what is given up.
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._count = 0
-        self._reads = _DirectReads(self.fill_for_good)
+        self._reads = _DirectReads(self._show, self.fill_for_good)
         self._hook: Any = None
 
     @override
@@ -109,7 +111,8 @@ class Spread(TorchDispatchMode):
         return is_target and x.is_contiguous() and x.nbytes == memory.size
 
     def _of(self, x: object) -> _Memory | None:
-        if not isinstance(x, Tensor) or not _is_plain(x):
+        """Return the known memory of ``x``, which may also be of a class that adds nothing but names."""
+        if not isinstance(x, Tensor) or not _has_memory(x):
             return None
         return self._known.get(storage_key(x))
 
@@ -155,6 +158,7 @@ class Spread(TorchDispatchMode):
         whole = memory.bytes()
         if whole is None or memory.part is not None or not whole.untyped_storage().resizable():
             return
+        memory.size = whole.numel()  # An operation may have resized it.
         # Memory that numpy has seen cannot be given up, so numpy gets copies.
         memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
         first, each = self._bounds(memory)
@@ -228,6 +232,13 @@ class Spread(TorchDispatchMode):
         if memory is not None and memory.part is not None:
             self._fill(memory)
 
+    def _show(self, x: Tensor) -> None:
+        """Make the memory of ``x`` whole until something else needs the room."""
+        with unwatched():
+            self.fill(x)
+            if (memory := self._of(x)) is not None:
+                self._make_room([memory])
+
     def fill_for_good(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole, and leave it so."""
         with unwatched():
@@ -239,7 +250,7 @@ class Spread(TorchDispatchMode):
     def fill_rest(self, split: Iterable[Tensor]) -> None:
         """Make everything whole but the memory of ``split``; every rank must call."""
         gc.collect()  # what is no longer used must be so on all ranks
-        kept = {id(memory) for x in split if (memory := self._of(x)) is not None}
+        kept = {id(memory) for x in split if _is_plain(x) and (memory := self._of(x)) is not None}
         for memory in list(self._by_number.values()):
             if memory.part is not None and id(memory) not in kept and memory.storage() is not None:
                 self._fill(memory)
@@ -251,8 +262,9 @@ _NOTHING: Any = torch.empty(0).numpy()
 class _DirectReads(TorchFunctionMode):
     """Makes arrays whole before something reads their memory without an operation of torch."""
 
-    def __init__(self, fill: Callable[[Tensor], None]) -> None:
+    def __init__(self, show: Callable[[Tensor], None], fill: Callable[[Tensor], None]) -> None:
         super().__init__()
+        self._show = show
         self._fill = fill
 
     @override
@@ -263,12 +275,18 @@ class _DirectReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in READ_DIRECTLY:
+        name = getattr(func, "__name__", "")
+        if name in READ_DIRECTLY or name in SHOWN:
             for x in tensors_in(args):
-                self._fill(x)
+                (self._show if name in SHOWN else self._fill)(x)
         return func(*args, **(kwargs or {}))
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether ``x`` has memory of its own on the host."""
-    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout == torch.strided
+    """Return whether ``x`` is of torch's own classes, and has memory of its own on the host."""
+    return type(x) in (Tensor, nn.Parameter) and _has_memory(x)
+
+
+def _has_memory(x: Tensor) -> bool:
+    is_wrapper = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return not is_wrapper and x.device.type == "cpu" and x.layout == torch.strided
