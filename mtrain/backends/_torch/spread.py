@@ -18,6 +18,7 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.internals import TorchDispatchMode, overwrites, storage_key, tensors_in, unwatched
 from mtrain.core import state_checks
 from mtrain.core.overriding import override
+from mtrain.errors import TrainingError
 
 LEAST_BYTES = 1 << 18
 """Smaller arrays stay whole until the model is split."""
@@ -45,6 +46,8 @@ class _Memory:
         """This rank's bytes; None: the memory is whole."""
         self.digest = ""
         """Of the values, when the memory was last given up."""
+        self.is_taken = False
+        """Whether ``part`` has become that of a weight."""
 
     def bytes(self) -> Tensor | None:
         """Return the whole memory as bytes; None: nothing refers to it any more."""
@@ -190,7 +193,13 @@ class Spread(TorchDispatchMode):
 
     def _agree(self, what: str) -> None:
         """Refuse ranks that build something else than rank 0; every rank must call."""
-        state_checks.check_equal_start(self._collective, what)
+        try:
+            state_checks.check_equal_start(self._collective, what)
+        except TrainingError as error:
+            raise TrainingError(
+                f"{error}. Each rank keeps a part of the arrays, so while the model is built, every rank must do the same with them: what one "
+                "rank alone computes or prints of them, let all do, or do it later"
+            ) from None
 
     # ------------------------------------------------------------------------------------------ after the construction
     def check_equal_start(self, model: nn.Module) -> None:
@@ -199,10 +208,12 @@ class Spread(TorchDispatchMode):
         Raises:
             TrainingError: They have.
         """
+        with self:  # A user's module may compute something for its state.
+            entries = model.state_dict()
         for memory in list(self._by_number.values()):
             self._give_up(memory)
         taken = state_checks.Fingerprint()
-        for name, x in model.state_dict().items():
+        for name, x in entries.items():
             known = self._of(x)
             if known is None or known.part is None:
                 taken.add(name, x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -221,8 +232,11 @@ class Spread(TorchDispatchMode):
         ``is_even``: all ranks ask for equal parts, one after the other.
         """
         memory = self._of(x)
-        if is_even and memory is not None and memory.part is not None and x.is_contiguous() and x.nbytes == memory.size:
-            return memory.part.view(x.dtype)
+        is_all = memory is not None and x.is_contiguous() and x.nbytes == memory.size
+        size = (end - first) * x.element_size()
+        if is_even and is_all and memory is not None and memory.part is not None and memory.part.nbytes == size:
+            own, memory.is_taken = memory.part if not memory.is_taken else memory.part.clone(), True
+            return own.view(x.dtype)
         self.fill(x)
         return x.detach().reshape(-1)[first:end].clone()
 
