@@ -197,8 +197,8 @@ class Spread(TorchDispatchMode):
             state_checks.check_equal_start(self._collective, what)
         except TrainingError as error:
             raise TrainingError(
-                f"{error}. Each rank keeps a part of the arrays, so while the model is built, every rank must do the same with them: what one "
-                "rank alone computes or prints of them, let all do, or do it later"
+                f"{error}. Each rank keeps a part of the arrays, so while the model is built, every rank must do the same with them: what "
+                "one rank alone computes or prints of them, let all do, or do it later"
             ) from None
 
     # ------------------------------------------------------------------------------------------ after the construction
