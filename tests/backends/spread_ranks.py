@@ -78,7 +78,7 @@ class Uneven(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(9))
-        if os.environ["RANK"] == "0" and dist.is_initialized():
+        if sys.argv[-1] == "uneven" and os.environ["RANK"] == "0" and dist.is_initialized():
             print(self.layers[4].weight)
 
 
@@ -122,6 +122,19 @@ def plain(name: str, *, double: bool) -> str:
     return digest({key: x.numpy() for key, x in state.items()})
 
 
+def check_own_optimizer(session: Any) -> None:
+    """Check that a script's own optimizer is made for weights that it can read, in a model that is built here."""
+    seen: list[float] = []
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        seen.append(float(sum(x.detach().clone().sum() for x in model.parameters())))
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=1, seed=7, own_model=True, native_optimizer=made)
+    session.prepare(Uneven, recipe)
+    assert seen
+
+
 def main(backend: str, *names: str) -> None:
     """Build each model in a session, and compare; small arrays are spread too."""
     spread.LEAST_BYTES, spread.ROOM_BYTES = 64, 6000
@@ -160,6 +173,8 @@ def main(backend: str, *names: str) -> None:
             del model, optimizer, state
             gc.collect()
             print("same", name, double, flush=True)
+        if "own" in names:
+            check_own_optimizer(session)
 
 
 if __name__ == "__main__":

@@ -279,9 +279,9 @@ class AgentProcesses:
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        """Start the agents of ``nodes``, at most ``MAX_CONNECTING`` at a time. Call it from the main thread, see
-        ``open_line``.
+        """Start the agents of ``nodes``, at most ``MAX_CONNECTING`` at a time.
 
+        Call it from the main thread, see ``open_line``.
         The time of each host counts from the start of its own command, so that one that waits for its turn loses nothing.
         """
         open_files.allow(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
