@@ -2,13 +2,16 @@
 
 import gc
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mtrain.backends._torch import spread
 from mtrain.backends.deepspeed import DeepSpeed
@@ -40,6 +43,45 @@ class Own(nn.Module):
             self.given[2] = float(self.encoder.layers[0].self_attn.in_proj_weight.numpy()[5].sum())
 
 
+class Shared(nn.Module):
+    """A module whose arrays lie in the memory of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(40, 9))
+        self.second = nn.Parameter(torch.empty(0))
+        self.second.data = self.first.data
+        self.third = nn.Parameter(torch.randn(40, 9))
+        self.register_buffer("seen", self.third.data[:4])
+        self.fourth = nn.Parameter(torch.randn(40, 9))
+        self.view = self.fourth.data[3:5]
+        self.copy = self.view.clone()
+        self.total = 0.0
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self.fourth, DTensor) and self.fourth.numel():
+            self.total = float(self.fourth.detach().sum())
+        return super().state_dict(*args, **kwargs)
+
+
+def check_shared(model: Shared) -> None:
+    """Check that what is no weight kept its values, and that each weight has memory of its own."""
+    assert torch.equal(model.view, model.copy)
+    first, second = (x.to_local().untyped_storage().data_ptr() for x in (model.first, model.second))  # type: ignore[operator]
+    assert first != second
+    assert model.total, "the state is taken while weights are not split"
+
+
+class Uneven(nn.Module):
+    """A module of which the first rank alone prints something while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(9))
+        if sys.argv[-1] == "uneven" and os.environ["RANK"] == "0" and dist.is_initialized():
+            print(self.layers[4].weight)
+
+
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -55,7 +97,13 @@ def gpt2() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"own": Own, "llama": llama, "gpt2": gpt2}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "own": Own,
+    "shared": Shared,
+    "uneven": Uneven,
+    "llama": llama,
+    "gpt2": gpt2,
+}
 
 
 def digest(arrays: Any) -> str:
@@ -72,6 +120,19 @@ def plain(name: str, *, double: bool) -> str:
     model = MODELS[name]()
     state = (model.double() if double else model).state_dict()
     return digest({key: x.numpy() for key, x in state.items()})
+
+
+def check_own_optimizer(session: Any) -> None:
+    """Check that a script's own optimizer is made for weights that it can read, in a model that is built here."""
+    seen: list[float] = []
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        seen.append(float(sum(x.detach().clone().sum() for x in model.parameters())))
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=1, seed=7, own_model=True, native_optimizer=made)
+    session.prepare(Uneven, recipe)
+    assert seen
 
 
 def main(backend: str, *names: str) -> None:
@@ -106,10 +167,14 @@ def main(backend: str, *names: str) -> None:
             state = session.state(model, optimizer)
             assert digest(state.weights) == wanted, f"{name} {double}"
             assert digest(state.ema) == wanted or name == "own", f"{name} {double}"
-            assert len(used) > 20, f"{name}: {len(used)} arrays were given up"
+            assert len(used) > (20 if name != "shared" else 3), f"{name}: {len(used)} arrays were given up"
+            if isinstance(model, Shared) and backend == "fsdp":
+                check_shared(model)
             del model, optimizer, state
             gc.collect()
             print("same", name, double, flush=True)
+        if "own" in names:
+            check_own_optimizer(session)
 
 
 if __name__ == "__main__":

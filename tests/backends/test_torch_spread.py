@@ -14,18 +14,18 @@ from mtrain.backends._torch import spread
 from mtrain.backends.torch_engine import LocalCollective
 from tests.backends.processes import ROOT
 
-MODELS = ("own", "llama", "gpt2")
+MODELS = ("own", "shared", "llama", "gpt2")
 
 
-def _prepared(backend: str, *, ranks: int) -> list[str]:
-    """Build the models of ``spread_ranks`` on real ranks; return what each rank has printed."""
+def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, code: int = 0) -> list[str]:
+    """Build models of ``spread_ranks`` on real ranks, which end with ``code``; return what each rank has printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.backends.spread_ranks", backend, *MODELS],
+            [sys.executable, "-m", "tests.backends.spread_ranks", backend, *models],
             cwd=ROOT,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ def _prepared(backend: str, *, ranks: int) -> list[str]:
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(shown)
+    assert [process.returncode for process in processes] == [code] * ranks, "\n".join(shown)
     return shown
 
 
@@ -56,6 +56,13 @@ def test_ranks_start_from_the_bits_of_a_plain_build(backend: str, ranks: int) ->
     for shown in _prepared(backend, ranks=ranks):
         same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
         assert same == [[name, double] for name in MODELS for double in ("False", "True")]
+
+
+@pytest.mark.slow
+def test_what_one_rank_alone_prints_of_a_model_ends_all_ranks() -> None:
+    """None waits for another one that does something else."""
+    for shown in _prepared("fsdp", ranks=2, models=("uneven",), code=1):
+        assert "what one rank alone computes or prints of them" in shown.splitlines()[-1]
 
 
 class _Other(LocalCollective):
@@ -76,7 +83,7 @@ def test_ranks_that_build_different_weights_are_told(monkeypatch: pytest.MonkeyP
     made = spread.Spread(_Other(["another"]), torch.device("cpu"))
     with made:
         model = nn.Linear(30, 30)
-    with pytest.raises(TrainingError, match="ranks 1 start from other weights than rank 0"):
+    with pytest.raises(TrainingError, match=r"ranks 1 start from other weights than rank 0.* or prints of them"):
         made.check_equal_start(model)
 
 
@@ -99,3 +106,42 @@ def test_memory_that_numpy_has_seen_is_not_given_up(monkeypatch: pytest.MonkeyPa
         torch.zeros(100)
     assert seen.sum() == 200
     assert first.untyped_storage().nbytes() == 400
+
+
+class _Named(torch.Tensor):
+    """A class of tensors that adds nothing but its name."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, _: repr(x).count("2."),
+        lambda x, _: f"{x}".count("2."),
+        lambda x, _: repr(nn.Parameter(x)).count("2."),
+        lambda _, named: int(named.sum()) // 2,
+    ],
+    ids=["repr", "format", "repr of a parameter", "a class of its own"],
+)
+def test_arrays_are_whole_for_what_a_constructor_reads(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading memory that was given up would end the process."""
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        named = x.as_subclass(_Named)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert read(x, named) == 100
+        torch.zeros(100)
+        assert made.is_spread(x), "it is shown, and not kept whole"
+
+
+def test_an_array_that_was_resized_keeps_all_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        x.resize_(200).fill_(3)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert float(x.sum()) == 600

@@ -70,6 +70,23 @@ def test_stages_one_after_the_other_compute_what_the_model_computes(settings):
     assert torch.equal(logits, expected)
 
 
+def test_a_weight_that_blocks_of_two_stages_share_is_refused():
+    """Only the first and the last stage add up the gradients of what both hold."""
+    model = _model(LLAMA)
+    model.model.layers[1].mlp.up_proj.weight = model.model.layers[3].mlp.up_proj.weight
+    with pytest.raises(SpecError, match=r"layers\.1\.mlp\.up_proj\.weight belongs to other stages"):
+        divide(model, 3)
+
+
+def test_a_stage_without_trained_weights_is_refused_on_every_rank():
+    """A refusal on the ranks of that stage alone would leave the others waiting."""
+    model = _model(GPT2)
+    for name, x in model.named_parameters():
+        x.requires_grad = ".h.1." not in name
+    with pytest.raises(SpecError, match="3 given, but nothing of stage 2 is trained"):
+        divide(model, 3)
+
+
 def test_what_cannot_be_divided_is_refused():
     with pytest.raises(SpecError, match="has 3 blocks, of which each stage needs one; give at most 3"):
         divide(_model(GPT2), 4)

@@ -13,6 +13,7 @@ from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
 from mtrain.errors import PluginError, SpecError
+from mtrain.tasks.language.loading import array_by_array
 from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
 
 TINY = {"model_type": "gpt2", "vocab_size": 257, "n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
@@ -87,3 +88,18 @@ def test_a_tied_output_layer_is_not_missing(folder: Path) -> None:
     state = module.state_dict()
     name = next(name for name in state if name.endswith("wte.weight"))
     assert torch.equal(state[name], load_file(folder / "model.safetensors")["transformer.wte.weight"])
+
+
+def test_other_releases_of_transformers_open_files_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old one names no way to read, and safetensors of its time knows none; another one may not open files there at all."""
+    from transformers import modeling_utils
+
+    monkeypatch.setattr(modeling_utils, "safe_open", lambda *words, **options: (words, options))
+    with array_by_array():
+        assert modeling_utils.safe_open("file", framework="pt") == (("file",), {"framework": "pt"})
+        assert modeling_utils.safe_open("file", backend="mmap") == (("file",), {"backend": "pread"})
+    assert modeling_utils.safe_open("file", backend="mmap") == (("file",), {"backend": "mmap"})
+    monkeypatch.delattr(modeling_utils, "safe_open")
+    with array_by_array():
+        assert not hasattr(modeling_utils, "safe_open")
+    assert not hasattr(modeling_utils, "safe_open")

@@ -61,12 +61,16 @@ class FsdpEngine(SplitEngine):
     def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
         """Build a model of which each rank keeps its part; before layers are shared or divided into stages, a model is whole."""
         mesh = recipe.mesh
-        if self.collective.size == 1 or (mesh is not None and max(mesh.tensor, mesh.pipeline) > 1):
+        is_divided = mesh is not None and max(mesh.tensor, mesh.pipeline) > 1
+        # A script's own optimizer is made for whole weights.
+        if self.collective.size == 1 or is_divided or recipe.native_optimizer is not None:
             return super().built(build, recipe)
         self._spread = Spread(self.collective, self.target)
         with self._spread:
             model = self._place(build(), recipe)
         self._spread.check_equal_start(model)
+        for buffer in model.buffers():
+            self._spread.fill(buffer)  # which may lie in the memory of a weight
         self._spread.fill_rest(model.parameters())
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -108,6 +112,8 @@ class FsdpEngine(SplitEngine):
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             shard_unit(unit, layout, self._spread, target=self.target)
+        if self._spread is not None:
+            self._spread.fill_rest(())  # what else lies in the memory that weights had
         exchange = _Exchange(model, self._prepared)
         if layout.mesh.shard != self.collective.size:
             exchange.boxes = layout.boxes({name: x.shape for name, x in model.named_parameters()}, axes)

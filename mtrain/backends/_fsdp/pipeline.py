@@ -74,10 +74,6 @@ class Stage(nn.Module):
         self._is_checked = False
         self.results: list[dict[str, Tensor]] = []
         """What the model returned for each micro batch since it was cleared."""
-        if not any(parameter.requires_grad for parameter in self.parameters()):
-            raise SpecError(
-                f"parallel.pipeline: {self.count} given, but nothing of stage {number + 1} is trained; freeze less, or use fewer stages"
-            )
 
     @property
     def is_last(self) -> bool:

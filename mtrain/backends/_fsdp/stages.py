@@ -86,7 +86,15 @@ def divide(model: nn.Module, count: int) -> Division:
     of_module = {name: stage for stage, group in enumerate(parts) for name in group}
     outputs = {name: _passed if of_module[name] or name in listed else _stand_in(call) for name, call in calls}
     width = next(call.given[-1] for name, call in calls if name == listed[0])
-    return Division(parts, by_stage, *_holders(model, of_module), outputs, width)
+    holders, ties = _holders(model, of_module)
+    trained = {stage for name, x in model.named_parameters() if x.requires_grad for stage in holders[name]}
+    if idle := sorted(set(range(count)) - trained):
+        raise SpecError(
+            f"parallel.pipeline: {count} given, but nothing of stage {idle[0] + 1} is trained; freeze less, or use fewer stages"
+        )
+    if strange := [names[0] for names in ties if list(holders[names[0]]) != [0, count - 1]]:
+        raise _refusal(count, f"{strange[0]} belongs to other stages than the first and the last, so the model is not")
+    return Division(parts, by_stage, holders, ties, outputs, width)
 
 
 def _refusal(count: int, reason: str) -> SpecError:

@@ -18,6 +18,7 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.internals import TorchDispatchMode, overwrites, storage_key, tensors_in, unwatched
 from mtrain.core import state_checks
 from mtrain.core.overriding import override
+from mtrain.errors import TrainingError
 
 LEAST_BYTES = 1 << 18
 """Smaller arrays stay whole until the model is split."""
@@ -29,6 +30,8 @@ READ_DIRECTLY = frozenset(
     | {"__reduce_ex__", "__deepcopy__"}
 )
 """What reads memory without an operation of torch."""
+SHOWN = frozenset({"__repr__", "__format__"})
+"""What shows values, in operations of which no mode is told."""
 
 
 class _Memory:
@@ -43,6 +46,8 @@ class _Memory:
         """This rank's bytes; None: the memory is whole."""
         self.digest = ""
         """Of the values, when the memory was last given up."""
+        self.is_taken = False
+        """Whether ``part`` has become that of a weight."""
 
     def bytes(self) -> Tensor | None:
         """Return the whole memory as bytes; None: nothing refers to it any more."""
@@ -66,7 +71,7 @@ class Spread(TorchDispatchMode):
         # Also of arrays that are gone: when a rank's collector frees them must not decide what is given up.
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._count = 0
-        self._reads = _DirectReads(self.fill_for_good)
+        self._reads = _DirectReads(self._show, self.fill_for_good)
         self._hook: Any = None
 
     @override
@@ -109,7 +114,8 @@ class Spread(TorchDispatchMode):
         return is_target and x.is_contiguous() and x.nbytes == memory.size
 
     def _of(self, x: object) -> _Memory | None:
-        if not isinstance(x, Tensor) or not _is_plain(x):
+        """Return the known memory of ``x``, which may also be of a class that adds nothing but names."""
+        if not isinstance(x, Tensor) or not _has_memory(x):
             return None
         return self._known.get(storage_key(x))
 
@@ -155,6 +161,7 @@ class Spread(TorchDispatchMode):
         whole = memory.bytes()
         if whole is None or memory.part is not None or not whole.untyped_storage().resizable():
             return
+        memory.size = whole.numel()  # An operation may have resized it.
         # Memory that numpy has seen cannot be given up, so numpy gets copies.
         memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
         first, each = self._bounds(memory)
@@ -186,7 +193,13 @@ class Spread(TorchDispatchMode):
 
     def _agree(self, what: str) -> None:
         """Refuse ranks that build something else than rank 0; every rank must call."""
-        state_checks.check_equal_start(self._collective, what)
+        try:
+            state_checks.check_equal_start(self._collective, what)
+        except TrainingError as error:
+            raise TrainingError(
+                f"{error}. Each rank keeps a part of the arrays, so while the model is built, every rank must do the same with them: what "
+                "one rank alone computes or prints of them, let all do, or do it later"
+            ) from None
 
     # ------------------------------------------------------------------------------------------ after the construction
     def check_equal_start(self, model: nn.Module) -> None:
@@ -195,10 +208,12 @@ class Spread(TorchDispatchMode):
         Raises:
             TrainingError: They have.
         """
+        with self:  # A user's module may compute something for its state.
+            entries = model.state_dict()
         for memory in list(self._by_number.values()):
             self._give_up(memory)
         taken = state_checks.Fingerprint()
-        for name, x in model.state_dict().items():
+        for name, x in entries.items():
             known = self._of(x)
             if known is None or known.part is None:
                 taken.add(name, x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -217,8 +232,11 @@ class Spread(TorchDispatchMode):
         ``is_even``: all ranks ask for equal parts, one after the other.
         """
         memory = self._of(x)
-        if is_even and memory is not None and memory.part is not None and x.is_contiguous() and x.nbytes == memory.size:
-            return memory.part.view(x.dtype)
+        is_all = memory is not None and x.is_contiguous() and x.nbytes == memory.size
+        size = (end - first) * x.element_size()
+        if is_even and is_all and memory is not None and memory.part is not None and memory.part.nbytes == size:
+            own, memory.is_taken = memory.part if not memory.is_taken else memory.part.clone(), True
+            return own.view(x.dtype)
         self.fill(x)
         return x.detach().reshape(-1)[first:end].clone()
 
@@ -227,6 +245,13 @@ class Spread(TorchDispatchMode):
         memory = self._of(x)
         if memory is not None and memory.part is not None:
             self._fill(memory)
+
+    def _show(self, x: Tensor) -> None:
+        """Make the memory of ``x`` whole until something else needs the room."""
+        with unwatched():
+            self.fill(x)
+            if (memory := self._of(x)) is not None:
+                self._make_room([memory])
 
     def fill_for_good(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole, and leave it so."""
@@ -239,7 +264,7 @@ class Spread(TorchDispatchMode):
     def fill_rest(self, split: Iterable[Tensor]) -> None:
         """Make everything whole but the memory of ``split``; every rank must call."""
         gc.collect()  # what is no longer used must be so on all ranks
-        kept = {id(memory) for x in split if (memory := self._of(x)) is not None}
+        kept = {id(memory) for x in split if _is_plain(x) and (memory := self._of(x)) is not None}
         for memory in list(self._by_number.values()):
             if memory.part is not None and id(memory) not in kept and memory.storage() is not None:
                 self._fill(memory)
@@ -251,8 +276,9 @@ _NOTHING: Any = torch.empty(0).numpy()
 class _DirectReads(TorchFunctionMode):
     """Makes arrays whole before something reads their memory without an operation of torch."""
 
-    def __init__(self, fill: Callable[[Tensor], None]) -> None:
+    def __init__(self, show: Callable[[Tensor], None], fill: Callable[[Tensor], None]) -> None:
         super().__init__()
+        self._show = show
         self._fill = fill
 
     @override
@@ -263,12 +289,18 @@ class _DirectReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in READ_DIRECTLY:
+        name = getattr(func, "__name__", "")
+        if name in READ_DIRECTLY or name in SHOWN:
             for x in tensors_in(args):
-                self._fill(x)
+                (self._show if name in SHOWN else self._fill)(x)
         return func(*args, **(kwargs or {}))
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether ``x`` has memory of its own on the host."""
-    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout == torch.strided
+    """Return whether ``x`` is of torch's own classes, and has memory of its own on the host."""
+    return type(x) in (Tensor, nn.Parameter) and _has_memory(x)
+
+
+def _has_memory(x: Tensor) -> bool:
+    is_wrapper = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return not is_wrapper and x.device.type == "cpu" and x.layout == torch.strided

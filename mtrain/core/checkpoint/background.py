@@ -85,10 +85,9 @@ class Beside:
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             try:
-                if self._error is None:
-                    work()
+                work()  # also after an error: it may close what was opened for it
             except BaseException as error:
-                self._error = error
+                self._error = self._error or error
             finally:
                 del work  # what it works on can be dropped
                 self._todo.task_done()

@@ -177,8 +177,7 @@ def with_values(loaded: "Loaded", values: Mapping[str, Any]) -> "Loaded":
 
 
 def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
-    """Check the requirements of each backend and make its plan; check the data once, on the first backend that can
-    run.
+    """Check each backend's requirements and make its plan; check the data once, on the first backend that can run.
 
     A backend that is not installed or refuses the job gets its row at once, and the others are compared.
 

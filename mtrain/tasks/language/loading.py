@@ -14,17 +14,19 @@ def array_by_array() -> Iterator[None]:
     """Have transformers read one array after the other, and not map the files, while inside.
 
     Its threads would read the whole model ahead, and pages of a mapped file count as memory of the process: both would be
-    there on each rank, however many share the model.
+    there on each rank, however many share the model. A release that opens files in another way does so here too.
     """
     from transformers import modeling_utils
 
-    former, opened = os.environ.get(IN_TURN), vars(modeling_utils)["safe_open"]
+    former, opened = os.environ.get(IN_TURN), vars(modeling_utils).get("safe_open")
     os.environ[IN_TURN] = "1"
-    vars(modeling_utils)["safe_open"] = partial(_opened, opened)
+    if opened is not None:
+        vars(modeling_utils)["safe_open"] = partial(_opened, opened)
     try:
         yield
     finally:
-        vars(modeling_utils)["safe_open"] = opened
+        if opened is not None:
+            vars(modeling_utils)["safe_open"] = opened
         if former is None:
             del os.environ[IN_TURN]
         else:
@@ -33,4 +35,6 @@ def array_by_array() -> Iterator[None]:
 
 def _opened(open_file: object, *arguments: object, **options: object) -> object:
     assert callable(open_file)
-    return open_file(*arguments, **{**options, "backend": "pread"})
+    if "backend" in options:  # Older releases do not give it, and older safetensors do not know it.
+        options["backend"] = "pread"
+    return open_file(*arguments, **options)

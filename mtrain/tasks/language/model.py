@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
-from mtrain.errors import CheckpointError, DataError, PluginError, SpecError
+from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
 from mtrain.spec.pathnames import PathText
 from mtrain.spec.suggest import hint
 from mtrain.tasks.language import adapters, folders, network
@@ -183,7 +183,7 @@ class HuggingFaceModel(Model):
                 )
             folders.check_loaded(told, path=self._where())
             return module
-        except PluginError:
+        except MtrainError:
             raise
         except Exception as error:  # transformers raises many kinds
             raise PluginError(f"model.options: {self._where()}: transformers cannot build it: {error}") from error
