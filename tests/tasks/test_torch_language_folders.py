@@ -133,7 +133,7 @@ def short_rows(folder: Path) -> None:
         (shutil.rmtree, "no such folder"),
         (weightless, "its weights are in pytorch_model.bin"),
         (pointer, "cannot be read as safetensors: a header of"),
-        (cut, "fewer than its arrays take"),
+        (cut, "bytes are fewer than its arrays take"),
         (list_header, "cannot be read as safetensors"),
         (half, "names are not there: model-00002-of-00002.safetensors; copy the whole folder"),
         (no_json, "config.json cannot be read"),

@@ -54,7 +54,9 @@ def arrays_of(folder: Path) -> dict[str, _Place]:
                 "Git LFS is missing), or set from_scratch: true to start from random weights"
             ) from error
         if any(place.end > size for place in found.values()):
-            raise SpecError(f"model.options.path: {file} has {size} bytes, fewer than its arrays take; copy it again")
+            raise SpecError(
+                f"model.options.path: {file} ends too early: {size} bytes are fewer than its arrays take; copy it again"
+            )
         places.update(found)
     return places
 
