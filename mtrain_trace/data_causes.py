@@ -139,6 +139,9 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     """Explain labels that differ."""
     if ours.targets == theirs.targets:
         return ["the same samples have other labels: labels are shuffled or shifted against their samples"]
+    own = _positions(ours, theirs)
+    if own:
+        return [own]
     for rank, (mine, other) in enumerate(zip(ours.target_sums, theirs.target_sums)):
         if len(theirs.target_sums) > 1 and len(ours.target_sums) == len(theirs.target_sums) and mine != other:
             return [f"the samples are the same, but rank {rank} of B has other labels"]
@@ -147,9 +150,6 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             "the targets are floating point numbers, and were the same before: another model computes them (a teacher, a target "
             "network); look at its weights and buffers, at how they are averaged or copied, and at its evaluation mode"
         ]
-    own = _positions(ours, theirs)
-    if own:
-        return [own]
     return ["the samples are the same, but their labels are not: another mapping of classes, padding or shift"]
 
 
@@ -163,7 +163,8 @@ def _positions(ours: Update, theirs: Update) -> str:
         if set(first) < set(other.targets):
             return (
                 f"each rank of {side} has the same labels, {len(first)} of the {len(other.targets)} of the other side, each as often: "
-                "positions among the samples of one rank, as a contrastive loss counts them. What the other ranks hold is not gathered"
+                "positions among the samples of one rank, as a contrastive loss counts them. Those of rank r have to begin at r times the "
+                "samples of a rank where the outputs of all ranks are gathered; or they are not gathered"
             )
     return ""
 

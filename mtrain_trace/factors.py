@@ -18,9 +18,11 @@ EXPLAINED = 0.02
 """Largest remainder that a factor may leave, relative to the length of what it explains."""
 
 
-def factor_words(factor: float, comparison: Comparison, theirs: Update, ours: Update, *, what: str) -> str:
-    """Say what a whole factor between two losses or gradients may come from."""
-    front = f"the {what} of B is {_shown_factor(factor)} that of A"
+def factor_words(
+    factor: float, comparison: Comparison, theirs: Update, ours: Update, *, what: str, name: str = ""
+) -> str:
+    """Say what a whole factor between two losses or gradients may come from; ``name``: of one of several losses."""
+    front = f"the {name or what} of B is {_shown_factor(factor)} that of A"
     rest = _short_window(factor, comparison, ours, theirs)
     if rest:
         return f"{front}: {rest}"

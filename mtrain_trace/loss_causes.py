@@ -13,6 +13,8 @@ from mtrain_trace.recorder import ZEROS
 
 SAME_FACTOR = 1e-3
 """Largest relative difference of two factors that are one; a factor nearer to 1 is none."""
+TOTAL = "total"
+"""Name of the whole among the parts of a loss."""
 LARGEST_COUNT = 256
 """Largest denominator of a factor that is shown as a fraction."""
 
@@ -32,8 +34,9 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
             f"{count} modules of {side} are in evaluation mode, {min(frozen_a, frozen_b)} of the other: model.train() is missing "
             "after an evaluation, or parts are put into eval() on one side"
         )
+    sentences += _of_parts(comparison, ours, theirs)
     factor = theirs.loss / ours.loss if ours.loss else math.nan
-    whole = factors.whole_factor(factor)
+    whole = None if sentences else factors.whole_factor(factor)
     if whole is not None:
         words = factors.factor_words(whole, comparison, theirs, ours, what="loss")
         sentences.append(words)
@@ -43,11 +46,13 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
             "of one rank and one micro batch; use SyncBatchNorm, or compare trainings with the same micro batches"
         )
     if not sentences and _has(comparison, "dropouts"):
-        sentences += _random_numbers(ours, theirs)
+        sentences += _random_numbers(comparison, ours, theirs)
     if not sentences:
         sentences += _scaled(factor, ours, theirs)
     if not sentences and _is_mean_of_means(ours, theirs):
         sentences.append(_means_words(ours, theirs))
+    if not sentences:
+        sentences += _but_first_rank(ours, theirs)
     if not sentences and parting.update == 1:
         sentences.append(
             "start weights, samples and labels are the same, the loss is not: the loss is computed otherwise (reduction, weights, "
@@ -141,6 +146,42 @@ def of_one_side(what: str, ours: Collection[str], theirs: Collection[str]) -> st
     return f"its {what} are others: it {' and '.join(parts)}; a part of the recipe is not applied"
 
 
+def _of_parts(comparison: Comparison, ours: Update, theirs: Update) -> list[str]:
+    """Name the losses, of several models or terms, that differ by a whole factor; nothing where all do, or none does."""
+    names = [name for name in ours.loss_parts if name != TOTAL and name in theirs.loss_parts]
+    found = {}
+    for name in names:
+        mine, other = ours.loss_parts[name], theirs.loss_parts[name]
+        factor = factors.whole_factor(other / mine) if mine and math.isfinite(mine) and math.isfinite(other) else None
+        if factor is not None:
+            found[name] = factor
+    if len(names) < 2 or len(found) == len(names):
+        return []
+    sentences = []
+    for name, factor in found.items():
+        words = factors.factor_words(factor, comparison, theirs, ours, what="loss", name=name)
+        model = name.removeprefix("loss_")
+        before, after = (update.model_norms.get(model, math.nan) for update in (ours, theirs))
+        if before and abs(after / before / factor - 1) < factors.EXPLAINED:
+            words += f"; the gradient of model {model} is {factor:.4g} times as long too"
+        sentences.append(words)
+    return sentences
+
+
+def _but_first_rank(ours: Update, theirs: Update) -> list[str]:
+    """Say that the first rank has the same loss and further ones have not; nothing where that is not so."""
+    if len(ours.losses) != len(theirs.losses) or len(ours.losses) < 2:
+        return []
+    apart = [abs(other - mine) > SAME_FACTOR * abs(mine) for mine, other in zip(ours.losses, theirs.losses)]
+    if apart[0] or not any(apart):
+        return []
+    which = [str(rank) for rank, differs in enumerate(apart) if differs]
+    return [
+        f"the loss of rank 0 is the same, and that of rank{'s' if len(which) > 1 else ''} {', '.join(which)} is not: what a rank works out "
+        "from its own number differs (positions or labels that forget to begin at the rank's part of what is gathered, a mask, an offset)"
+    ]
+
+
 def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
     """Return whether a loss of few passes may be that of more passes under other weights: it lies among their losses."""
     few, many = sorted((ours, theirs), key=lambda update: len(update.pass_losses))
@@ -169,7 +210,7 @@ def _samples_of_a_pass(update: Update) -> int:
     return len(update.rank_samples[0]) // max(update.micro_batches, 1) if update.rank_samples else 0
 
 
-def _random_numbers(ours: Update, theirs: Update) -> list[str]:
+def _random_numbers(comparison: Comparison, ours: Update, theirs: Update) -> list[str]:
     """Say what differs in the states of the random numbers, from which dropout draws."""
     for side, update, other in (("B", theirs, ours), ("A", ours, theirs)):
         states = [state for state in update.rng if state]
@@ -177,6 +218,15 @@ def _random_numbers(ours: Update, theirs: Update) -> list[str]:
             return [
                 f"all ranks of {side} draw the same random numbers: dropout leaves out the same elements on each (one seed for all)"
             ]
+    divided = _divided_otherwise(comparison, ours, theirs)
+    seeds = [update.seeds[0] if update.seeds else None for update in (ours, theirs)]
+    if divided and (None in seeds or seeds[0] == seeds[1]):
+        return [_drawn_otherwise(divided, seeds[0], ours, theirs)]
+    if divided:
+        return [
+            f"the model has dropout, and its random numbers begin with another seed (of the first rank {seeds[0]} in A, {seeds[1]} in B); "
+            f"with one seed they would differ too, because dropout draws for {divided}. Compare with dropout 0"
+        ]
     if ours.rng != theirs.rng and all(ours.rng) and all(theirs.rng):
         return [
             "the random numbers are in another state, from which dropout draws: another seed, or draws that one side alone makes"
@@ -184,6 +234,37 @@ def _random_numbers(ours: Update, theirs: Update) -> list[str]:
     return [
         "the model has dropout, whose draws depend on how samples are divided among ranks and passes; compare with dropout 0"
     ]
+
+
+def _divided_otherwise(comparison: Comparison, ours: Update, theirs: Update) -> str:
+    """Say over how many ranks or passes an update is divided, where A and B differ in that; empty where they do not."""
+    counts = []
+    for trace, update in ((comparison.a, ours), (comparison.b, theirs)):
+        passes = max(update.micro_batches, 1)
+        each = f", {passes} micro batches each" if passes > 1 else ""
+        counts.append((trace.ranks, passes, f"{trace.ranks} rank{'s' if trace.ranks > 1 else ''}{each}"))
+    if counts[0][:2] == counts[1][:2]:
+        return ""
+    sizes = [_samples_of_a_pass(update) for update in (ours, theirs)]
+    rows = f"{sizes[0]} and {sizes[1]} samples in a pass, " if all(sizes) else ""
+    return f"{rows}on {counts[0][2]} in A and on {counts[1][2]} in B"
+
+
+def _drawn_otherwise(divided: str, seed: int | None, ours: Update, theirs: Update) -> str:
+    """Say that dropout leaves out other elements because an update is divided otherwise, which is no mistake."""
+    begun = "" if seed is None else f" although the first rank of both begins with the seed {seed}"
+    words = (
+        f"the model has dropout, which draws for {divided}: its random numbers differ{begun}, which follows from how an update is divided "
+        "and is no mistake, and the loss differs with them; compare with dropout 0 to see whether anything else does"
+    )
+    for side, update in (("B", theirs), ("A", ours)):
+        states = [state for state in update.rng if state]
+        if len(states) > 1 and len(set(states)) == 1:
+            words += (
+                f". All ranks of {side} draw the same random numbers, though (one seed for all): add the rank to the seed after the model "
+                "is built"
+            )
+    return words
 
 
 def skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:

@@ -74,6 +74,8 @@ class Update:
     modes: list[int] | None = None
     autocast: str | None = None
     rng: list[str | None] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
+    """Seed that each rank has last given to its random numbers; None where it was not recorded."""
     states: list[str | None] = field(default_factory=list)
     """State with which the recurrent layer that is first called begins the update, of each rank: a digest, or ``recorder.ZEROS``."""
     parts: dict[str, Row] = field(default_factory=dict)
@@ -342,6 +344,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     update.clips.append(record["clip"])
     update.rank_rates.append(record["rates"])
     update.rng.append(record["rng"])
+    update.seeds.append(record.get("seed"))
     update.states.append(micro_batches[0].get("state") if micro_batches else None)
     update.changed_outside = update.changed_outside or record["weights_changed_outside"]
     update.skipped = update.skipped or bool(record.get("skipped"))

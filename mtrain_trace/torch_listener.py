@@ -264,6 +264,7 @@ class TorchListener:
             "rates": [torch_facts.options_of(group) for group in optimizer.param_groups],
             "steps": torch_facts.steps_of(optimizer, watched.holding.parameters),
             "rng": _random_state() if self._out.is_detailed(update) else None,
+            "seed": torch.initial_seed(),
             "weights_changed_outside": watched.versions is not None and versions != watched.versions,
         }
         watched.open = _Open(record, micro_batches, clip, full=self._out.is_full(update))

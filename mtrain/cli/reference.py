@@ -35,6 +35,10 @@ def markdown(schemas: Mapping[str, type[Spec]]) -> list[str]:
         "Written by `mtrain config schema --markdown`. `mtrain config explain KEY -c SPEC` says what a value is and where it "
         "came from.",
         "",
+        "Only `true` and `false` are truth values: `yes`, `no`, `on` and `off` are text. A number has no 0 in front: `010`, which "
+        "some readers of YAML take for 8, is text, and where a number is expected it is refused (`0o10` is 8, `0x10` is 16). "
+        "Digits may be divided by `_` (`1_000`). `1:30` and `2024-01-01` are text.",
+        "",
         "The tables below list what every spec may hold. The task of a job, which its data set and its model name, adds to that:",
         "",
         *(f"* [the task {task}](#the-task-{task})" for task in schemas),

@@ -80,14 +80,8 @@ def read(folder: Path) -> Chosen | None:
     run = RunFolder(folder)
     if not run.spec_json.is_file():
         return None
-    try:
-        values = _mapping(parse_json(read_bytes(run.spec_json, limit=MAX_OWN_BYTES)))
-        text = read_bytes(folder / CHOSEN, limit=MAX_OWN_BYTES) if (folder / CHOSEN).is_file() else b"{}"
-        facts = _mapping(parse_json(text))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: its spec cannot be read: {error}; restore the file, or start a new run"
-        ) from error
+    values = _read_mapping(run.spec_json)
+    facts = _read_mapping(folder / CHOSEN) if (folder / CHOSEN).is_file() else {}
     script, arguments = facts.get("script"), facts.get("arguments")
     return Chosen(
         folder=folder,
@@ -150,6 +144,13 @@ def value_at(values: Any, path: str) -> Any:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+def _read_mapping(file: Path) -> Mapping[str, Any]:
+    try:
+        return _mapping(parse_json(read_bytes(file, limit=MAX_OWN_BYTES)))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}; restore the file, or start a new run") from error
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

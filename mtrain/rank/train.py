@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import cadence
+from mtrain.core import cadence, resumed_samples
 from mtrain.core.cadence import Cadences
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
@@ -46,7 +46,7 @@ def train(
         saved = None if resume is None else load_everywhere(resume, job.session.collective)
         run = TrainingRun(job, data, run_folder, saved)
         if saved is not None:
-            run.check_continues()
+            run.check_continues(saved)
             job.plugin.check_resumed(job.task.details, saved.meta["extra"].get("details") or {})
             job.session.restore(job.model, job.optimizer, saved.state)
         run.announce(resumed_from=resume)
@@ -146,8 +146,13 @@ class TrainingRun:
         """Progress at the last save, or at the start."""
         return self._result.progress
 
-    def check_continues(self) -> None:
-        """See ``cadence.check_continues``."""
+    def _samples(self) -> Mapping[str, Any]:
+        return resumed_samples.facts(count=self.job.data.length("train"), digest=self._data.samples_digest())
+
+    def check_continues(self, saved: checkpoint.Saved) -> None:
+        """See ``resumed_samples.check_same`` and ``cadence.check_continues``."""
+        body = {"spec": saved.spec, "extra": saved.meta["extra"]}
+        resumed_samples.check_same(self._samples(), body, spec=self.job.spec, progress=saved.progress)
         cadence.check_continues(
             self.progress,
             updates_per_epoch=self.loader.updates_per_epoch,
@@ -310,6 +315,7 @@ class TrainingRun:
             **self._data.labels(),
             "details": dict(job.task.details),
             "results": self._result.metrics(),
+            resumed_samples.KEY: self._samples(),
             **({} if job.teacher is None else {"teacher": job.teacher}),
             **({} if self._draws is None else {KEY: self._draws.state()}),
             **({random_layers.KEY: self._shards} if job.plugin.native else {}),

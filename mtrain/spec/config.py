@@ -23,6 +23,7 @@ from mtrain.spec.plugin_kinds import SELECTORS
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
+from mtrain.spec.run_spec import check_whole, is_of_a_run
 from mtrain.spec.schema import Problem, dotted
 from mtrain.spec.selectors import (
     refuse_code_of_a_run,
@@ -148,7 +149,9 @@ def load(
         files = Files.read(file)
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
     first = inputs.merged(Spec)
-    is_spec_of_run = isinstance(path, RunSpec) or _is_of_a_run(file)
+    is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
+    if is_spec_of_run:
+        check_whole(files, file)
     is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run)
     if untrusted := refuse_code_of_a_run(first.layers, file, is_of_run):  # before anything that it names is read
         raise SpecError(untrusted)
@@ -238,11 +241,6 @@ def _schema(layers: Layers, registry: Registry) -> tuple[type[Spec], Problem | N
         return schema_of(task_of(layers.values, registry=registry), registry=registry), None
     except PluginError as error:
         return Spec, Problem(MODEL if layers.get(DATA) is None else DATA, str(error), "plugin")
-
-
-def _is_of_a_run(file: FilePath) -> bool:
-    """Return whether mtrain wrote the file into a run folder: it lies there beside its form for the ranks."""
-    return file.name == "spec.yml" and file.with_suffix(".json").is_file()
 
 
 def _is_of_run(origin: Origin, *, is_spec_of_run: bool) -> bool:

@@ -21,7 +21,7 @@ def checked_run_name(name: str) -> str:
     if is_one_folder and one_line(name) == name and len(name.encode()) <= LONGEST_NAME:
         return name
     raise UsageError(
-        f"run name {one_line(name, limit=SHOWN)!r}: expected the name of one folder, of at most {LONGEST_NAME} bytes, without "
+        f"run name '{one_line(name, limit=SHOWN)}': expected the name of one folder, of at most {LONGEST_NAME} bytes, without "
         "'/' and not beginning with '.' or '-'; give the folder of runs with -o report.dir=FOLDER"
     )
 
@@ -36,5 +36,5 @@ def checked_job_id(number: str) -> str:
         return number
     shown = one_line(number, limit=SHOWN)
     raise UsageError(
-        f"job id {shown!r}: expected letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+        f"job id '{shown}': expected letters, digits, '.', '_' and '-', beginning with a letter or a digit"
     )

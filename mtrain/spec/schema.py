@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from mtrain.spec.suggest import closest, hint
-from mtrain.spec.yaml_reader import Path
+from mtrain.spec.yaml_reader import Path, scalar, spelled_number
 
 _WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _MOST_PROBLEMS = 100
@@ -140,7 +140,18 @@ def _message(item: Any, path: Path, model: type[BaseModel]) -> str:
     quotes = "; put it in quotes" if item["type"] == "string_type" and isinstance(value, int | float) else ""
     nearest = closest(value, choices(model, path)) if isinstance(value, str) else None
     meant = f"; did you mean {nearest!r}?" if nearest else ""
-    return f"given {shown}, expected {expected or item['msg']}{quotes}{meant}"
+    return f"given {shown}, expected {expected or item['msg']}{quotes}{_zeros_hint(value)}{meant}"
+
+
+def _zeros_hint(value: Any) -> str:
+    """Say how a number is written that has zeros in front, which make it text; empty for other values."""
+    number = spelled_number(value) if isinstance(value, str) else None
+    if number is None:
+        return ""
+    octal = f"0o{number}" if number.isdigit() else ""
+    other = scalar(octal)
+    eight = f"; or {octal}, which is {other}" if isinstance(other, int) and other != scalar(number) else ""
+    return f"; a number has no 0 in front ({number}{eight})"
 
 
 def choices(model: type[BaseModel], path: Path) -> list[str]:

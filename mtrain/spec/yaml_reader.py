@@ -2,7 +2,9 @@
 
 Only a safe subset is accepted: no tags that build objects, no duplicate keys, no deep nesting, no aliases that expand
 to very many values. Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so that
-``1e-3`` is a number and ``no``, ``1:30``, ``2024-01-01`` are text.
+``1e-3`` is a number and ``no``, ``1:30``, ``2024-01-01`` are text. Two things are not of that schema: single ``_`` between
+digits are left out (``1_000``), and a number with a 0 in front, such as ``010``, is text, because readers of YAML 1.1 take
+it for octal and those of 1.2 for decimal.
 """
 
 import math
@@ -28,9 +30,12 @@ LARGEST = 2**63 - 1
 
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)\Z")
 _NULL = re.compile(r"^(?:null|Null|NULL|~|)\Z")
-_INT = re.compile(r"^[-+]?(?:0x[0-9a-fA-F]{1,3000}|0o[0-7]{1,3000}|[0-9][0-9_]{0,3000})\Z")
+_DIGITS = r"(?:0|[1-9][0-9]*(?:_[0-9]+)*)"
+_INT = re.compile(rf"^[-+]?(?:0x[0-9a-fA-F]{{1,3000}}|0o[0-7]{{1,3000}}|(?=[0-9_]{{1,3001}}\Z){_DIGITS})\Z")
 """At most about 3,000 digits: Python refuses to convert numbers of more than 4,300 digits."""
-_FLOAT = re.compile(r"^[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9]+|[0-9][0-9_]*\.?)(?:[eE][-+]?[0-9]+)?\Z")
+_FLOAT = re.compile(rf"^[-+]?(?:{_DIGITS}?\.[0-9]+|{_DIGITS}\.?)(?:[eE][-+]?[0-9]+)?\Z")
+_NUMBER_ELSEWHERE = re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?\Z")
+"""Text that a reader of another edition of YAML may take for a number."""
 _SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
 _PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*\Z")
 _TAG = "tag:yaml.org,2002:"
@@ -64,6 +69,13 @@ def scalar(text: str) -> Any:
     if _SPECIAL.match(text):
         return float(text.lower().replace(".", ""))
     return float(text.replace("_", "")) if _FLOAT.match(text) else text
+
+
+def spelled_number(text: str) -> str | None:
+    """Return the number that ``text`` would be without the zeros in front; None if it has none, or is no number."""
+    sign, digits = (text[:1], text[1:]) if text[:1] in ("-", "+") else ("", text)
+    shorter = re.sub("^0+(?=[0-9])", "", digits)
+    return sign + shorter if shorter != digits and not isinstance(scalar(shorter), str) else None
 
 
 def _as_float(number: int) -> float:
@@ -315,7 +327,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(f"{_TAG}str", text, style=None if isinstance(scalar(text), str) else "'")
+    is_plain = isinstance(scalar(text), str) and not _NUMBER_ELSEWHERE.match(text)
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if is_plain else "'")
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -87,6 +87,10 @@ class TaskBase:
         """See ``TaskKind.model_options``. By default there are none."""
         return {}
 
+    def samples_digest(self) -> str:
+        """See ``TaskData.samples_digest``. By default samples are told by their number."""
+        return ""
+
     def unit(self) -> tuple[str, int] | None:
         """See ``TaskData.unit``. By default samples are counted."""
         return None

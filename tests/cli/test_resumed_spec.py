@@ -140,7 +140,36 @@ def test_a_reporter_that_the_run_and_the_typed_spec_both_name_is_one(run, capsys
     plan(capsys, "--resume", "runs/own", "-c", "own.yml")
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, ["plan", "-c", "runs/own/spec.yml"]])
+def test_an_emptied_or_shortened_spec_in_a_run_folder_is_named_and_not_taken_for_the_default_job(run, capsys, command):
+    file = run / "spec.yml"
+    whole = file.read_text()
+    for content, what in (
+        ("", "is empty"),
+        ("# all gone\n", "is empty"),
+        (whole[: whole.index("\ntrain:") + 1], "lacks train"),
+    ):
+        file.write_text(content)
+        message = refused(capsys, *command)
+        assert f"runs/own/spec.yml: {what}" in message
+        assert "cp runs/own/spec.json runs/own/spec.yml" in message
+        assert "yolov5n" not in message
+    shutil.copy(run / "spec.json", file)
+    assert plan(capsys, "--resume", "runs/own")[0]["backend"] == "deepspeed", "the remedy works"
+    file.write_text("")
+    (run / "spec.json").unlink()
+    message = refused(capsys, "plan", "--resume", "runs/own")
+    assert "runs/own/spec.yml: is empty" in message
+    assert "-c" in message
+
+
 def test_the_current_folder_is_no_way_around(run, capsys, monkeypatch):
     (run / "plugins.toml").write_text("")
     monkeypatch.chdir(run)
     assert "not trusted to run code" in refused(capsys, "plan", "--resume", ".")
+
+
+@pytest.mark.parametrize("name", ["spec.json", "chosen.json"])
+def test_an_emptied_file_of_a_run_folder_is_named(run, capsys, name):
+    (run / name).write_text("")
+    assert f"runs/own/{name}: cannot be read" in refused(capsys, "plan", "--resume", "runs/own", "-c", "own.yml")

@@ -14,7 +14,7 @@ from mtrain.core.interfaces.queue import QueuedJob
 from mtrain.errors import MtrainError, UsageError
 from mtrain.records.console import Notes, Plain, Quiet
 from mtrain.records.rich import Rich
-from mtrain.spec import config, terminal
+from mtrain.spec import config, identifiers, terminal
 
 CLEAR, TITLE, RED = "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b[31m"
 NASTY = f"cat{CLEAR}{TITLE}{RED}\r\u202egod\udcff\x9b2J"
@@ -163,6 +163,12 @@ def test_plugins_cannot_make_a_job_with_an_option_for_an_id(tmp_path):
 def test_a_run_name_that_is_no_single_folder_is_refused(tmp_path, name):
     with pytest.raises(MtrainError, match=r"one folder.*report\.dir"):
         config.load("vit_digits", overrides=[f"report.name={json.dumps(name)}"], environ={})
+
+
+def test_a_refused_name_is_shown_with_one_backslash_before_a_control_character():
+    for check in (identifiers.checked_run_name, identifiers.checked_job_id):
+        with pytest.raises(UsageError, match=r"'a\\u000ab'"):
+            check("a\nb")
 
 
 @pytest.mark.parametrize("name", ["a", "digits-2", "2024.05.01 größe", "x" * 200, "a=b,c+d@e"])

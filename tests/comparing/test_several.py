@@ -1,9 +1,15 @@
 """Of a job with several models, the one that differs first is named, and why where that is known."""
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from mtrain.core.trace import SIZE
 from mtrain.records.history import History
+from mtrain.studies.compare.recorded import RecordedRequest
+from mtrain.studies.compare.recorded import compare as compare_recorded
 from mtrain.studies.compare.several import explain
 from mtrain.studies.compare.traces import trace_of, with_recipe
 from mtrain_trace.comparing import compare
@@ -129,3 +135,42 @@ def test_a_scheduler_whose_state_is_lost_is_named():
     assert "the settings of the optimizer differ (A and B): lr 0.1 and 0.4 (group 1 of D)" in message
     assert "the learning rates agreed before" in message
     assert "was not resumed or not stepped" in message
+
+
+def run_folder(path: Path, *, ranks: int, times: dict[str, float]) -> Path:
+    """A run folder of the GAN, in which the losses and gradients of some models are multiplied."""
+    path.mkdir()
+    lines = [{"kind": "start", "update": 0, "ranks": ranks, "backend": "ddp"}]
+    for u in range(UPDATES):
+        losses = {name: float(values[u]) * times.get(name[-1], 1.0) for name, values in LOSSES.items()}
+        models = {name: {"gradient_norm": 0.3 * times.get(name, 1.0), "updated": True} for name in "GD"}
+        update = {"kind": "update", "update": u, "losses": losses, "gradient_norm": None, "learning_rates": [0.1, 0.1]}
+        lines.append({**update, "models": models})
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (
+            {"D": 2.0},
+            "the loss_D of B is 2 times that of A, as many times as there are ranks: summed over ranks and not averaged, or multiplied by "
+            "their number; the gradient of model D is 2 times as long too",
+        ),
+        ({"D": 0.5, "G": 1.01}, "the loss_D of B is 1/2 of that of A, one part for each rank: averaged twice"),
+        ({"D": 2.0, "G": 2.0}, "the loss of B is 2 times that of A, as many times as there are ranks"),
+        ({"D": 1.3}, "the loss is computed otherwise"),
+    ],
+)
+def test_the_loss_of_one_model_that_is_multiplied_is_named_of_run_folders(
+    tmp_path: Path, times: dict[str, float], said: str
+) -> None:
+    folders = [run_folder(tmp_path / "a", ranks=1, times={}), run_folder(tmp_path / "b", ranks=2, times=times)]
+    (result,) = compare_recorded(RecordedRequest(folders=folders))
+    (comparison,) = result.comparisons
+    assert comparison.parting is not None
+    assert comparison.parting.update == 1
+    assert len(comparison.sentences) == 1
+    assert said in comparison.sentences[0]
+    assert ("loss_" in comparison.sentences[0]) is ("loss_" in said)

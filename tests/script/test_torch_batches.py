@@ -239,3 +239,40 @@ def test_another_batch_after_a_resume_is_refused(tmp_path):
     result = run(tmp_path, "--resume", "runs/first", SCRIPT, "growing")
     assert result.returncode == 2
     assert "with the data and batches of now it would be at epoch 2, position 2" in result.stdout + result.stderr
+
+
+GROWN = """
+import os
+import numpy as np
+import torch
+import mtrain
+
+rows = [(np.full(2, float(n), np.float32), np.float32(n)) for n in range(int(os.environ["ROWS"]))]
+with mtrain.session() as session:
+    model, optimizer = session.prepare(lambda: torch.nn.Linear(2, 1), optimizer=mtrain.SGD(learning_rate=1e-4))
+    for points, values in session.batches(rows, global_batch=4, epochs=1):
+        optimizer.update(((model(points)[:, 0] - values) ** 2).mean())
+"""
+
+
+def test_a_data_set_that_has_grown_is_refused_in_the_first_epoch_too(tmp_path, monkeypatch):
+    (tmp_path / "grown.py").write_text(GROWN)
+    monkeypatch.setenv("ROWS", "16")
+    done(
+        tmp_path,
+        "--name",
+        "first",
+        "-b",
+        "solo",
+        "-o",
+        "checkpoint.every_updates=2",
+        "-o",
+        "checkpoint.keep_last=9",
+        "grown.py",
+    )
+    monkeypatch.setenv("ROWS", "20")
+    result = run(tmp_path, "--resume", "runs/first/checkpoints/step-00000002", "grown.py")
+    assert result.returncode == 2
+    assert (
+        "the training split has 20 samples, and had 16 when the checkpoint was written" in result.stdout + result.stderr
+    )

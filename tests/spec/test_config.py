@@ -1,6 +1,7 @@
 """A spec is read from many sources; every value knows its origin and every mistake is told at once."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mtrain.errors import SpecError
 from mtrain.spec import config
 from mtrain.spec.building import Tasks
 from mtrain.spec.schema import dotted, model_of, walk
-from mtrain.spec.yaml_reader import flow, parse, parse_value
+from mtrain.spec.yaml_reader import dumped, flow, parse, parse_value
 
 
 @pytest.fixture
@@ -211,6 +212,15 @@ def test_mistakes_of_several_sources_are_told_together(here):
         ("train: {momentum: 0.9}", "a.yml:1 train.momentum: unknown key; did you mean 'optimizer.momentum'?"),
         ("train:\n  seed: yes", "a.yml:2 train.seed: given 'yes', expected an integer"),
         ("train:\n  seed: true", "a.yml:2 train.seed: given true, expected an integer"),
+        ("report:\n  stragglers: on", "a.yml:2 report.stragglers: given 'on', expected true or false"),
+        (
+            "train:\n  updates: 010",
+            "a.yml:2 train.updates: given '010', expected an integer > 0 or null; a number has no 0 in front (10; or 0o10, which is 8)",
+        ),
+        (
+            "optimizer:\n  learning_rate: 00.1",
+            "a.yml:2 optimizer.learning_rate: given '00.1', expected a number > 0; a number has no 0 in front (0.1)",
+        ),
         ("train:\n  clip_norm: .inf", "a.yml:2 train.clip_norm: given inf, expected a number > 0 or null"),
         ("report: {name: 5}", "a.yml:1 report.name: given 5, expected text or null; put it in quotes"),
         ("data:\n  names:\n  - a\n  - 1", "a.yml:4 data.names.1: given 1, expected text"),
@@ -364,16 +374,31 @@ def test_an_override_value_reads_back_as_itself(value):
     [
         ("1e-3", 1e-3),
         ("no", "no"),
-        ("010", 10),
+        ("on", "on"),
         ("1:30", "1:30"),
         ("2024-01-01", "2024-01-01"),
         ("~", None),
         ("0x10", 16),
+        ("0o10", 8),
+        ("0", 0),
+        ("-0.5", -0.5),
+        ("1_000", 1000),
+        ("1_000.5", 1000.5),
+        ("1" * 3002, math.inf),
     ],
 )
 def test_scalars_follow_the_core_schema_of_yaml_1_2(text, value):
     actual = parse(f"a: {text}", name="x").values["a"]
     assert (actual, type(actual)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["010", "-010", "08", "00", "0_1", "01.5", "01e3", "1__0", "1_", "1_.5"])
+def test_what_readers_of_yaml_take_for_different_numbers_is_text_and_stays_that(text):
+    assert parse(f"a: {text}", name="x").values["a"] == text
+    assert parse_value(text) == text
+    for written in (dumped({"a": text}), f"a: {flow(text)}"):
+        assert parse(written, name="x").values["a"] == text
+        assert f"'{text}'" in written, "another reader would take it for a number"
 
 
 # ------------------------------------------------------------------------------------------------------------ hand over

@@ -1,6 +1,8 @@
 """Folders from which a language model would start otherwise than their owner means are refused, each with what to do."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
+from mtrain.cli import main
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
@@ -80,6 +83,86 @@ def test_arrays_that_the_weights_lack_do_not_start_at_random(folder: Path) -> No
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(PluginError, match=r"1 arrays of the model are not in its weights.*c_fc\.weight"):
         built(folder)
+
+
+def weightless(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 7\n")
+
+
+def cut(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-7])
+
+
+def list_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"[]")
+
+
+def half(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def no_type(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def adapted(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def few_tokens(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**TINY, "vocab_size": 255}))
+
+
+def short_rows(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**TINY, "n_positions": 8}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (shutil.rmtree, "no such folder"),
+        (weightless, "its weights are in pytorch_model.bin"),
+        (pointer, "cannot be read as safetensors: a header of"),
+        (cut, "bytes are fewer than its arrays take"),
+        (list_header, "cannot be read as safetensors"),
+        (half, "names are not there: model-00002-of-00002.safetensors; copy the whole folder"),
+        (no_json, "config.json cannot be read"),
+        (no_type, "config.json has no model_type"),
+        (adapted, "holds adapters"),
+        (few_tokens, "the model has 255 tokens, and data.tokenizer 257"),
+        (short_rows, "data.length: 16 tokens, and the model takes at most 8"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_is_refused_before_there_is_a_run_folder(
+    folder: Path,
+    damage: Callable[[Path], None],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    Path("texts").mkdir()
+    Path("texts/train.txt").write_text("one and one make two. " * 40)
+    options = {"path": "gpt2"}
+    data = {"format": "text", "root": "texts", "length": 16, "split": None}
+    spec = {"model": {"name": "hf", "options": options}, "data": data, "train": {"updates": 2, "batch_size": 2}}
+    Path("job.yml").write_text(json.dumps({**spec, "evaluate": {"enabled": False}, "backend": {"name": "solo"}}))
+    HuggingFaceModel(HuggingFaceOptions(path="gpt2")).prepare_task(TASK, {})  # a whole folder is not refused
+    damage(folder)
+    assert main(["train", "-c", "job.yml", "--quiet"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_a_tied_output_layer_is_not_missing(folder: Path) -> None:

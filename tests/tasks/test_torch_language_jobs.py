@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtrain.cli import main
 from mtrain.core.interfaces import SplitRequest
 from mtrain.core.sampler import Shuffled
 from mtrain.tasks.language.packing import NONE, pack
@@ -122,6 +123,29 @@ def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(folder):
     assert result.returncode == 0, result.stdout + result.stderr
     again = json.loads((folder / "runs/again/summary.json").read_text())
     assert again["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_job_does_not_go_on_with_other_rows_in_the_midst_of_an_epoch(folder, tmp_path, monkeypatch, capsys):
+    shutil.copytree(folder, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    resume = ["train", "--resume", "runs/one/checkpoints/step-00000004"]
+    texts = Path("texts/sums.jsonl")
+    whole = texts.read_text()
+    for words, content, said in (
+        (["-o", "data.length=32"], whole, "data.length: 32 given, 24 before"),
+        (["-o", "data.split_seed=3"], whole, "data.split_seed: 3 given, 0 before"),
+        (
+            [],
+            whole.replace("7", "8"),
+            "the samples of the training split are not those of when the checkpoint was written",
+        ),
+    ):
+        texts.write_text(content)
+        assert main([*resume, *words]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "others not at all" in told
+        assert "model.weights" in told
 
 
 def test_evaluate_repeats_the_metrics_and_predict_continues_texts(folder):

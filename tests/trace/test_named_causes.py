@@ -56,7 +56,7 @@ def update(number: int, gradients: dict[str, np.ndarray] | None = None, **facts:
     return Update(number, **{**fields, **facts})
 
 
-def trace(*updates: Update, ranks: int = 1, groups: list[list[str]] | None = None) -> Trace:
+def trace(*updates: Update, ranks: int = 1, groups: list[list[str]] | None = None, dropouts: int = 0) -> Trace:
     optimizer = {
         "rule": "AdamW",
         "groups": groups or [NAMES],
@@ -65,7 +65,14 @@ def trace(*updates: Update, ranks: int = 1, groups: list[list[str]] | None = Non
         "sharded": False,
         "unseen": [],
     }
-    process = {"ranks": ranks, "optimizers": [optimizer], "batch_norms": 0, "dropouts": 0, "wrapped": [], "stacks": []}
+    process = {
+        "ranks": ranks,
+        "optimizers": [optimizer],
+        "batch_norms": 0,
+        "dropouts": dropouts,
+        "wrapped": [],
+        "stacks": [],
+    }
     return Trace(Path("t"), [process], list(updates), rows(BEGIN))
 
 
@@ -242,3 +249,74 @@ def test_a_last_batch_is_filled_up_with_samples_of_before_and_not_of_after_where
     sentence = compared(resumed, whole_run).sentences[0]
     assert "an update of A has 4 samples, of B 2" in sentence
     assert "fills the last" not in sentence
+
+
+def drawn(*, rng: list[str], seeds: list[int | None], micro_batches: int = 1, loss: float = 1.2) -> Trace:
+    """A training with dropout on as many ranks as ``rng`` has states."""
+    ranks = len(rng)
+    samples = [["a", "b"]] if ranks == 1 else [["a"], ["b"]]
+    labels = [["s", "t"]] if ranks == 1 else [["s"], ["t"]]
+    facts = {
+        "rank_samples": samples,
+        "rank_targets": labels,
+        "rng": rng,
+        "seeds": seeds,
+        "micro_batches": micro_batches,
+    }
+    losses = [loss] * ranks
+    passes = [each / micro_batches for each in losses for _ in range(micro_batches)]
+    return trace(update(1, losses=losses, pass_losses=passes, **facts), ranks=ranks, dropouts=1)
+
+
+def test_random_numbers_of_dropout_that_follow_from_the_number_of_ranks_are_no_mistake() -> None:
+    one = drawn(rng=["x"], seeds=[7], loss=1.0)
+    (told,) = compared(one, drawn(rng=["y", "z"], seeds=[7, 8])).sentences
+    assert "2 and 1 samples in a pass, on 1 rank in A and on 2 ranks in B" in told
+    assert "the first rank of both begins with the seed 7" in told
+    assert "which follows from how an update is divided and is no mistake" in told
+    assert "All ranks" not in told
+    (told,) = compared(one, drawn(rng=["y", "y"], seeds=[7, 7])).sentences
+    assert "is no mistake" in told
+    assert "All ranks of B draw the same random numbers, though" in told
+    (told,) = compared(one, drawn(rng=["y"], seeds=[7], micro_batches=2)).sentences
+    assert "on 1 rank in A and on 1 rank, 2 micro batches each in B" in told
+    assert "is no mistake" in told
+
+
+def test_another_seed_of_dropout_is_named_beside_other_ranks_and_alone() -> None:
+    one = drawn(rng=["x"], seeds=[7], loss=1.0)
+    (told,) = compared(one, drawn(rng=["y", "z"], seeds=[9, 10])).sentences
+    assert "another seed (of the first rank 7 in A, 9 in B)" in told
+    assert "no mistake" not in told
+    (told,) = compared(one, drawn(rng=["y"], seeds=[7])).sentences
+    assert "another seed, or draws that one side alone makes" in told
+    (unknown,) = compared(drawn(rng=["x"], seeds=[None], loss=1.0), drawn(rng=["y", "z"], seeds=[None, None])).sentences
+    assert "is no mistake" in unknown
+    assert "begins with the seed" not in unknown
+
+
+def test_a_loss_that_only_further_ranks_have_otherwise_is_told_so() -> None:
+    sides = {"rank_samples": [["a"], ["b"]], "rank_targets": [["s"], ["t"]], "rng": [None, None]}
+    mine = trace(update(1, losses=[1.0, 1.0], pass_losses=[1.0, 1.0], **sides), ranks=2)
+    (told,) = compared(mine, trace(update(1, losses=[1.0, 1.4], pass_losses=[1.0, 1.4], **sides), ranks=2)).sentences
+    assert "the loss of rank 0 is the same, and that of rank 1 is not" in told
+    (told,) = compared(mine, trace(update(1, losses=[1.1, 1.4], pass_losses=[1.1, 1.4], **sides), ranks=2)).sentences
+    assert "rank 0" not in told
+
+
+def test_labels_of_a_contrastive_loss_that_forget_the_rank_are_named_beside_one_rank_and_beside_two() -> None:
+    numbers = [str(n) for n in range(16)]
+    halves = [numbers[:8], numbers[8:]]
+
+    def of(samples: list[list[str]], targets: list[list[str]], losses: list[float]) -> Trace:
+        facts: dict[str, object] = {"losses": losses, "pass_losses": losses, "rng": [None] * len(losses)}
+        facts |= {"samples": Counter(numbers), "rank_samples": samples}
+        facts |= {"targets": Counter(name for rank in targets for name in rank), "rank_targets": targets}
+        sums = [sum(int(name) for name in rank) for rank in targets]
+        return trace(update(1, target_sums=sums, **facts), ranks=len(losses))
+
+    forgotten = of(halves, [halves[0], halves[0]], [1.0, 1.4])
+    for whole in (of([numbers], [numbers], [1.0]), of(halves, halves, [1.0, 1.0])):
+        (told,) = compared(whole, forgotten).sentences
+        assert "each rank of B has the same labels, 8 of the 16 of the other side" in told
+        assert "have to begin at r times the samples of a rank" in told

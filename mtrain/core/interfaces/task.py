@@ -95,6 +95,10 @@ class TaskData(JobData, Protocol):
         """
         ...
 
+    def samples_digest(self) -> str:
+        """Return a digest of all samples of ``train``, which a resumed job must have again; empty: their number must do."""
+        ...
+
     def unit(self) -> tuple[str, int] | None:
         """Return the word in which the speed of training is told, and how many of it a sample has; None: samples."""
         ...

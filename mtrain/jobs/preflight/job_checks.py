@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+from mtrain.core import resumed_samples
 from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint.format import MANIFEST, described, size_of
 from mtrain.core.checkpoint.store import progress_of, reusable_bytes
-from mtrain.core.interfaces import Evaluator, Progress
+from mtrain.core.interfaces import Evaluator, TaskData
 from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
 from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
@@ -97,11 +98,20 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
         task.sample_weights({})
-        progress = Progress() if resumed is None else progress_of(resumed)
-        check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
+        if resumed is not None:
+            notes += _check_order(spec, task, resumed, order)
     unscored = "nothing is evaluated (evaluate.enabled is false): the last checkpoint counts as best"
     missing = plugin_packages.left_out(job) if training else []
     return [*notes, *task.report(), *([] if scored else [unscored]), *missing]
+
+
+def _check_order(spec: Spec, task: TaskData, resumed: Path, order: Shuffled) -> list[str]:
+    """Refuse to go on with other samples than those of the checkpoint's run; return a sentence on another order of them."""
+    progress, body = progress_of(resumed), described(resumed)
+    now = resumed_samples.facts(count=task.length("train"), digest=task.samples_digest())
+    resumed_samples.check_same(now, body, spec=spec, progress=progress)
+    check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
+    return resumed_samples.reordered(body.get("spec") or {}, spec, progress)
 
 
 def _check_in_ranks(job: Resolved, *, training: bool, resumed: Path | None) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrain.core import resumed_samples
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.core.record_files import RESULTS
@@ -50,6 +51,7 @@ class Records:
         """Number of parts of an update that draw random numbers of their own."""
         self.choices: Sequence[tuple[str, str]] = ()
         """Messages about what was chosen for ``auto``: (kind, sentence)."""
+        self._samples: int | None = None
         self.further: Mapping[str, Any] = {}
         """Plain values of the loop's own that the next checkpoints hold."""
         self.report = self._report(reporters)
@@ -109,6 +111,7 @@ class Records:
 
         ``fields``: further ones of the record.
         """
+        self._samples = samples
         facts = {
             "total_updates": total_updates,
             "updates_per_epoch": updates_per_epoch,
@@ -175,6 +178,7 @@ class Records:
             "kept": states,
             "stream": None if stream is None else kept.as_plain(stream, name="the stream"),
             "script": script_mark(),
+            resumed_samples.KEY: resumed_samples.facts(count=self._samples),
             random_layers.KEY: self.shards,
             "results": {"best": self._best, "last": self._last},
             **self.further,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mtrain.core import cadence
+from mtrain.core import cadence, resumed_samples
 from mtrain.core.cadence import Cadences
 from mtrain.core.interfaces import Progress, Why
 from mtrain.core.loop import Hooks, Job, Loop
@@ -39,6 +39,10 @@ class Training:
         self.source = source
         self.total_updates = shortened(number_of_updates(prepared.spec, source), prepared.job.trial)
         if prepared.saved is not None:
+            body = {"extra": prepared.saved.meta["extra"]}
+            resumed_samples.check_same(
+                resumed_samples.facts(count=source.length), body, spec=prepared.spec, progress=progress
+            )
             check_continues(progress, source)
             if isinstance(source, Stream):
                 source.restore(prepared.records.saved_stream())

@@ -97,9 +97,9 @@ def _read_run(run: RunFolder) -> Trace:
         raise TraceError(f"{run.path}: the run has ended before its first update; there is nothing to compare")
     is_script = "total" not in history.updates[min(history.updates)]["losses"]
     trace = read_records(history, loss=SCRIPT_LOSS if is_script else None, folder=run.path)
-    process = {**trace.processes[0], "framework": "mtrain", "mtrain": str(history.start.get("backend", "?"))}
-    trace = replace(trace, processes=[process], remarks=_unseen(run, history))
     ranks = int(history.start.get("ranks", 1))
+    told = {"framework": "mtrain", "mtrain": str(history.start.get("backend", "?")), "ranks": ranks}
+    trace = replace(trace, processes=[{**trace.processes[0], **told}], remarks=_unseen(run, history))
     try:
         spec = _spec(run, is_script=is_script)
         recipe = make_recipe(spec, size=ranks)

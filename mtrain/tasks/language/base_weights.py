@@ -37,6 +37,30 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model" + PATTERN)) or sorted(folder.glob(PATTERN))
 
 
+def arrays_of(folder: Path) -> dict[str, _Place]:
+    """Return where each array of a folder's safetensors lies; headers alone are read.
+
+    Raises:
+        SpecError: A file cannot be read, or ends before its arrays do.
+    """
+    places: dict[str, _Place] = {}
+    for file in weight_files(folder):
+        try:
+            found = _places(file)
+            size = file.stat().st_size
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise SpecError(
+                f"model.options.path: {file} cannot be read as safetensors: {error}; copy it again (git clones pointers where "
+                "Git LFS is missing), or set from_scratch: true to start from random weights"
+            ) from error
+        if any(place.end > size for place in found.values()):
+            raise SpecError(
+                f"model.options.path: {file} ends too early: {size} bytes are fewer than its arrays take; copy it again"
+            )
+        places.update(found)
+    return places
+
+
 def digest_of(folder: Path) -> str:
     """Return the hexadecimal SHA-256 of the names, types, shapes and bytes of all arrays in a folder's safetensors.
 
@@ -45,12 +69,7 @@ def digest_of(folder: Path) -> str:
     Raises:
         SpecError: There are no such files, or one cannot be read.
     """
-    places: dict[str, _Place] = {}
-    for file in weight_files(folder):
-        try:
-            places.update(_places(file))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SpecError(f"model.options.path: {file} cannot be read as safetensors: {error}") from error
+    places = arrays_of(folder)
     if not places:
         raise SpecError(
             f"model.options.path: {folder} has no weights ({PATTERN}); give the folder of a model with them"

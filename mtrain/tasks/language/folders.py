@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.tasks.language.base_weights import weight_files
+from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
+from mtrain.tasks.language.base_weights import arrays_of, weight_files
 
 CONFIG = "config.json"
 UNREAD = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 """Files in which other programs keep weights, and which mtrain does not read."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The weights in one file, and the list of the files that hold them, which counts where there is no such file."""
+SAY_N_POSITIONS = ("gpt2", "gptj", "openai-gpt", "codegen", "ctrl")
+"""Types of models whose configuration calls the longest row so."""
 SHOWN = 3
 """Names that a message lists."""
 
@@ -38,6 +43,63 @@ def check(path: str, *, from_scratch: bool) -> None:
             f"model.options.path: {path}: its weights are in {', '.join(others[:SHOWN])}, and only .safetensors are read; convert them "
             "(load with transformers, then save_pretrained), or set from_scratch: true to start from random ones"
         )
+
+
+def checked(path: str, *, from_scratch: bool) -> dict[str, Any]:
+    """Return the entries of a model's config.json, after a look at its files without transformers: see ``check`` too.
+
+    Raises:
+        SpecError: It is no model, its config.json is no JSON, or its weights are damaged or not all there.
+    """
+    check(path, from_scratch=from_scratch)
+    given = Path(path).expanduser()
+    entries = _json_of(given if given.is_file() else given / CONFIG)
+    folder = given.parent if given.is_file() else given
+    if not from_scratch:
+        if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+            parts = _json_of(folder / INDEX).get("weight_map")
+            _check_parts(folder, parts if isinstance(parts, dict) else {})
+        arrays_of(folder)
+    return entries
+
+
+def check_typed(entries: Mapping[str, Any], *, path: str) -> None:
+    """Refuse a configuration that does not say which type of model it is.
+
+    Raises:
+        SpecError: It does not.
+    """
+    if not isinstance(entries.get("model_type"), str):
+        raise SpecError(
+            f"model.options.path: {path}: its {CONFIG} has no model_type; give the folder of a model of transformers, or name the type "
+            "in model.options.config.model_type"
+        )
+
+
+def longest(entries: Mapping[str, Any]) -> Any:
+    """Return the longest row that a configuration says the model takes; None if it says it in words of its own."""
+    name = "n_positions" if entries.get("model_type") in SAY_N_POSITIONS else "max_position_embeddings"
+    return entries.get(name)
+
+
+def _check_parts(folder: Path, places: Mapping[str, Any]) -> None:
+    """Refuse a folder in which files of weights are missing that its index names."""
+    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
+    if missing:
+        raise SpecError(
+            f"model.options.path: {folder}: {len(missing)} files of weights that {INDEX} names are not there: "
+            f"{', '.join(missing[:SHOWN])}; copy the whole folder"
+        )
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    try:
+        entries = parse_json(read_bytes(file, limit=MAX_OWN_BYTES))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"model.options.path: {file} cannot be read: {error}; copy it again") from error
+    if not isinstance(entries, dict):
+        raise SpecError(f"model.options.path: {file} is no configuration (JSON with keys and values); copy it again")
+    return entries
 
 
 def check_type(kind: str, architectures: Any, *, path: str) -> None:

@@ -94,10 +94,18 @@ class HuggingFaceModel(Model):
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task``, which has what is known of the tokens in its details, with the digest of an adapter's base.
 
+        The folder is checked as far as files say without transformers, because this runs before a job's folder is made.
+
         Raises:
-            SpecError: There are no weights for adapters.
+            SpecError: The model cannot be read, or does not fit the tokens; or there are no weights for adapters.
             UsageError: peft is not installed.
         """
+        entries = dict(self.options.config)
+        if self.options.path is not None:
+            entries = folders.checked(self.options.path, from_scratch=self.options.from_scratch) | entries
+            adapters.refuse_folder(self.folder())
+            folders.check_typed(entries, path=self.options.path)
+        self._check_fits(entries.get("vocab_size"), folders.longest(entries), task.details)
         if self.options.lora is None:
             return task
         adapters.check_installed()
@@ -127,7 +135,7 @@ class HuggingFaceModel(Model):
             PluginError: The weights cannot be read.
         """
         config = self.config(vocabulary=task.details["vocabulary"], end=task.details["end"])
-        self._check_fits(config, task.details)
+        self._check_fits(config.vocab_size, getattr(config, "max_position_embeddings", None), task.details)
         if self.options.lora is not None:
             adapters.check_installed()
             self.check_resumed({BASE: self.digest}, {BASE: task.details.get(BASE, self.digest)})
@@ -217,8 +225,7 @@ class HuggingFaceModel(Model):
                 stored = {name: value for name, value in stored.items() if not name.startswith("_")}
             own = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end}
             entries = {**own, **stored, **given}
-            if "model_type" not in entries:
-                raise SpecError(f"model.options.path: {self.options.path}: its config.json has no model_type")
+            folders.check_typed(entries, path=self._where())
             if entries["model_type"] not in CONFIG_MAPPING:
                 meant = hint(str(entries["model_type"]), list(CONFIG_MAPPING))
                 raise SpecError(f"model.options: {entries['model_type']!r} is no type of model of transformers{meant}")
@@ -250,15 +257,15 @@ class HuggingFaceModel(Model):
     def _where(self) -> str:
         return str(self.options.path or f"config of type {self.options.config.get('model_type')}")
 
-    def _check_fits(self, config: Any, details: Mapping[str, Any]) -> None:
+    def _check_fits(self, vocabulary: Any, longest: Any, details: Mapping[str, Any]) -> None:
+        """Refuse a model that takes fewer tokens, or shorter rows, than the data have; None: it is not known yet."""
         problems = []
-        if config.vocab_size < details["vocabulary"]:
+        if isinstance(vocabulary, int) and vocabulary < details["vocabulary"]:
             problems.append(
-                f"model.options: the model has {config.vocab_size} tokens, and data.tokenizer {details['vocabulary']}; give "
+                f"model.options: the model has {vocabulary} tokens, and data.tokenizer {details['vocabulary']}; give "
                 "the model's own tokenizer"
             )
-        longest = getattr(config, "max_position_embeddings", None)
-        if longest is not None and longest < details["length"]:
+        if isinstance(longest, int) and longest < details["length"]:
             problems.append(f"data.length: {details['length']} tokens, and the model takes at most {longest}")
         if problems:
             raise SpecError(problems)

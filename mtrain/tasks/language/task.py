@@ -163,6 +163,14 @@ class LanguageTask(TaskBase):
         return len(self._rows[split]) if split in self._rows else 0
 
     @override
+    def samples_digest(self) -> str:
+        return f"{self._train_fingerprint:08x}"
+
+    @cached_property
+    def _train_fingerprint(self) -> int:
+        return self._sources["train"].fingerprint()
+
+    @override
     def unit(self) -> tuple[str, int] | None:
         return "tokens", self._section.length
 
