@@ -74,7 +74,7 @@ class GrowingTexts:
 
     def ended(self) -> Texts:
         """Return all of them; none can be added afterwards."""
-        arrays = {"ends": np.frombuffer(self._ends, np.int64), "content": np.frombuffer(self._content, np.uint8)}
-        for each in arrays.values():
-            each.setflags(write=False)
-        return Texts(arrays)
+        ends, content = np.frombuffer(self._ends, np.int64), np.frombuffer(self._content, np.uint8)
+        ends.setflags(write=False)
+        content.setflags(write=False)
+        return Texts({"ends": ends, "content": content})
