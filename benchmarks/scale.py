@@ -1,7 +1,7 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale elastic|back|ssh|slurm|order|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
+    python -m benchmarks.scale elastic|back|ssh|slurm|order|shards|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
 
 ``hosts``, ``elastic``, ``back`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples, slurm_nodes
+from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples, slurm_nodes, tar_shards
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "images" / "how-cost-grows"
@@ -31,6 +31,7 @@ AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "ssh": ("", [(size,) for size in hosts.SSH_SIZES], "hosts"),
     "slurm": ("slurm_nodes", [(size,) for size in slurm_nodes.SIZES], "nodes"),
     "order": ("samples", [(size,) for size in samples.ORDER_SIZES], "samples"),
+    "shards": ("tar_shards", [(size,) for size in tar_shards.SIZES], "images"),
     "boxes": ("samples", [(size,) for size in samples.BOX_SIZES], "boxes"),
     "shared": ("samples", samples.SHARED_SIZES, "ranks"),
     "evaluation": ("evaluation", [(size,) for size in evaluation.IMAGE_SIZES], "images"),

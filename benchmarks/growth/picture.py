@@ -62,6 +62,12 @@ PANELS = (
         columns={"first_update_cpu_s": "first update, CPU s", "peak_mib": "memory, MiB"},
     ),
     Panel(
+        axis="shards", title="small images in shards, one rank", size="images",
+        columns={"open_cpu_s": "to open, CPU s", "rank_mib": "memory, MiB", "worker_own_mib": "a loader process's own, MiB",
+            "first_update_cpu_s": "first update, CPU s"},
+        before={"memory, before": [(10_000, 5.5), (100_000, 47.5), (1_000_000, 460.5)]},
+    ),
+    Panel(
         axis="boxes", title="COCO's boxes, one rank", size="boxes",
         columns={"open_cpu_s": "to open, CPU s", "rank_mib": "memory, MiB"},
         before={"memory, before": [(860_000, 306)]},

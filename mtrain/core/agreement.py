@@ -1,13 +1,17 @@
-"""Exchange after an update, in one small vector, what the ranks must know of one another: requests, places and metrics.
+"""Exchange after an update, in one small vector, what the ranks must know of one another: requests, waits, places and metrics.
 
 All ranks reduce the vector by its mean, because metrics are means over ranks and one collective must do. A request counts
-if the mean of its flags is not 0, so if any rank has it. Checksums are sent as bytes and their squares, which have no
-variance if and only if all ranks sent the same.
+if any rank has it: two flags are digits of one number, so that their sums over ranks can be told apart. Checksums are sent as
+bytes and their squares, which have no variance if and only if all ranks sent the same.
+
+The vector is as long without waits as with them, because how a sum over ranks is rounded depends on a number's place in the
+vector and on its length: the bits of the metrics must not depend on whether waits are sent.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -71,15 +75,31 @@ class Requests:
 
 
 NO_REQUESTS = Requests()
-HEAD = 4 + 2 * 4
-"""Numbers in front of the metrics: the flags, and four bytes of a checksum with their squares."""
+FLAG_BITS = 26
+"""Bits of a digit that counts the ranks with a flag; two digits are exact in a float64."""
+HEAD = 2 + 2 + 2 * 4
+"""Numbers in front of the metrics: four flags in two numbers, the waits, and four bytes of a checksum with their squares."""
+NO_WAITS = (0.0, 0.0)
 
 
-def head(requests: Requests, place: Place) -> list[float]:
+class Waits(Protocol):
+    """How long ranks have waited for one another: two numbers that ride along with each update."""
+
+    def sent(self, update: int) -> tuple[float, float]:
+        """Return the numbers of this rank that are sent after ``update``."""
+        ...
+
+    def received(self, update: int, means: tuple[float, float]) -> None:
+        """Take the means over ranks of what ``sent`` has returned for ``update``."""
+        ...
+
+
+def head(requests: Requests, place: Place, waits: tuple[float, float] = NO_WAITS) -> list[float]:
     """Return the first ``HEAD`` numbers that a rank sends."""
-    flags = (requests.stop, requests.save, requests.save_due, requests.epoch_ends)
+    high = float(1 << FLAG_BITS)
+    flags = (requests.stop + requests.save * high, requests.save_due + requests.epoch_ends * high)
     own_bytes = place.checksum()
-    return [*map(float, flags), *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
+    return [*flags, *waits, *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
 
 
 def read_head(means: Array, *, size: int) -> Requests | None:
@@ -89,8 +109,8 @@ def read_head(means: Array, *, size: int) -> Requests | None:
     # to 1e-11.
     if any(square - byte * byte > 0.25 / size for byte, square in zip(numbers[4:8], numbers[8:], strict=True)):
         return None
-    stop, save, save_due, epoch_ends = (flag > 0 for flag in numbers[:4])
-    return Requests(stop=stop, save=save, save_due=save_due, epoch_ends=epoch_ends)
+    (save, stop), (epoch_ends, save_due) = (divmod(round(mean * size), 1 << FLAG_BITS) for mean in numbers[:2])
+    return Requests(stop=stop > 0, save=save > 0, save_due=save_due > 0, epoch_ends=epoch_ends > 0)
 
 
 class RanksDisagree(TrainingError):
@@ -109,9 +129,15 @@ class Agreement:
     have agreed on their names; for new names there is a second vector once.
     """
 
-    def __init__(self, collective: Collective) -> None:
+    def __init__(self, collective: Collective, waits: Waits | None = None) -> None:
+        """``waits``: what else is sent; None: nothing is, in a vector of the same length."""
         self._collective = collective
+        self._waits = waits
         self._names: tuple[str, ...] | None = None
+
+    def head(self, requests: Requests, place: Place) -> list[float]:
+        """Return the first ``HEAD`` numbers that this rank sends; call it once for each update."""
+        return head(requests, place, NO_WAITS if self._waits is None else self._waits.sent(place.update))
 
     def agree(self, requests: Requests, place: Place, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
         """Exchange requests, place and metrics.
@@ -130,17 +156,17 @@ class Agreement:
         is_known = place.names == self._names
         length = len(self._names) + 1 if metrics and self._names is not None else 0
         tail = metrics if is_known else [0.0] * length
-        means = self._collective.all_reduce(np.array([*head(requests, place), *tail]), "mean")
+        first = self.head(requests, place)
+        means = self._collective.all_reduce(np.array([*first, *tail]), "mean")
         agreed = self.checked(means, place)
         if metrics and not is_known:
             self._names = place.names
-            # The whole vector again: how a sum over ranks is rounded depends on a number's place in the vector, and a job
-            # that begins again here must record the bits of one that does not.
-            means = self._collective.all_reduce(np.array([*head(requests, place), *metrics]), "mean")
+            # The whole vector again: a job that begins again here must record the bits of one that does not.
+            means = self._collective.all_reduce(np.array([*first, *metrics]), "mean")
         return agreed, means[HEAD:].tolist()
 
     def checked(self, means: Array, place: Place) -> Requests:
-        """Return the requests in the means of all ranks' vectors.
+        """Return the requests in the means of all ranks' vectors, and pass the waits on; call it once for each update.
 
         Raises:
             RanksDisagree: The ranks are at different places.
@@ -148,4 +174,6 @@ class Agreement:
         agreed = read_head(means, size=self._collective.size)
         if agreed is None:
             raise RanksDisagree(self._collective.all_gather(place))
+        if self._waits is not None:
+            self._waits.received(place.update, (float(means[2]), float(means[3])))
         return agreed

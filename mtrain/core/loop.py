@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, head
+from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, Waits
 from mtrain.core.cadence import Cadences, counted, moved, scored
 from mtrain.core.feed import Feed, closable
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
@@ -75,6 +75,8 @@ class Hooks:
     """Returns whether this rank has been asked to end. If one rank has, all of them end."""
     save_requested: Callable[[], bool] = lambda: False
     """Returns whether this rank has been asked to save and to go on. If one rank has, all of them save."""
+    waits: Waits | None = None
+    """Exchanges with the other ranks, after each update, how long they wait for one another; None: this is not compared."""
     clock: Callable[[], float] = time.perf_counter
     """Returns a time in seconds."""
 
@@ -110,7 +112,7 @@ class Loop(Iterator[MicroBatch]):
         """Whether this rank's driver wants a checkpoint after the update in hands."""
         self.score: float | None = None
         """Score of an evaluation by the driver, if it is the best so far; kept with the next checkpoint."""
-        self._agreement = Agreement(job.session.collective)
+        self._agreement = Agreement(job.session.collective, hooks.waits)
         self._measures = Measures(summed=job.sums_metrics)
         self._started: _Unread | None = None
         self._unread: _Unread | None = None
@@ -265,7 +267,7 @@ class Loop(Iterator[MicroBatch]):
         """Start an update, and send what the other ranks must know of it together with its metrics."""
         measures = self._measures
         place = Place(update=self.progress.update, names=measures.names)
-        numbers = [*head(self._requests(), place), measures.data_wait_s]
+        numbers = [*self._agreement.head(self._requests(), place), measures.data_wait_s]
         read = stepper.step_later(numbers, measures.on_device(self.job.shares.passes))
         self._started = _Unread(before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read)
 

@@ -199,6 +199,7 @@ class TrainingRun:
                 save=self.save,
                 stop=self._stop,
                 save_requested=self._save_request,
+                waits=self.records.stragglers,
             ),
             self.progress,
         )

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,18 @@ class TrainingRecords:
         self.copies = copying.made(spec, run_folder, session.collective)
         self.checkpoints = checkpoints_of(spec, run_folder, session.collective.rank, self.copies)
         named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
-        self._stragglers = Stragglers(session.collective) if named else None
+        self.stragglers = Stragglers(rank=session.collective.rank, size=session.collective.size) if named else None
+        """The search for ranks that the others wait for, whose numbers ride in the agreement after each update; None: it is off."""
         self._device = session.device
         """Description of this rank's device; once ``start`` was called, of all ranks' devices."""
 
     def start(self, backend: Backend, *, resume: Path | None, fields: Mapping[str, Any]) -> None:
-        """Write the first record, which says what is about to be trained, with further ``fields``."""
+        """Write the first record, which says what is about to be trained, with further ``fields``; every rank must call."""
         collective = self._session.collective
-        self._device = device_words(collective.all_gather(self._session.device))
+        places = collective.all_gather((self._session.device, socket.gethostname()))
+        self._device = device_words([device for device, _ in places])
+        if self.stragglers is not None:
+            self.stragglers.hosts = [host for _, host in places]
         if self._saved is not None:
             barrier(collective)  # every rank has restored the checkpoint
             if collective.rank == 0:
@@ -83,10 +88,10 @@ class TrainingRecords:
 
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
-        look = None if self._stragglers is None else self._stragglers.updated(record)
+        look = None if self.stragglers is None else self.stragglers.updated(record)
         fields: dict[str, Any] = {}
-        if self._stragglers is not None and self._stragglers.slow:
-            fields["stragglers"] = list(self._stragglers.slow)
+        if self.stragglers is not None and self.stragglers.slow:
+            fields["stragglers"] = list(self.stragglers.slow)
         if look is not None and look.sent_bytes is not None:
             fields["sent_bytes_per_update"] = round(look.sent_bytes)
         report_update(self.report, {**record, **fields})
@@ -95,8 +100,8 @@ class TrainingRecords:
 
     def evaluated(self) -> None:
         """Leave the waits since the last update out of the search for stragglers: ranks wait for each other to evaluate, too."""
-        if self._stragglers is not None:
-            self._stragglers.exclude()
+        if self.stragglers is not None:
+            self.stragglers.exclude()
 
     def check(self) -> None:
         """Notice a failed background save before the next save does, and report copies.

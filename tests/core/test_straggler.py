@@ -6,6 +6,7 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
+from mtrain.core.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, Place
 from mtrain.core.straggler import MOST_UPDATES, Look, Stragglers, slowest
 
 
@@ -33,21 +34,37 @@ class Rank:
     def __init__(self, ranks: "Ranks", rank: int) -> None:
         self.rank, self.size, self.local_rank = rank, ranks.size, rank
         self._ranks = ranks
-        self.calls = 0
+        self.lengths = []
+        """Of each vector that was exchanged."""
         self.now = self.waited_s = 0.0
         self.sent_bytes = 0
-        self.stragglers = Stragglers(self, clock=lambda: self.now, sent=lambda: self.sent_bytes, host=f"node{rank}")
+        self.stragglers = Stragglers(rank=rank, size=self.size, clock=lambda: self.now, sent=lambda: self.sent_bytes)
+        self.stragglers.hosts = [f"node{number}" for number in range(self.size)]
+        self.agreement = Agreement(self, self.stragglers)
+        self.unread = None
+        """What was sent after an update and is not read yet, with the update's place and record."""
 
     def all_reduce(self, x, op):
-        assert op == "sum"
-        return np.sum(self._exchange(x), axis=0)
+        assert op == "mean"
+        self.lengths.append(len(x))
+        return np.mean(self._ranks.exchange(self.rank, x), axis=0)
 
     def all_gather(self, value):
-        return self._exchange(value)
+        raise AssertionError("the search exchanges nothing but the vector of each update")
 
-    def _exchange(self, value):
-        self.calls += 1
-        return self._ranks.exchange(self.rank, value)
+    def updated(self, update, *, late):
+        """Agree with the others after an update, as the loop does, and record it; a late one after the next was sent."""
+        record = {"update": update, "communication_s": self.waited_s}
+        if not late:
+            self.agreement.agree(NO_REQUESTS, Place(update=update), [])
+            return self.stragglers.updated(record)
+        place = Place(update=update)
+        means = self.all_reduce(np.array(self.agreement.head(NO_REQUESTS, place)), "mean")
+        before, self.unread = self.unread, (means, place, record)
+        if before is None:
+            return None
+        self.agreement.checked(*before[:2])
+        return self.stragglers.updated(before[2])
 
 
 class Ranks:
@@ -66,7 +83,7 @@ class Ranks:
         self._barrier.wait()
         return values
 
-    def run(self, waits, *, updates, first=0, update_s=0.25, excluded=()):
+    def run(self, waits, *, updates, first=0, update_s=0.25, excluded=(), late=False):
         """Make updates in which each rank waits as ``waits`` says; return the looks of each."""
         looks = [[] for _ in self.all]
 
@@ -79,7 +96,7 @@ class Ranks:
                 rank.now += update_s
                 rank.waited_s += waits[rank.rank] * update_s
                 rank.sent_bytes += 1000 * (rank.rank + 1)
-                look = rank.stragglers.updated({"update": update, "communication_s": rank.waited_s})
+                look = rank.updated(update, late=late)
                 looks[rank.rank] += [] if look is None else [(update, look)]
 
         threads = [Thread(target=one, args=(rank,)) for rank in self.all]
@@ -99,7 +116,7 @@ def test_a_slow_rank_is_named_once_on_every_rank_after_two_looks_and_again_when_
     slow = ranks.run([0.6, 0.5, 0.0], updates=200)
     assert len({tuple(said(each)) for each in slow}) == 1, "all ranks say the same"
     ((update, sentence),) = said(slow[0])
-    assert update == 20, "ten updates are 2.5 s, and ten more confirm it"
+    assert update == 22, "ten updates are 2.5 s, ten more confirm it, and the second one after these tells all ranks"
     assert "wait for rank 2 (node2)" in sentence
     assert "wait 55 % of the time, it 0 %" in sentence
     assert [look.slow for _, look in slow[1]] == [(), *[(2,)] * (len(slow[1]) - 1)]
@@ -108,19 +125,51 @@ def test_a_slow_rank_is_named_once_on_every_rank_after_two_looks_and_again_when_
     assert ranks.all[0].stragglers.slow == ()
 
 
-def test_even_ranks_exchange_one_small_vector_every_ten_seconds_and_none_is_named():
+def test_of_updates_that_are_read_late_the_slow_rank_is_named_too():
+    looks = Ranks(3).run([0.6, 0.5, 0.0], updates=60, late=True)
+    assert {tuple(said(each)) for each in looks} == {tuple(said(looks[0]))}
+    ((update, _),) = said(looks[0])
+    assert update == 23, "one update later than where each is read at once"
+    assert looks[0][-1][1].slow == (2,)
+
+
+def test_even_ranks_exchange_the_vector_of_each_update_and_nothing_else_and_none_is_named():
     ranks = Ranks(4)
     looks = ranks.run([0.4, 0.45, 0.35, 0.5], updates=1000)
     assert said(looks[0]) == []
-    assert [rank.calls for rank in ranks.all] == [len(looks[0])] * 4
+    assert [rank.lengths for rank in ranks.all] == [[HEAD] * 1000] * 4
     assert 20 <= len(looks[0]) <= 26, "250 s of updates, a look every 10"
+
+
+def test_the_vector_is_as_long_for_many_ranks_whose_shares_take_turns():
+    ranks = Ranks(13)
+    looks = ranks.run([0.5] * 10 + [0.05, 0.0, 0.5], updates=30)
+    assert {length for rank in ranks.all for length in rank.lengths} == {HEAD}
+    ((update, sentence),) = said(looks[12])
+    assert update == 24, "five ranks an update"
+    assert "wait for ranks 10, 11 (node10, node11)" in sentence
+    assert looks[3][0][1].shares == pytest.approx([0.5] * 10 + [0.05, 0.0, 0.5], abs=0.5 / 1023)
+
+
+def test_shares_of_thousands_of_ranks_are_whole_in_the_mean():
+    size = 8003
+    shares = [rank % 1024 / 1023 for rank in range(size)]
+    last = Stragglers(rank=size - 1, size=size, clock=lambda: 0.0, sent=lambda: None)
+    for update in range(11):
+        last.updated({"update": update, "communication_s": 0.0})
+    for update in range(12, 12 + size // 5):
+        assert last.sent(update) == NO_WAITS
+        steps = [round(1023 * share) for share in shares[5 * (update - 12) :][:5]]
+        last.received(update, (20.0, sum(step << 10 * place for place, step in enumerate(steps)) / size))
+    last.received(12 + size // 5, (20.0, 0.0))
+    assert last.updated({"update": 12 + size // 5, "communication_s": 0.0}).shares == [*shares[:-3], 0.0, 0.0, 0.0]
 
 
 def test_fast_updates_are_looked_at_seldom_and_not_judged_after_milliseconds():
     ranks = Ranks(2)
     looks = ranks.run([0.9, 0.0], updates=10 + 3 * MOST_UPDATES, update_s=0.002)
     updates = [update for update, _ in looks[0]]
-    assert updates[0] == 10
+    assert updates[0] == 12
     assert looks[0][0][1].slow == ()
     assert all(later - earlier <= MOST_UPDATES for earlier, later in pairwise(updates))
     assert looks[0][-1][1].slow == (1,)
@@ -150,5 +199,6 @@ def test_bytes_are_counted_per_update_of_this_rank():
 
 def test_ranks_that_measure_no_waits_exchange_nothing():
     ranks = Ranks(2)
-    assert ranks.all[0].stragglers.updated({"update": 3}) is None
-    assert ranks.all[0].calls == 0
+    for update in range(20):
+        assert ranks.all[0].stragglers.updated({"update": update}) is None
+        assert ranks.all[0].stragglers.sent(update + 1) == NO_WAITS

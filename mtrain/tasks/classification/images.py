@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mtrain.data.images.decode import decode_bytes
 from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_image, reason_of
 from mtrain.data.reading import listed
+from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.labels import Contents, LabelledImages
 
@@ -32,7 +33,7 @@ class ImageFiles:
 
     def chosen(self, indices: Sequence[int]) -> "ImageFiles":
         """See ``Contents.chosen``."""
-        return ImageFiles([self.paths[index] for index in indices])
+        return ImageFiles(Texts.of(str(self.paths[index]) for index in indices))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +74,8 @@ class EncodedImages:
 
     def chosen(self, indices: Sequence[int]) -> "EncodedImages":
         """Return the images with these numbers, in that order."""
-        return replace(self, contents=self.contents.chosen(indices), origins=[self.origins[index] for index in indices])
+        origins = Texts.of(self.origins[index] for index in indices)
+        return replace(self, contents=self.contents.chosen(indices), origins=origins)
 
     def _content(self, index: int) -> bytes:
         try:

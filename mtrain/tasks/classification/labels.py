@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 
 
@@ -113,6 +114,6 @@ def _chosen(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:
         split,
         images=images[np.array(indices)] if isinstance(images, np.ndarray) else images.chosen(indices),  # type: ignore[attr-defined]
         labels=split.labels[np.array(indices, dtype=np.int64)],
-        origins=[split.origins[index] for index in indices],
-        keys=[split.keys[index] for index in indices] if split.keys else (),
+        origins=Texts.of(split.origins[index] for index in indices),
+        keys=Texts.of(split.keys[index] for index in indices) if split.keys else (),
     )

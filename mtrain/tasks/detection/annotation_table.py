@@ -6,38 +6,16 @@ each process would soon hold a copy of all small objects; the content of a large
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.texts import Arrays, Texts
+
 Row = TypeVar("Row")
-
-
-Arrays = Mapping[str, NDArray[Any]]
-"""Arrays by name, from which an object is made again in another process."""
-
-
-class Texts:
-    """Many texts in one array of bytes."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-        self._ends, self._content = arrays["ends"], arrays["content"]
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> "Texts":
-        """Keep texts."""
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        return cls({"ends": ends, "content": np.frombuffer(b"".join(encoded), dtype=np.uint8)})
-
-    def __getitem__(self, index: int) -> str:
-        """Return one text."""
-        content = self._content[self._ends[index] : self._ends[index + 1]]
-        return content.tobytes().decode("utf-8", "surrogatepass")
 
 
 class Ids:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.tasks.detection.annotation_table import Arrays, Places, Ragged, Table, Texts, joined, within
+from mtrain.data.texts import Arrays, Texts
+from mtrain.tasks.detection.annotation_table import Places, Ragged, Table, joined, within
 
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.header import read_image
 from mtrain.data.reading import listed, order_names
+from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.spec.remedies import install
 from mtrain.tasks.classification.images import EncodedImages
@@ -208,7 +209,7 @@ def labelled(
             row += len(batch)
         folders += [file.parent] * len(batches)
     lengths = [len(chunk) for chunk in chunks]
-    origins = [f"{file} row {row}" for file, row in places]
+    origins = Texts.of(f"{file} row {row}" for file, row in places)
     class_names, labels = _numbers(values, columns, names, origins)
     contents = ColumnContents(
         chunks, folders, np.cumsum([0, *lengths[:-1]], dtype=np.int64), np.arange(len(places), dtype=np.int64)
@@ -218,7 +219,7 @@ def labelled(
         labels=labels,
         class_names=class_names,
         origins=origins,
-        keys=[f"{file.name}:{row}" for file, row in places],
+        keys=Texts.of(f"{file.name}:{row}" for file, row in places),
     )
 
 

@@ -10,6 +10,7 @@ from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.reading import listed, need_root
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
+from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
 from mtrain.tasks.classification.labels import LabelledImages
@@ -68,12 +69,13 @@ class CsvLabels(Dataset):
             return f"{file}:{row.line}"
 
         class_names, labels = numbered([row.fields[1] for _, row in rows], request.names, origin=origin)
+        origins = Texts.of(paths)
         return LabelledImages(
-            images=EncodedImages(ImageFiles(paths), paths),
+            images=EncodedImages(ImageFiles(origins), origins),
             labels=labels,
             class_names=class_names,
-            origins=paths,
-            keys=[row.fields[0] for _, row in rows],
+            origins=origins,
+            keys=Texts.of(row.fields[0] for _, row in rows),
         )
 
     def _rows(self, file: Path) -> list[Row]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
 from mtrain.data.reading import FOLDERS_OF, leads_around, listed, named, need_root, walk
+from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
 from mtrain.tasks.classification.labels import LabelledImages
@@ -56,15 +57,15 @@ class ImageFolder(Dataset):
         strays = [file.name for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
         notes = [f"{named(others, 'files whose suffix is not that of an image were left out')}"] if others else []
         notes += [f"{named(strays, 'images outside the folders of classes were left out')}"] if strays else []
-        origins = [str(path) for path in paths]
+        origins = Texts.of(str(path) for path in paths)
         return LabelledImages(
             images=EncodedImages(ImageFiles(origins), origins),
             labels=np.array(labels, dtype=np.int64),
             class_names=class_names,
             origins=origins,
-            keys=[
+            keys=Texts.of(
                 path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix() for path in paths
-            ],
+            ),
             notes=notes,
         )
 

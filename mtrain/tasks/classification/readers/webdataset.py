@@ -2,17 +2,19 @@
 
 The library ``webdataset`` streams shards in an order of its own, and cannot say what sample number i is. mtrain needs
 that for an order that does not depend on ranks and workers, and to resume exactly. So it lists the members of every shard
-once, with the standard library's ``tarfile``, and afterwards reads each image at its position.
+once, with the standard library's ``tarfile``, and afterwards reads each image at its position. The list is a few arrays, which the
+ranks of one host share.
 """
 
 import io
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.images.header import SMALL_BYTES, SUFFIXES, expected_bytes
+from mtrain.data.once_per_host import Form, read_once
 from mtrain.data.reading import listed
 from mtrain.data.shards import files_of
+from mtrain.data.texts import GrowingTexts, Texts
 from mtrain.errors import DataError
 from mtrain.spec.files import open_file, parse_json
 from mtrain.tasks.classification.images import EncodedImages
@@ -30,6 +34,8 @@ from mtrain.tasks.classification.readers.numbering import numbered
 
 MAX_LABEL_BYTES = 1 << 20
 """Largest label of one sample that is read, in bytes."""
+LEAST_IMAGES = 1000
+"""Fewer images are listed by each rank: they take no second, and no memory to speak of."""
 _HEAD_BYTES = 4 << 20
 """Bytes at the begin of a large image in which its header is sought."""
 _NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)\Z")
@@ -85,6 +91,61 @@ class TarMembers:
         return replace(self, file_numbers=self.file_numbers[rows], offsets=self.offsets[rows], sizes=self.sizes[rows])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Origins(Sequence[str]):
+    """Shard and key of each image, put together when somebody asks."""
+
+    files: Sequence[Path]
+    file_numbers: NDArray[np.int64]
+    keys: Texts
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        key = self.keys[index]
+        return f"{self.files[int(self.file_numbers[index])]} {key.partition('/')[2]}"
+
+
+def _split_of(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> LabelledImages:
+    """Make a split from what all ranks of a host share."""
+    files = [Path(file) for file in facts["files"]]
+    keys = Texts({"ends": arrays["ends"], "content": arrays["content"]})
+    contents = TarMembers(files, arrays["file_numbers"], arrays["offsets"], arrays["sizes"])
+    origins = _Origins(files, contents.file_numbers, keys)
+    return LabelledImages(
+        images=EncodedImages(contents, origins),
+        labels=arrays["labels"],
+        class_names=tuple(facts["class_names"]),
+        origins=origins,
+        keys=keys,
+    )
+
+
+def _taken_apart(split: LabelledImages) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]] | None:
+    """Return what ``_split_of`` makes the split from; None: it is small."""
+    assert isinstance(split.images, EncodedImages)
+    contents, keys = split.images.contents, split.keys
+    assert isinstance(contents, TarMembers)
+    assert isinstance(keys, Texts)
+    if len(split) < LEAST_IMAGES:
+        return None
+    places = {"file_numbers": contents.file_numbers, "offsets": contents.offsets, "sizes": contents.sizes}
+    files = [str(file) for file in contents.files]
+    return {**places, "labels": split.labels, **keys.arrays}, {"files": files, "class_names": split.class_names}
+
+
+FORM = Form(take_apart=_taken_apart, put_together=_split_of)
+
+
 class WebDataset(Dataset):
     """The ``webdataset`` data set plugin.
 
@@ -101,7 +162,7 @@ class WebDataset(Dataset):
         self.options = options or WebDatasetOptions()
 
     def read(self, request: SplitRequest) -> LabelledImages:
-        """List the samples of one split, and read their labels; images stay on the disk.
+        """List the samples of one split, and read their labels; images stay on the disk. One rank of each host does it.
 
         Raises:
             DataError: a shard is compressed or damaged, a sample lacks its image or label, or labels are not among
@@ -109,10 +170,16 @@ class WebDataset(Dataset):
         """
         if request.images is not None:
             raise DataError("data.images: given, but the images are in the shards; leave it out")
+        key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
+        return read_once(lambda: self._listed(request), key=key, form=FORM)
+
+    def _listed(self, request: SplitRequest) -> LabelledImages:
         files = files_of(request.root, request.value, split=request.split, suffixes=(".tar",), kind="webdataset")
-        rows: list[tuple[int, Place]] = []
+        file_numbers, offsets, sizes = array("q"), array("q"), array("q")
         labels: list[str] = []
-        keys: list[str] = []
+        known: dict[str, str] = {}
+        """Each label once, however many images have it."""
+        keys = GrowingTexts()
         problems: list[str] = []
         for number, file in enumerate(files):
             for sample in _samples(file, problems):
@@ -121,25 +188,22 @@ class WebDataset(Dataset):
                 except (ValueError, OSError) as error:
                     problems.append(f"{file}: {sample.key[:200]}: {error}")
                     continue
-                rows.append((number, image))
-                labels.append(label)
+                file_numbers.append(number)
+                offsets.append(image[0])
+                sizes.append(image[1])
+                labels.append(known.setdefault(label, label))
                 keys.append(f"{file.name}/{sample.key}")
         if problems:
             raise DataError(
                 f"{len(problems)} members of {len(files)} shards cannot be used; write the shards anew without "
                 f"them:\n{listed(problems)}"
             )
-        origins = [f"{files[number]} {key.partition('/')[2]}" for (number, _), key in zip(rows, keys, strict=True)]
+        places = {"file_numbers": file_numbers, "offsets": offsets, "sizes": sizes}
+        arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.ended().arrays)
+        origins = _Origins(files, arrays["file_numbers"], Texts(arrays))
         class_names, numbers = numbered(labels, request.names, origin=lambda place: origins[place])
-        places = np.array([place for _, place in rows], dtype=np.int64).reshape(-1, 2)
-        contents = TarMembers(files, np.array([number for number, _ in rows], np.int64), places[:, 0], places[:, 1])
-        return LabelledImages(
-            images=EncodedImages(contents, origins),
-            labels=numbers,
-            class_names=class_names,
-            origins=origins,
-            keys=keys,
-        )
+        facts = {"files": [str(file) for file in files], "class_names": class_names}
+        return _split_of({**arrays, "labels": numbers}, facts)
 
     def _parts(self, file: Path, sample: _Sample) -> tuple[Place, str]:
         """Return the place of a sample's image, and its label. Raises: ``ValueError`` or ``OSError``."""
