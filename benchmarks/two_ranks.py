@@ -115,9 +115,6 @@ def _rank(name: str, flags: argparse.Namespace) -> int:
     backend = loaded(loaded.Options(device="cpu"))
     with backend as session:
         job.bind(backend.framework)
-        if name == "fleet" and session.collective.size == 1:
-            # mtrain needs no Fleet for a single rank; the other loop does.
-            import_module("paddle.distributed.fleet").init(is_collective=True)
         module, _, kind = PEERS[name].partition(":")
         ours = Ours(session, channels_last=False)
         peer = getattr(import_module(f"benchmarks.peers.{module}"), kind)(session, channels_last=False)

@@ -77,7 +77,8 @@ def test_a_plan_names_what_each_rank_sends(capsys):
         printed = capsys.readouterr().out
         return [line.split(maxsplit=3)[3] for line in printed.splitlines() if line.startswith("sent per update")]
 
-    # 201,802 numbers for ten classes, of which 65 for each.
-    assert row("--nproc-per-node", "2") == ["0.8 MiB + 0.3 KiB for each class, by each rank"]
+    # 6,368 numbers and 17 for each class, once and a half on four ranks.
+    tiny = ("-o", "model.options={patch: 8, width: 16, depth: 1, heads: 1}")
+    assert row("--nproc-per-node", "4", *tiny) == ["37.3 KiB + 0.1 KiB for each class, by each rank"]
     assert row("--nproc-per-node", "1", "--backend", "solo") == []
     assert row("--nproc-per-node", "2", "--backend", "fsdp", "-o", "parallel.shard=2") == []
