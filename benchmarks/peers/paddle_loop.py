@@ -24,7 +24,9 @@ class FleetLoop:
         for name, tensor in state.items():
             tensor.set_value(np.asarray(values[name]))
         self.ema = {name: x.clone() for name, x in state.items() if x.dtype == paddle.float32}
-        self.model = fleet.distributed_model(self.inner)
+        # Fleet takes no plain model on a single rank.
+        alone = session.collective.size == 1
+        self.model = self.inner if alone else fleet.distributed_model(self.inner)
         groups: list[list[Any]] = [[], [], []]
         for name, parameter in self.inner.named_parameters():
             groups[next(i for i, (m, _) in enumerate(GROUPS) if re.search(m, name))].append(parameter)
@@ -35,7 +37,7 @@ class FleetLoop:
             parameters=[{"params": p, "weight_decay": d} for p, (_, d) in zip(groups, GROUPS, strict=True)],
             grad_clip=paddle.nn.ClipGradByGlobalNorm(CLIP),
         )
-        self.optimizer = fleet.distributed_optimizer(optimizer)
+        self.optimizer = optimizer if alone else fleet.distributed_optimizer(optimizer)
         self.batches = job.micro_batches(BATCH // RANKS, seed=session.collective.rank)
         self.update_count = 0
         self.records: list[dict[str, float]] = []

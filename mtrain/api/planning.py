@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mtrain.api.training import TrainRequest
-from mtrain.jobs import plan_mesh, start, submission
+from mtrain.jobs import plan_mesh, plan_sent, start, submission
 from mtrain.jobs.hosts import allocated_hosts
 from mtrain.jobs.plan import Plan
 from mtrain.spec.request import SpecRequest
@@ -68,7 +68,11 @@ def _planned(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None
     for note in [*loaded.notes, *([missing] if missing else [])]:
         tell(note)
     planned = start.planned(loaded, start.locate(loaded, resume=request.resume))
-    return replace(planned, numbers={**planned.numbers, **plan_mesh.rows(loaded, size=planned.size)})
+    more = {
+        **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
+        **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
+    }
+    return replace(planned, numbers={**planned.numbers, **more})
 
 
 def _line_for(backend: str, typed: Sequence[str]) -> list[str]:

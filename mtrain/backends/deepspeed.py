@@ -5,14 +5,16 @@ Ranks communicate by gloo on the CPU and by NCCL on CUDA.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from mtrain.backends._deepspeed import sent
 from mtrain.backends._deepspeed.settings import Sharding, check_extra
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
@@ -75,6 +77,12 @@ class DeepSpeed(TorchBackend):
             raise SpecError("train.compile: given with backend.options.stage 3; use stage 0, 1 or 2, or compile false")
 
     @override
+    def sent_per_update(
+        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
+    ) -> float | None:
+        return sent.sent_per_update(arrays, recipe, self._sharding, size=size, on_cpu=on_cpu)
+
+    @override
     def __enter__(self) -> ZeroEngine:
         from torch import distributed as dist
 
@@ -105,16 +113,19 @@ class DeepSpeed(TorchBackend):
         on_cuda = dist.get_backend() == "nccl"
         target = torch.device("cuda", local_rank) if on_cuda else torch.device("cpu")
         host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
+        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        return ZeroEngine(collective, target, self._sharding, check=self.check)
+
+    @property
+    def _sharding(self) -> Sharding:
         options = self.options
-        sharding = Sharding(
+        return Sharding(
             stage=options.stage,
             offload=options.offload,
             bucket_mb=options.bucket_mb,
             reduction=options.reduction,
             extra=options.config,
         )
-        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
-        return ZeroEngine(collective, target, sharding, check=self.check)
 
     @override
     def __exit__(self, *error: object) -> None:

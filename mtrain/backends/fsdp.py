@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from mtrain.backends._fsdp import sent
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
@@ -82,6 +83,12 @@ class Fsdp(TorchBackend):
             return None
         found: Mapping[str, Any] | None = json.loads(process.stdout.splitlines()[-1])
         return found
+
+    @override
+    def sent_per_update(
+        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
+    ) -> float | None:
+        return sent.sent_per_update(arrays, recipe, size=size, on_cpu=on_cpu)
 
     @override
     def __enter__(self) -> FsdpEngine:

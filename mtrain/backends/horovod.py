@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import Recipe
+from mtrain.core import rings
+from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.errors import LaunchError, SpecError
 
@@ -75,6 +77,15 @@ class Horovod(TorchBackend):
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         if self.options.reduction == "adasum" and size & (size - 1):
             raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")
+
+    @override
+    def sent_per_update(
+        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
+    ) -> float | None:
+        if self.options.reduction != "average":
+            return None
+        share = 2 / rings.element_bytes(recipe) if self.options.compression == "fp16" else 1.0
+        return share * rings.of_gradients(arrays, recipe, size=size)
 
     @override
     def __enter__(self) -> HorovodEngine:

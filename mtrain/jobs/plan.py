@@ -55,6 +55,8 @@ class Plan:
     """The references of the spec to the user's own code."""
     numbers: Mapping[str, Any]
     """Values derived from the spec (global batch, micro batch, learning rates ...), by name, in the order of printing."""
+    on_cpu: bool
+    """Whether it is certain that ranks compute on the CPU."""
     metrics: MetricsPlace | None = None
     """Where each host answers Prometheus; None: nowhere."""
 
@@ -148,6 +150,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         | plan_rows.rows_of(loaded, team, recipe, threads=facts["threads"])
         | plan_rows.names_to_come(team, machine)
         | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
+        on_cpu=team.devices.on_cpu,
         metrics=metrics,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+from mtrain.core import rings
 from mtrain.core.interfaces import Mesh
 from mtrain.core.meshes import mesh_of
 from mtrain.core.recipe import MOMENTS, micro_batch
@@ -40,7 +41,7 @@ class Estimate:
     sent_to_stages: float = 0.0
 
 
-def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
+def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     """Return the rows of a plan that are about its mesh; none where there is none.
 
     Raises:
@@ -68,19 +69,19 @@ def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
     if arrays is None:
         return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
     if mesh.pipeline > 1:
-        return {**said, **_rows_of_stages(spec, mesh, arrays, size=size)}
-    found = estimate(spec, mesh, arrays, size=size)
+        return {**said, **_rows_of_stages(spec, mesh, arrays, size=size, on_cpu=on_cpu)}
+    found = estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)
     return {**said, "memory per rank": _memory_words(found), "sent per update": _sent_words(found)}
 
 
-def _rows_of_stages(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) -> dict[str, str]:
+def _rows_of_stages(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> dict[str, str]:
     """Return the rows of a mesh with stages, of which each holds and sends something else."""
     memory, sent = [], []
     for stage in range(mesh.pipeline):
         own = [row for row in arrays["arrays"] if stage in row[5]]
         tied = [row for row in own if len(row[5]) > 1 and row[3]]
         of_stage = {**arrays, "arrays": own, "sent_per_token": arrays["sent_per_token"][stage]}
-        found = estimate(spec, mesh, of_stage, size=size)
+        found = estimate(spec, mesh, of_stage, size=size, on_cpu=on_cpu)
         # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
         each = 8 if spec.train.precision == "fp64" else 4
         micro, passes = micro_batch(spec, size=size)
@@ -115,7 +116,7 @@ def _listed(groups: list[str]) -> str:
     return ", ".join(groups if len(groups) <= 4 else [*groups[:2], "...", groups[-1]])
 
 
-def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) -> Estimate:
+def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> Estimate:
     """Compute what a rank holds and sends.
 
     Args:
@@ -125,6 +126,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
             whether it is trained, its unit), ``sent_per_token``, ``activations``, and ``most``, the most bytes at a time
             while a micro batch is computed.
         size: Number of ranks.
+        on_cpu: Whether it is certain that they compute on the CPU.
     """
     each = 8 if spec.train.precision == "fp64" else 4
     is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
@@ -134,7 +136,8 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int) ->
     micro, passes = micro_batch(spec, size=size)
     tokens = micro * passes * int(getattr(spec.data, "length", 1))
     # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update.
-    to_shards = (mesh.shard - 1) * (2 * passes * held + learns)
+    to_shards = (mesh.shard - 1) * 2 * passes * held
+    to_shards += rings.reduce_scatter(learns * mesh.shard, size=mesh.shard, on_cpu=on_cpu)
     if mesh.replicate == mesh.tensor == 1:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0

@@ -42,19 +42,24 @@ class Question:
     """The sizes of a pruned network, see ``core.pruned``."""
 
 
+def question_of(spec: "Spec", *, classes: int) -> Question:
+    """Return the question for the model of ``spec`` for data with ``classes`` classes."""
+    return Question(
+        model=spec.model.name,
+        classes=classes,
+        image_size=spec.data.input_side,
+        options=spec.model.options,
+        policy=spec.plugins,
+        pruned=spec.model.pruned,
+    )
+
+
 class SpecOutline:
     """The outline of a spec's model, made when its state is first read and then cached, because it starts a process."""
 
     def __init__(self, spec: "Spec", *, classes: int) -> None:
         """Describe the model of ``spec`` for data with ``classes`` classes; nothing is built yet."""
-        self._question = Question(
-            model=spec.model.name,
-            classes=classes,
-            image_size=spec.data.input_side,
-            options=spec.model.options,
-            policy=spec.plugins,
-            pruned=spec.model.pruned,
-        )
+        self._question = question_of(spec, classes=classes)
 
     @cached_property
     def state(self) -> Mapping[str, EntryType] | None:

@@ -178,12 +178,14 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
         "activations": 100,
         "most": 1000,
     }
-    found = estimate(spec, mesh, arrays, size=4)
+    found = estimate(spec, mesh, arrays, size=4, on_cpu=False)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
     assert found.gathered_bytes == (2 * 8 * 4 / 2 + 4) * 4
     assert found.most_bytes == 1000 + 4 * found.weights_bytes
     assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
+    # gloo adds up whole gradients on every rank.
+    assert estimate(spec, mesh, arrays, size=4, on_cpu=True).sent_to_shards == 6 * found.weights_bytes
     assert found.activations_bytes == 100
     assert found.sent_to_replicas == 0
     assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each

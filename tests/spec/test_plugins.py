@@ -18,7 +18,7 @@ class Mine:
         timeout_s: int = 5
         retries: int = 0
     framework = "none"
-    nn = ops = check = before_script = takes_meshes = mesh_arrays = None
+    nn = ops = check = before_script = takes_meshes = mesh_arrays = sent_per_update = None
     rendezvous = "none"
 
 class Bare:

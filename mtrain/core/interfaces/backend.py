@@ -1,7 +1,9 @@
 """A way of training on many ranks."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +16,19 @@ NEUTRAL_FRAMEWORKS = ("torch", "paddle")
 """Frameworks on which mtrain's layers and functions exist."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedArray:
+    """A weight of a model that is not built yet."""
+
+    shape: tuple[int, ...]
+    trained: bool = True
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
 class Backend(Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
 
@@ -22,7 +37,7 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``before_script``, ``takes_meshes`` and ``mesh_arrays``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes``, ``mesh_arrays`` and ``sent_per_update``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -76,6 +91,21 @@ class Backend(Protocol):
 
         Raises:
             SpecError: The model cannot be trained on the mesh.
+        """
+        return None
+
+    def sent_per_update(
+        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
+    ) -> float | None:
+        """Return how many bytes each of ``size`` ranks sends in an update, for the plan; None, the default: not known.
+
+        It must not import a framework. Left out is what does not grow with the model: what ranks agree on after an update.
+
+        Args:
+            arrays: The weights of the model in its order, without buffers.
+            recipe: The recipe of the job, without a mesh.
+            size: Number of ranks.
+            on_cpu: Whether it is certain that they compute on the CPU.
         """
         return None
 
