@@ -80,6 +80,7 @@ def make_plan(run_dir: Path, *behaviours: str, max_restarts: int = 0) -> Plan:
         max_restarts=max_restarts,
         log_dir=None,
         numbers={},
+        on_cpu=True,
     )
 
 

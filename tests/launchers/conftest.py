@@ -57,6 +57,7 @@ def make_plan(
         max_restarts=max_restarts,
         log_dir=None,
         numbers={},
+        on_cpu=True,
     )
 
 
