@@ -152,7 +152,7 @@ def _of_parts(comparison: Comparison, ours: Update, theirs: Update) -> list[str]
     found = {}
     for name in names:
         mine, other = ours.loss_parts[name], theirs.loss_parts[name]
-        factor = factors.whole_factor(other / mine) if mine and math.isfinite(mine) and math.isfinite(other) else None
+        factor = factors.whole_factor(other / mine) if mine else None
         if factor is not None:
             found[name] = factor
     if len(names) < 2 or len(found) == len(names):

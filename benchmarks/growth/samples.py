@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.growth import forked
+
 ORDER_SIZES = (10_000, 1_000_000, 16_777_216, 100_000_000, 1_000_000_000)
 BOX_SIZES = (10_000, 100_000, 860_000)
 SHARED_SIZES = ((200_000, 1), (200_000, 2), (200_000, 4))
@@ -71,7 +73,7 @@ def boxes(count: int) -> dict[str, Any]:
         row: dict[str, Any] = {"boxes": count, "images": len(annotations), "open_cpu_s": time.process_time() - began}
     row["rank_mib"] = (psutil.Process().memory_info().rss - before) / (1 << 20)
     row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before / (1 << 20)
-    row["worker_own_mib"] = _worker_own_mib(annotations)
+    row["worker_own_mib"] = forked.own_mib(lambda: _use(annotations))
     assert len(annotations.class_names) == coco_made.CLASSES
     return row
 
@@ -114,21 +116,10 @@ def open_and_wait(folder: str) -> None:
     sys.stdin.read()
 
 
-def _worker_own_mib(annotations: Any) -> float:
-    """Return the memory that a forked process does not share after it has read every sample once."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        process = psutil.Process()
-        before = process.memory_full_info().uss
-        for sample in annotations.samples:
-            _ = sample.path, sample.targets
-        os.write(write_end, str((process.memory_full_info().uss - before) / (1 << 20)).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(write_end)
-    with os.fdopen(read_end) as stream:
-        return float(stream.read())
+def _use(annotations: Any) -> None:
+    """Use path and targets of every sample once."""
+    for sample in annotations.samples:
+        _ = sample.path, sample.targets
 
 
 def main() -> None:

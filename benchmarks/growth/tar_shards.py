@@ -6,7 +6,6 @@ own, so that its peak of memory is its own.
 
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from benchmarks.growth import forked
 
 SIZES = (10_000, 100_000, 1_000_000)
 IN_A_SHARD = 10_000
@@ -66,7 +67,7 @@ def measure(images: int) -> dict[str, Any]:
         row: dict[str, Any] = {"images": len(split), "open_cpu_s": time.process_time() - began}
         row["rank_mib"] = (psutil.Process().memory_info().rss - before) / (1 << 20)
         row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before / (1 << 20)
-        row["worker_own_mib"] = _worker_own_mib(split)
+        row["worker_own_mib"] = forked.own_mib(lambda: _use(split))
         for name, part in (("first", 0), ("resumed", 2)):
             began = time.process_time()
             order = Shuffled(len(split), global_batch=GLOBAL_BATCH, seed=1)
@@ -80,21 +81,10 @@ def measure(images: int) -> dict[str, Any]:
     return row
 
 
-def _worker_own_mib(split: Any) -> float:
-    """Return the memory that a forked process does not share after it has used the content and name of every sample once."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        process = psutil.Process()
-        before = process.memory_full_info().uss
-        for index in range(len(split)):
-            _ = split.images.contents.read(index), split.origins[index], split.labels[index]
-        os.write(write_end, str((process.memory_full_info().uss - before) / (1 << 20)).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(write_end)
-    with os.fdopen(read_end) as stream:
-        return float(stream.read())
+def _use(split: Any) -> None:
+    """Use the content, name and label of every sample once."""
+    for index in range(len(split)):
+        _ = split.images.contents.read(index), split.origins[index], split.labels[index]
 
 
 def main() -> None:

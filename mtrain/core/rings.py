@@ -1,4 +1,4 @@
-"""How many bytes a rank sends in collectives that are carried by rings, as those of gloo, NCCL and Horovod are."""
+"""Reckon how many bytes a rank sends in collectives that are carried by rings, as those of gloo, NCCL and Horovod are."""
 
 from collections.abc import Sequence
 

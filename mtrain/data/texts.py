@@ -6,20 +6,23 @@ to an object's count of references whenever it is used, so each process would so
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mtrain.data.lazy_rows import LazyRows
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by name, from which an object is made again in another process."""
 
 
-class Texts(Sequence[str]):
+class Texts(LazyRows[str]):
     """Texts in one array of bytes."""
 
     def __init__(self, arrays: Arrays) -> None:
         """Take the arrays ``ends`` (N + 1,) and ``content`` of others."""
+        super().__init__(len(arrays["ends"]) - 1, self._text)
         self.arrays = arrays
         self._ends, self._content = arrays["ends"], arrays["content"]
 
@@ -31,9 +34,6 @@ class Texts(Sequence[str]):
             growing.append(text)
         return growing.ended()
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
     def __eq__(self, other: object) -> bool:
         """Return whether ``other`` is a sequence of the same texts."""
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -42,22 +42,8 @@ class Texts(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one text, or a list of several.
-
-        Raises:
-            IndexError: there is none.
-        """
-        if isinstance(index, slice):
-            return [self[each] for each in range(len(self))[index]]
-        place = range(len(self))[index]
-        content = self._content[self._ends[place] : self._ends[place + 1]]
+    def _text(self, index: int) -> str:
+        content = self._content[self._ends[index] : self._ends[index + 1]]
         return content.tobytes().decode("utf-8", "surrogatepass")
 
 

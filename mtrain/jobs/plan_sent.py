@@ -1,4 +1,4 @@
-"""What a plan says of the bytes that each rank sends in an update, where ranks are not laid out as a mesh."""
+"""Say in a plan how many bytes each rank sends in an update, where ranks are not laid out as a mesh."""
 
 from collections.abc import Mapping
 
@@ -25,14 +25,6 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     if not each:
         return {"sent per update": f"{_words(one)} by each rank"}
     return {"sent per update": f"{_words(one - each)} + {_words(each)} for each class, by each rank"}
-
-
-def planned_bytes(loaded: Loaded, *, size: int, on_cpu: bool, classes: int) -> float | None:
-    """Return what each of ``size`` ranks sends in an update of a model for so many classes; None: not known."""
-    if not _is_known(loaded, size=size):
-        return None
-    (state,) = _outlines(loaded, (classes,))
-    return sent_bytes(loaded, state, size=size, on_cpu=on_cpu)
 
 
 def sent_bytes(loaded: Loaded, state: Mapping[str, EntryType] | None, *, size: int, on_cpu: bool) -> float | None:

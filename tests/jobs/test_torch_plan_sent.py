@@ -10,8 +10,9 @@ from statistics import median
 
 import pytest
 
-from mtrain.jobs.plan_sent import planned_bytes
+from mtrain.jobs.plan_sent import sent_bytes
 from mtrain.spec import config
+from mtrain.weights.outline import SpecOutline
 
 WIDE = "model.options={patch: 2, width: 256, depth: 2, heads: 4}"
 """A model of 1.6 M parameters, most of them in arrays that stage 3 of ZeRO does not keep whole."""
@@ -66,7 +67,9 @@ def _trained(folder: Path, backend: str, *values: str, ranks: int) -> float:
 def test_a_rank_sends_what_the_plan_says(backend, values, ranks, tmp_path):
     counted = _trained(tmp_path, backend, *values, ranks=ranks)
     loaded = config.load(str(tmp_path / "runs" / "sent" / "spec.yml"))
-    planned = planned_bytes(loaded, size=ranks, on_cpu=True, classes=10)
+    outline = SpecOutline(loaded.spec, classes=10)
+    planned = sent_bytes(loaded, outline.state, size=ranks, on_cpu=True)
+    assert planned is not None
     print(
         f"{backend} {values} on {ranks} ranks: planned {planned:,.0f}, counted {counted:,.0f}, {counted / planned:.5f}"
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,3 +192,9 @@ def test_a_damaged_tokenizer_is_named(tmp_path):
 def test_bytes_are_every_text():
     text = "Grüße, 世界\0\n"
     assert Bytes().decode([*Bytes().encode(text), END]) == text
+
+
+def test_other_tokens_and_other_labels_have_another_fingerprint():
+    rows = pack([Document("some words"), Document("and others")], Bytes(), length=8)
+    others = [replace(rows, **{name: getattr(rows, name)[::-1]}) for name in ("tokens", "labels")]
+    assert len({RowSource(each).fingerprint for each in (rows, *others)}) == 3

@@ -5,18 +5,26 @@ import math
 import numpy as np
 import pytest
 
-from mtrain_trace.reading import Trace
+from mtrain_trace import factors
+from mtrain_trace.reading import Trace, Update
 from tests.trace.test_named_causes import BEGIN, GRADIENTS, compared, rows, trace, update, whole
 
 CLIP = {"before": 4.0, "limit": 1.0}
 NUMBERS = [math.inf, -math.inf, math.nan, 0.0]
 PARTED = ["gradients", "weights", "moments", "losses"]
-PLACES = [*PARTED, "before", "limit", "lr", "pass_losses"]
+PLACES = [*PARTED, "before", "limit", "lr", "pass_losses", "loss_parts", "model_norms"]
+
+
+def plain_update(number: int) -> Update:
+    names = {"net": 1.0, "critic": 3.0}
+    return update(
+        number, clips=[CLIP], loss_parts={f"loss_{name}": loss for name, loss in names.items()}, model_norms={**names}
+    )
 
 
 def with_number(place: str, number: float) -> Trace:
     """Return a trace of two updates, the second of which has ``number`` in one place."""
-    later = update(2, clips=[CLIP])
+    later = plain_update(2)
     if place in later.arrays:
         names, front = list(BEGIN), "exp_avg/" if place == "moments" else ""
         arrays = {**GRADIENTS, names[1]: np.full(64, number)}
@@ -28,15 +36,18 @@ def with_number(place: str, number: float) -> Trace:
     elif place == "lr":
         later.rates = [{"lr": number}]
         later.rank_rates = [later.rates]
+    elif place in ("loss_parts", "model_norms"):
+        getattr(later, place)["loss_net" if place == "loss_parts" else "net"] = number
+        later.losses = [2.0]
     else:
         setattr(later, place, [number])
-    return trace(update(1, clips=[CLIP]), later)
+    return trace(plain_update(1), later)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_number_that_is_none_or_nothing_ends_no_comparison(place: str, number: float) -> None:
-    plain, other = trace(update(1, clips=[CLIP]), update(2, clips=[CLIP])), with_number(place, number)
+    plain, other = trace(plain_update(1), plain_update(2)), with_number(place, number)
     for a, b, side in ((plain, other, "B"), (other, plain, "A")):
         result = compared(a, b)
         if place not in PARTED:
@@ -46,3 +57,24 @@ def test_a_number_that_is_none_or_nothing_ends_no_comparison(place: str, number:
         told = f"of {side} is {abs(number) if place != 'losses' else number:g}, that of "
         assert (told in result.sentences[0]) == (not math.isfinite(number)), result.sentences
     assert compared(other, other).parting is None
+
+
+@pytest.mark.parametrize("pair", [(math.inf, math.nan), (math.inf, -math.inf), (math.nan, math.nan)])
+@pytest.mark.parametrize("place", PLACES)
+def test_sides_that_have_both_left_the_range_of_numbers_are_compared_to_the_end(
+    place: str, pair: tuple[float, float]
+) -> None:
+    one, two = (with_number(place, number) for number in pair)
+    assert "that of " not in " ".join(compared(one, two).sentences[:1])
+    one.updates[1].losses, two.updates[1].losses = [1.0], [3.0]
+    result = compared(one, two)
+    assert result.parting is not None
+    assert result.sentences
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_no_factor_explains_what_is_no_number(number: float) -> None:
+    plain, strange = np.array([1.0, 2.0]), np.array([1.0, number])
+    for x, y in ((plain, strange), (strange, plain), (strange, strange)):
+        assert factors.factor_of(x, y) is None
+    assert factors.factor_of(plain, 3 * plain) == pytest.approx(3)

@@ -1,4 +1,4 @@
-"""What a rank sends in an update with DeepSpeed ZeRO, for the plan. Importing this module imports no framework."""
+"""Reckon what a rank sends in an update with DeepSpeed ZeRO, for the plan. Importing this module imports no framework."""
 
 from collections.abc import Sequence
 

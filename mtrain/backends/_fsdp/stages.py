@@ -1,4 +1,4 @@
-"""Which stage of a pipeline holds and computes what of a language model.
+"""Divide a language model into the stages of a pipeline, each of which holds and computes some of its blocks.
 
 A stage computes the model's own forward pass, in which blocks of other stages return what they are given, and so do norms and the
 output layer before the last stage. Embeddings behind the first one return zeros, in the place of which the first block of a
@@ -54,7 +54,7 @@ def divide(model: nn.Module, count: int) -> Division:
     """Divide a model into ``count`` stages; it computes a short text for that, so every rank must call.
 
     Blocks are divided evenly, and the first stages have one more where they do not divide. What is called before the first
-    block belongs to the first stage, what is called behind the last one to the last stage.
+    block belongs to the first stage, what is called after the last one to the last stage.
 
     Raises:
         SpecError: It cannot be divided.

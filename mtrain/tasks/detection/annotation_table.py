@@ -6,16 +6,14 @@ each process would soon hold a copy of all small objects; the content of a large
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.texts import Arrays, Texts
-
-Row = TypeVar("Row")
 
 
 class Ids:
@@ -69,33 +67,6 @@ def joined(parts: Mapping[str, "Texts | Ids | Ragged | Places"]) -> dict[str, ND
 def within(arrays: Arrays, name: str) -> Arrays:
     """Return the arrays of one of the objects that were ``joined``."""
     return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-
-
-class Table(Sequence[Row], Generic[Row]):
-    """A sequence of images that makes each from arrays when it is asked for."""
-
-    def __init__(self, length: int, make: Callable[[int], Row]) -> None:
-        self._length = length
-        self._make = make
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Return one image, or a list of several.
-
-        Raises:
-            IndexError: there is none.
-        """
-        if isinstance(index, slice):
-            return [self._make(each) for each in range(self._length)[index]]
-        return self._make(range(self._length)[index])
 
 
 class Places:

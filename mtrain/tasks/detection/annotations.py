@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.lazy_rows import LazyRows
 from mtrain.data.texts import Arrays, Texts
-from mtrain.tasks.detection.annotation_table import Places, Ragged, Table, joined, within
+from mtrain.tasks.detection.annotation_table import Places, Ragged, joined, within
 
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
@@ -235,8 +236,10 @@ def from_arrays(arrays: Arrays, facts: Mapping[str, Any]) -> Annotations:
         for kind, boxes in (("samples", "boxes"), ("images", "boxes_xywh"))
     )
     count = len(arrays["places/sizes"])
-    samples: Sequence[Sample] = Table(count, lambda index: Sample(**places.fields(index), **_parts(of_samples, index)))
-    images: Sequence[AnnotatedImage] = Table(
+    samples: Sequence[Sample] = LazyRows(
+        count, lambda index: Sample(**places.fields(index), **_parts(of_samples, index))
+    )
+    images: Sequence[AnnotatedImage] = LazyRows(
         count,
         lambda index: AnnotatedImage(**places.fields(index), file_name=names[index], **_parts(of_images, index)),
     )

@@ -147,7 +147,7 @@ class LanguageTask(TaskBase):
         Raises:
             DataError: They have not.
         """
-        mine = {name: source.fingerprint() for name, source in self._sources.items()}
+        mine = {name: source.fingerprint for name, source in self._sources.items()}
         if len({tuple(sorted(each.items())) for each in collective.all_gather(mine)}) > 1:
             raise DataError(
                 "data: the ranks have read different texts or tokens; give every host the same files, the same "
@@ -164,11 +164,7 @@ class LanguageTask(TaskBase):
 
     @override
     def samples_digest(self) -> str:
-        return f"{self._train_fingerprint:08x}"
-
-    @cached_property
-    def _train_fingerprint(self) -> int:
-        return self._sources["train"].fingerprint()
+        return f"{self._sources['train'].fingerprint:08x}"
 
     @override
     def unit(self) -> tuple[str, int] | None:
