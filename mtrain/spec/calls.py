@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,8 @@ from mtrain.errors import ScriptError
 from mtrain.spec.suggest import closest
 
 T = TypeVar("T", bound=Callable[..., Any])
-PACKAGE = str(Path(__file__).parent.parent)
+PACKAGE = os.path.join(Path(__file__).parents[1], "")
+"""Beginning of the path of every file of mtrain."""
 OTHER_NAMES = {
     "lr": "learning_rate",
     "learning_rate": "learning_rate",

@@ -25,7 +25,7 @@ class Reads:
 
     def count(self, name: str) -> None:
         """Count a call by its name and the line of mtrain that made it."""
-        lines = [f for f in traceback.extract_stack() if f.filename.startswith(ROOT) and "/mtrain/" in f.filename]
+        lines = [f for f in traceback.extract_stack() if f.filename.startswith(f"{ROOT}/mtrain/")]
         place = f"{Path(lines[-1].filename).relative_to(ROOT)}:{lines[-1].name}" if lines else "?"
         self.calls[f"{name} in {place}"] += 1
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import mtrain
 from mtrain.errors import ScriptError
+from mtrain.rank.script.job import without_own_frames
 from mtrain.rank.script.session import Session
 
 HEAD = "from torch import nn\nimport mtrain\n"
@@ -152,3 +154,21 @@ def test_a_script_of_paddle_is_told_the_same(tmp_path: Path) -> None:
     assert "updated 0" in told, told
     assert "updated 1" not in told
     assert "loss.backward(): leave it out: optimizer.update(loss)" in told
+
+
+def error_in(file: str, text: str) -> Exception:
+    """Return the error of a script's code that would lie at ``file``, without the frame of this function."""
+    try:
+        exec(compile(text, file, "exec"), {"mtrain": mtrain})
+    except Exception as error:
+        assert error.__traceback__ is not None
+        return error.with_traceback(error.__traceback__.tb_next)
+    raise AssertionError("no error")
+
+
+def test_a_script_whose_path_begins_like_the_packages_is_still_the_users_own() -> None:
+    file = f"{Path(mtrain.__file__).parent}_mine/train.py"
+    wrong = error_in(file, "\n\nmtrain.SGD(learning_rat=0.1)")
+    assert str(wrong).startswith(f"{file}:3: ")
+    later = without_own_frames(error_in(file, "import json\njson.loads('no')"))
+    assert traceback.extract_tb(later.__traceback__)[0].filename == file

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import mtrain
 from mtrain.errors import ScriptError
 from mtrain.rank.process import SaveRequest
 from mtrain.records.display import Display
+from mtrain.spec.calls import PACKAGE
 from mtrain.spec.files import open_file
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
@@ -91,7 +91,7 @@ def digest_of(script: Path) -> str:
 
 def without_own_frames(error: BaseException) -> BaseException:
     """Drop the frames of mtrain and of Python's own modules before the script's first one from ``error``; return it."""
-    own = (str(Path(mtrain.__file__).parent), "<frozen ", contextlib.__file__)
+    own = (PACKAGE, "<frozen ", contextlib.__file__)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
