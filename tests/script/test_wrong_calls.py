@@ -158,12 +158,14 @@ def test_a_script_of_paddle_is_told_the_same(tmp_path: Path) -> None:
 
 def error_in(file: str, text: str) -> Exception:
     """Return the error of a script's code that would lie at ``file``, without the frame of this function."""
-    try:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind
         exec(compile(text, file, "exec"), {"mtrain": mtrain})
-    except Exception as error:
-        assert error.__traceback__ is not None
-        return error.with_traceback(error.__traceback__.tb_next)
-    raise AssertionError("no error")
+    trace = caught.tb
+    while trace.tb_frame.f_code.co_filename != file:
+        assert trace.tb_next is not None
+        trace = trace.tb_next
+    assert isinstance(caught.value, Exception)
+    return caught.value.with_traceback(trace)
 
 
 def test_a_script_whose_path_begins_like_the_packages_is_still_the_users_own() -> None:
