@@ -2,7 +2,8 @@
 
     python -m benchmarks.mesh_memory [--cases 0,3] [--folder FOLDER]
 
-Each job trains three updates on the CPU. The libraries' share is taken off: the same job with a model of a few numbers. The
+Each job trains three updates on the CPU, once with freed memory kept for the next update (the default) and once with
+``backend.options.keep_memory=false``. The libraries' share is taken off: the same job with a model of a few numbers. The
 largest resident set is that of the rank that needed most.
 """
 
@@ -20,7 +21,7 @@ model: {{name: hf, options: {{attention: sdpa, config: {{{config}}}}}}}
 data: {{format: python_docs, length: 256}}
 train: {{updates: 3, batch_size: 8, ema: {{decay: 0.99}}, clip_norm: 1.0}}
 optimizer: {{rule: adamw, learning_rate: 0.0001}}
-evaluate: {{every_epochs: null}}
+evaluate: {{enabled: false}}
 checkpoint: {{every_epochs: null, every_updates: null}}
 report: {{plots: false, tensorboard: false}}
 """
@@ -71,8 +72,8 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="numbers of rows, such as 0,3; all if none is given")
     parser.add_argument("--folder", default=None, help="where runs are written")
     options = parser.parse_args()
-    print("| model | mesh | planned at most, MiB | needed, MiB | needed / planned |")
-    print("|---|---|--:|--:|--:|")
+    print("| model | mesh | planned at most, MiB | freed memory | needed, MiB | needed / planned |")
+    print("|---|---|--:|---|--:|--:|")
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
         wanted = {int(number) for number in options.cases.split(",") if number}
@@ -84,9 +85,12 @@ def main() -> None:
             line = next(line for line in plan.splitlines() if "memory per rank" in line)
             (shown,) = re.findall(r"at most ([\d,.]+) MiB", line)
             planned = float(shown.replace(",", ""))
-            found = needed(folder, f"large-{number}", arguments)
-            found -= needed(folder, f"small-{number}", words(folder, model, SMALL, mesh))
-            print(f"| {model} | {mesh} | {planned:.0f} | {found:.0f} | {found / planned:.2f} |", flush=True)
+            small = words(folder, model, SMALL, mesh)
+            for said, value in (("kept", "true"), ("returned", "false")):
+                freed = ["-o", f"backend.options.keep_memory={value}"]
+                found = needed(folder, f"large-{number}-{said}", [*arguments, *freed])
+                found -= needed(folder, f"small-{number}-{said}", [*small, *freed])
+                print(f"| {model} | {mesh} | {planned:.0f} | {said} | {found:.0f} | {found / planned:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

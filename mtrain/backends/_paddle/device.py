@@ -6,7 +6,7 @@ import paddle
 
 from mtrain.backends._paddle import internals
 from mtrain.errors import LaunchError
-from mtrain.system.memory import keep_memory, peak_resident_bytes
+from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -18,7 +18,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
         name: ``auto`` is CUDA where there is a device, else the CPU.
         local_rank: Number of this rank on its host, which is the number of its CUDA device.
         tf32: Allow TensorFloat-32 in products and convolutions.
-        keep: On the CPU, keep freed memory for the next update, see ``system.memory.keep_memory``.
+        keep: On the CPU, keep freed memory for the next update, or return it, see ``system.memory``.
 
     Raises:
         LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
@@ -30,8 +30,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
             "check the driver, CUDA_VISIBLE_DEVICES and that paddlepaddle-gpu is installed"
         )
     if not count:
-        if keep:
-            keep_memory()
+        (keep_memory if keep else return_memory)()
         paddle.device.set_device("cpu")
         return "cpu"
     if local_rank >= count:

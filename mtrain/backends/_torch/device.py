@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from mtrain.errors import LaunchError
-from mtrain.system.memory import keep_memory, peak_resident_bytes
+from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -17,7 +17,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
         name: ``auto`` is CUDA where there is a device, else the CPU.
         local_rank: Number of this rank on its host, which is the number of its CUDA device.
         tf32: Allow TensorFloat-32 in products and convolutions.
-        keep: On the CPU, keep freed memory for the next update, see ``system.memory.keep_memory``.
+        keep: On the CPU, keep freed memory for the next update, or return it, see ``system.memory``.
 
     Raises:
         LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
@@ -29,8 +29,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
             "check the driver and CUDA_VISIBLE_DEVICES"
         )
     if not available:
-        if keep:
-            keep_memory()
+        (keep_memory if keep else return_memory)()
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise LaunchError(

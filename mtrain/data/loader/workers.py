@@ -276,7 +276,7 @@ def _keep_memory() -> None:
     again."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc accepts
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 

@@ -1,0 +1,49 @@
+"""What glibc does with freed memory: in a process of its own, since the limits stay."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Blocks of 8 MiB lie in the heap after keep_memory; glibc counts those that it has from the kernel one by one in `hblks`.
+PROGRAM = """
+import ctypes, sys
+from mtrain.system import memory
+
+class Info(ctypes.Structure):
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.mallinfo2.restype = Info
+getattr(memory, sys.argv[1])()
+libc.free(libc.malloc(16 << 20))  # glibc's own limit is the size of this block from now on
+before = libc.mallinfo2().hblks
+block = libc.malloc(8 << 20)
+print(libc.mallinfo2().hblks - before)
+"""
+OWN = {"MALLOC_MMAP_THRESHOLD_": "4194304"}
+TUNED = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4194304"}
+
+
+@pytest.mark.parametrize(
+    ("function", "caller", "from_kernel"),
+    [
+        ("keep_memory", {}, False),
+        ("return_memory", {}, True),
+        ("keep_memory", OWN, True),
+        ("keep_memory", TUNED, True),
+        ("return_memory", {"MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
+    ],
+    ids=["kept", "returned", "kept, with a limit of the caller's", "kept, with a tunable", "returned, with a limit"],
+)
+def test_a_block_comes_from_the_kernel_or_from_the_heap(
+    function: str, caller: dict[str, str], from_kernel: bool
+) -> None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    command = [sys.executable, "-c", PROGRAM, function]
+    done = subprocess.run(command, env=plain | caller, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(int(from_kernel))
