@@ -1,7 +1,8 @@
 """How much memory a rank needs to build, save and restore a model, for each backend and number of ranks.
 
     python -m benchmarks.memory [--millions 50] [--backends ddp,deepspeed:1,deepspeed:3,fsdp] [--ranks 1,2]
-        [--native] [--llama [--files FOLDER]]
+        [--native] [--llama [--files FOLDER]] [--only-build]
+    python -m benchmarks.memory --llama --backends fsdp:tensor=2,fsdp:pipeline=2:tensor=2 --ranks 4
 
 For every rank and phase it reads the peak of the resident set (``VmHWM``, reset before each phase), in float32 with AdamW and
 an average. Memory that the C library keeps is given back before each phase, so that it cannot hide what a phase needs.
@@ -91,11 +92,11 @@ def network(millions: int) -> Any:
 
 
 def llama(millions: int, folder: Path | None) -> Any:
-    """Return what builds a Llama of about ``millions`` million parameters, from its config or from files, and its batches."""
+    """Return the config of a Llama of about ``millions`` million parameters, and what builds it, from the config or from files."""
     import torch
-    from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from mtrain.tasks.language import network
     from mtrain.tasks.language.loading import array_by_array
 
     width, vocabulary = (1024, 32768) if millions >= 150 else (512, 16384)
@@ -103,28 +104,41 @@ def llama(millions: int, folder: Path | None) -> Any:
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
-        intermediate_size=8 * width // 3,
+        intermediate_size=64 * round(width / 24),
         num_hidden_layers=layers,
         num_attention_heads=8,
         bos_token_id=None,
         eos_token_id=None,
     )
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if folder is None:
-                self.model = LlamaForCausalLM(config)
-                return
-            with array_by_array():
-                self.model = LlamaForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
-
-        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-            total = self.model(input_ids=batch["x"], use_cache=False).logits.square().mean()
-            return {"total": total, "part": total.detach()}
+    def build() -> Any:
+        if folder is None:
+            return network.adapt(LlamaForCausalLM(config), path="its config")
+        with array_by_array():
+            module = LlamaForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
+        return network.adapt(module, path=str(folder))
 
     torch.set_num_threads(1)
-    return config, Net
+    return config, build
+
+
+def texts(draws: np.random.Generator) -> dict[str, Any]:
+    """Return a micro batch of two texts of 16 tokens."""
+    tokens = draws.integers(0, 99, (2, 16))
+    positions = np.tile(np.arange(16), (2, 1))
+    return {"tokens": tokens, "positions": positions, "labels": tokens, "scale": np.full(2, 1 / 16, np.float32)}
+
+
+def mesh_of(name: str, ranks: int) -> Any:
+    """Return the mesh of ``ranks`` ranks in the name of a backend, such as ``fsdp:tensor=2:pipeline=2``; None: it names none."""
+    from mtrain.core.interfaces import Mesh
+
+    kind, *values = name.split(":")
+    if kind != "fsdp" or not values:
+        return None
+    lengths = {key: int(length) for key, _, length in (value.partition("=") for value in values) if length}
+    rest = ranks // int(np.prod(list(lengths.values())))
+    return Mesh(**{"replicate": 1, "shard": rest, "tensor": 1, **lengths}, sequence="sequence" in values)
 
 
 def backend_of(name: str) -> Any:
@@ -164,6 +178,7 @@ def rank_main(options: argparse.Namespace) -> None:
             ema_decay=0.99,
             seed=1,
             own_model=options.native or options.llama,
+            mesh=mesh_of(options.backend, collective.size),
         )
         barrier(collective)
         model, optimizer = phases.measure("build", lambda: session.prepare(net, recipe))
@@ -172,14 +187,15 @@ def rank_main(options: argparse.Namespace) -> None:
             phases.measure("start", lambda: session.restore(model, optimizer, State(weights=Drawn(shapes))))
 
         def updates() -> None:
-            draws = np.random.default_rng(collective.rank)
-            x = draws.integers(0, 99, (2, 8)) if options.llama else draws.standard_normal((2, width), dtype=np.float32)
-            for batch in session.batches({"x": x} for _ in range(2)):
+            draws = np.random.default_rng(0 if recipe.mesh is None else recipe.mesh.data_rank(collective.rank))
+            given = texts(draws) if options.llama else {"x": draws.standard_normal((2, width), dtype=np.float32)}
+            for batch in session.batches(given for _ in range(2)):
                 with optimizer.micro_batch(last=True):
                     optimizer.backward(model(batch)["total"])
                 optimizer.step(Rates(learning_rates=(1e-4,)))
 
-        phases.measure("train", updates)
+        if not options.only_build:
+            phases.measure("train", updates)
 
         def save(update: int, asynchronous: bool) -> None:
             store = (
@@ -197,8 +213,9 @@ def rank_main(options: argparse.Namespace) -> None:
             store.wait()
             barrier(collective)
 
-        phases.measure("save", lambda: save(1, False))
-        if not options.no_background:
+        if not options.only_build:
+            phases.measure("save", lambda: save(1, False))
+        if not (options.no_background or options.only_build):
             phases.measure("save in the background", lambda: save(2, True))
 
         if options.peer:
@@ -212,7 +229,8 @@ def rank_main(options: argparse.Namespace) -> None:
             saved = load_everywhere(max(folder.glob("step-*")), collective)
             session.restore(model, optimizer, saved.state)
 
-        phases.measure("restore", restore)
+        if not options.only_build:
+            phases.measure("restore", restore)
         result: dict[str, Any] = {"phases": phases.found, "imported": imported}
         result |= {"parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
         result["largest"] = 4 * max(int(np.prod(shape)) for shape in shapes.values())
@@ -277,7 +295,7 @@ def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[st
         argv += ["--millions", str(options.millions)]
         argv += ["--llama"] * options.llama + (["--files", str(options.files)] if options.files else [])
         argv += ["--native"] * options.native + ["--former"] * options.former + ["--peer"] * options.peer
-        argv += ["--no-background"] * options.no_background
+        argv += ["--no-background"] * options.no_background + ["--only-build"] * options.only_build
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -305,7 +323,8 @@ def held(backend: str, ranks: int, parameters: int) -> float:
     if kind == "ddp" or stage == "0":
         return 5 * array
     if kind == "fsdp":
-        return 5 * array / ranks
+        mesh = mesh_of(backend, ranks)
+        return 5 * array / ranks * (1 if mesh is None else mesh.replicate)
     if stage == "3":
         return 6 * array / ranks
     return 2 * array + 4 * array / ranks
@@ -374,6 +393,7 @@ def main() -> None:
         "--files", type=Path, default=None, help="a folder with its weights; it is made if it does not exist"
     )
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--only-build", action="store_true", help="leave out training, saves and the restore")
     parser.add_argument("--no-background", action="store_true", help="leave out the save that copies first")
     parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
     parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")

@@ -1,4 +1,7 @@
-"""One rank of the tests of spread models: ``spread_ranks BACKEND OUT OPTIONS``, in the variables of a job."""
+"""One rank of the tests of spread models: ``spread_ranks BACKEND MODELS``, in the variables of a job.
+
+A mesh is named as in ``fsdp:tensor=2:pipeline=2:sequence``; ranks that remain are shards.
+"""
 
 import gc
 import hashlib
@@ -16,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from mtrain.backends._torch import spread
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fsdp import Fsdp
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Mesh, Recipe
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -97,12 +100,58 @@ def gpt2() -> nn.Module:
     )
 
 
+def even() -> nn.Module:
+    return language({})
+
+
+def odd() -> nn.Module:
+    """Return a model whose vocabulary does not divide among two ranks."""
+    return language({"vocab_size": 65})
+
+
+def tied() -> nn.Module:
+    return language({"tie_word_embeddings": True})
+
+
+def lora() -> nn.Module:
+    """Return a model of which low-rank adapters are trained."""
+    import peft
+
+    model = language({})
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj", "down_proj"])
+    return peft.inject_adapter_in_model(config, model)
+
+
+def language(settings: dict[str, Any]) -> nn.Module:
+    """Return a Llama as mtrain trains it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mtrain.tasks.language import network
+
+    sizes = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, **settings}
+    return network.adapt(LlamaForCausalLM(LlamaConfig(bos_token_id=None, eos_token_id=None, **sizes)), path="here")
+
+
+def mesh_of(name: str, ranks: int) -> Mesh | None:
+    """Return the mesh in the name of a backend; None: it names none."""
+    _, *values = name.split(":")
+    lengths = {key: int(length) for key, _, length in (value.partition("=") for value in values) if length}
+    if not values:
+        return None
+    others = {"replicate": 1, "tensor": 1, "shard": ranks // int(np.prod(list(lengths.values())))}
+    return Mesh(**{**others, **lengths}, sequence="sequence" in values)  # type: ignore[arg-type]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "own": Own,
     "shared": Shared,
     "uneven": Uneven,
     "llama": llama,
     "gpt2": gpt2,
+    "even": even,
+    "odd": odd,
+    "tied": tied,
+    "lora": lora,
 }
 
 
@@ -141,15 +190,23 @@ def main(backend: str, *names: str) -> None:
     torch.set_num_threads(1)
     expected = {(name, double): plain(name, double=double) for name in names for double in (False, True)}
     used: list[int] = []
-    give_up = spread.Spread._give_up
+    give_up, fill = spread.Spread._give_up, spread.Spread._fill
+    whole: list[int] = []
 
     def counted(of: spread.Spread, memory: Any) -> None:
         used.append(memory.number)
         give_up(of, memory)
 
+    def measured(of: spread.Spread, memory: Any, *, values: bool = True) -> None:
+        fill(of, memory, values=values)
+        whole.append(sum(x.size for x in of._by_number.values() if x.part is None))
+
     spread.Spread._give_up = counted  # type: ignore[method-assign]
+    spread.Spread._fill = measured  # type: ignore[method-assign]
     made = (
-        Fsdp(Fsdp.Options(device="cpu")) if backend == "fsdp" else DeepSpeed(DeepSpeed.Options(device="cpu", stage=3))
+        DeepSpeed(DeepSpeed.Options(device="cpu", stage=3))
+        if backend == "deepspeed"
+        else Fsdp(Fsdp.Options(device="cpu"))
     )
     with made as session:
         for (name, double), wanted in expected.items():
@@ -161,13 +218,17 @@ def main(backend: str, *names: str) -> None:
                 own_model=True,
                 ema_decay=0.9,
                 precision="fp64" if double else "fp32",
+                mesh=mesh_of(backend, session.collective.size),
             )
             used.clear()
+            whole.clear()
             model, optimizer = session.prepare(MODELS[name], recipe)
             state = session.state(model, optimizer)
             assert digest(state.weights) == wanted, f"{name} {double}"
-            assert digest(state.ema) == wanted or name == "own", f"{name} {double}"
+            assert digest(state.ema) == wanted or name in ("own", "lora"), f"{name} {double}"
             assert len(used) > (20 if name != "shared" else 3), f"{name}: {len(used)} arrays were given up"
+            largest = max(x.nbytes for x in state.weights.values())
+            assert max(whole) <= spread.ROOM_BYTES + 3 * largest, f"{name}: {max(whole)} bytes were whole at a time"
             if isinstance(model, Shared) and backend == "fsdp":
                 check_shared(model)
             del model, optimizer, state

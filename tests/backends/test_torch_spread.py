@@ -58,6 +58,31 @@ def test_ranks_start_from_the_bits_of_a_plain_build(backend: str, ranks: int) ->
         assert same == [[name, double] for name in MODELS for double in ("False", "True")]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "models"),
+    [
+        ("tensor=2", 2, ("even", "tied")),
+        ("pipeline=2", 2, ("odd", "tied")),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("tensor=2:sequence", 2, ("odd", "lora")),
+                ("tensor=2", 4, ("even", "odd", "tied", "lora")),
+                ("replicate=2:tensor=2", 4, ("even", "tied")),
+                ("pipeline=2:tensor=2", 4, ("even", "odd", "tied", "lora")),
+                ("pipeline=2:tensor=2:sequence", 4, ("even", "tied")),
+                ("pipeline=2", 4, ("even", "tied")),
+            )
+        ],
+    ],
+)
+def test_ranks_of_a_mesh_start_from_the_bits_of_a_plain_build(mesh: str, ranks: int, models: tuple[str, ...]) -> None:
+    """Language models, in float32 and float64; of weights, few are whole at a time."""
+    for shown in _prepared(f"fsdp:{mesh}", ranks=ranks, models=models):
+        same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
+        assert same == [[name, double] for name in models for double in ("False", "True")]
+
+
 @pytest.mark.slow
 def test_what_one_rank_alone_prints_of_a_model_ends_all_ranks() -> None:
     """None waits for another one that does something else."""

@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.internals import TorchDispatchMode, overwrites, storage_key, tensors_in, unwatched
+from mtrain.backends._torch.shards import Box
 from mtrain.core import state_checks
 from mtrain.core.overriding import override
 from mtrain.errors import TrainingError
@@ -226,19 +228,20 @@ class Spread(TorchDispatchMode):
         memory = self._of(x)
         return memory is not None and memory.part is not None
 
-    def part(self, x: Tensor, first: int, end: int, *, is_even: bool) -> Tensor:
-        """Return elements [first, end) of the flattened ``x``; every rank must call.
+    def part(self, x: Tensor, box: Box, *, is_even: bool) -> Tensor:
+        """Return a copy of the elements of ``x`` in ``box``; every rank must call.
 
-        ``is_even``: all ranks ask for equal parts, one after the other.
+        ``is_even``: all ranks ask for equal parts of the flattened array, one after the other.
         """
         memory = self._of(x)
         is_all = memory is not None and x.is_contiguous() and x.nbytes == memory.size
-        size = (end - first) * x.element_size()
+        lengths = [end - first for first, end in box]
+        size = prod(lengths) * x.element_size()
         if is_even and is_all and memory is not None and memory.part is not None and memory.part.nbytes == size:
             own, memory.is_taken = memory.part if not memory.is_taken else memory.part.clone(), True
-            return own.view(x.dtype)
+            return own.view(x.dtype).view(lengths)
         self.fill(x)
-        return x.detach().reshape(-1)[first:end].clone()
+        return x.detach()[tuple(slice(first, end) for first, end in box)].clone(memory_format=torch.contiguous_format)
 
     def fill(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole; every rank must call."""
