@@ -20,6 +20,7 @@ from mtrain.backends._torch import spread
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
+from mtrain.errors import SpecError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -171,24 +172,44 @@ def plain(name: str, *, double: bool) -> str:
     return digest({key: x.numpy() for key, x in state.items()})
 
 
-def check_own_optimizer(session: Any) -> None:
-    """Check that a script's own optimizer is made for weights that it can read, in a model that is built here."""
-    seen: list[float] = []
+def check_own_optimizer(session: Any, mesh: Mesh | None) -> None:
+    """Check that a script's own optimizer can read weights, has its state in parts, and that whole arrays are refused later."""
+    wanted, seen = plain("uneven", double=False), []
 
     def made(model: nn.Module) -> torch.optim.Optimizer:
         seen.append(float(sum(x.detach().clone().sum() for x in model.parameters())))
-        return torch.optim.SGD(model.parameters(), lr=0.1)
+        several = [x for x in model.parameters() if x.dim() > 1]
+        groups = [{"params": several}, {"params": [x for x in model.parameters() if x.dim() == 1], "lr": 0.2}]
+        return torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.25)
 
-    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=1, seed=7, own_model=True, native_optimizer=made)
-    session.prepare(Uneven, recipe)
+    recipe = Recipe(
+        rule="sgd",
+        groups=(("", {}),),
+        micro_batch=1,
+        seed=7,
+        own_model=True,
+        ema_decay=0.9,
+        native_optimizer=made,
+        mesh=mesh,
+    )
+    model, optimizer = session.prepare(Uneven, recipe)
+    state = session.state(model, optimizer)
+    assert digest(state.weights) == digest(state.ema) == wanted
     assert seen
+    (sums,) = {key.partition("/")[0] for key, x in state.moments.items() if x.ndim}
+    moments = {name: state.moments[f"{sums}/{name}"] for name in state.weights}
+    assert all(x.shape == state.weights[name].shape and (x == 0.25).all() for name, x in moments.items())
+    try:
+        model.load_state_dict({name: torch.zeros(x.shape) for name, x in state.weights.items()})
+    except SpecError as error:
+        print("refused", str(error).partition(" given")[0])
 
 
 def main(backend: str, *names: str) -> None:
     """Build each model in a session, and compare; small arrays are spread too."""
     spread.LEAST_BYTES, spread.ROOM_BYTES = 64, 6000
     torch.set_num_threads(1)
-    expected = {(name, double): plain(name, double=double) for name in names for double in (False, True)}
+    expected = {(x, double): plain(x, double=double) for x in names if x in MODELS for double in (False, True)}
     used: list[int] = []
     give_up, fill = spread.Spread._give_up, spread.Spread._fill
     whole: list[int] = []
@@ -234,8 +255,8 @@ def main(backend: str, *names: str) -> None:
             del model, optimizer, state
             gc.collect()
             print("same", name, double, flush=True)
-        if "own" in names:
-            check_own_optimizer(session)
+        if names[-1] == "own optimizer":
+            check_own_optimizer(session, mesh_of(backend, session.collective.size))
 
 
 if __name__ == "__main__":

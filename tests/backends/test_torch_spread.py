@@ -53,9 +53,16 @@ def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, cod
 )
 def test_ranks_start_from_the_bits_of_a_plain_build(backend: str, ranks: int) -> None:
     """Models of transformers and an own one, in float32 and float64; FSDP's parts are of unequal length."""
-    for shown in _prepared(backend, ranks=ranks):
+    for shown in _prepared(backend, ranks=ranks, models=(*MODELS, "own optimizer")):
         same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
         assert same == [[name, double] for name in MODELS for double in ("False", "True")]
+        assert "refused load_state_dict: the whole array layers.0.weight" in shown
+
+
+@pytest.mark.slow
+def test_a_scripts_own_optimizer_starts_on_the_parts_of_replicas() -> None:
+    for shown in _prepared("fsdp:replicate=2", ranks=4, models=("own optimizer",)):
+        assert "refused load_state_dict: the whole array layers.0.weight" in shown
 
 
 @pytest.mark.parametrize(

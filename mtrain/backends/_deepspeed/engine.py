@@ -13,7 +13,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import compiling, quantising, state
+from mtrain.backends._torch import compiling, quantising, state, whole_states
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
@@ -76,6 +76,9 @@ class ZeroEngine(SplitEngine):
         if self.late and self._sharding.stage == 3:
             internals.leave_norm_out(engine)
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
+        if self._sharding.stage > 0:
+            # Also in stages 1 and 2: the next update overwrites whole weights with the parts of all ranks.
+            whole_states.refuse(model, lambda weight, value: True)
         compiling.attach(model, recipe)
         self._recipe = recipe
         return model, optimizer

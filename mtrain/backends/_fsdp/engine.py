@@ -19,6 +19,7 @@ from mtrain.backends._fsdp.stages import Division, divide, keep, retie
 from mtrain.backends._fsdp.tensor import share_layers, whole_plan
 from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.backends._fsdp.units import Unit, units
+from mtrain.backends._torch import whole_states
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
@@ -111,6 +112,7 @@ class FsdpEngine(SplitEngine):
             exchange = _Exchange(model, self._prepared)
         else:
             exchange = self._split_parts(model, self._layout, self._spread, recipe)
+        whole_states.refuse(model, lambda weight, x: isinstance(weight, DTensor) and not isinstance(x, DTensor))
         self._prepared.append(model)
         return model, exchange
 
