@@ -14,7 +14,7 @@ from mtrain.backends._torch import spread
 from mtrain.backends.torch_engine import LocalCollective
 from tests.backends.processes import ROOT
 
-MODELS = ("own", "shared", "llama", "gpt2")
+MODELS = ("own", "shared", "loaded", "llama", "gpt2")
 
 
 def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, code: int = 0) -> list[str]:
@@ -177,3 +177,23 @@ def test_an_array_that_was_resized_keeps_all_its_values(monkeypatch: pytest.Monk
         torch.zeros(100)
         assert made.is_spread(x)
         assert float(x.sum()) == 600
+
+
+def test_a_digest_is_taken_anew_where_values_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking it costs more than giving memory up, so reading does not lead to it."""
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        torch.zeros(100)
+        memory = made._of(x)
+        assert memory is not None
+        first, memory.digest = memory.digest, "as it was"
+        x.sum()
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert memory.digest == "as it was"
+        x.view(10, 10)[3].mul_(2)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert memory.digest not in (first, "as it was")

@@ -42,6 +42,10 @@ class ZeroEngine(SplitEngine):
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         if not recipe.trained:  # whole on every rank, without DeepSpeed
             return super().prepare(build, recipe)
+        with self.returning_memory():
+            return self._prepare_trained(build, recipe)
+
+    def _prepare_trained(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
         if recipe.own_order and not self._takes_own_order:
             raise SpecError(

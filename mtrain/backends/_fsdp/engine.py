@@ -55,7 +55,8 @@ class FsdpEngine(SplitEngine):
         if self._layout is None or self._layout.mesh != mesh:
             self._layout = Layout.of(mesh, self.target.type)
         try:
-            return super().prepare(build, replace(recipe, channels_last=False))
+            with self.returning_memory():
+                return super().prepare(build, replace(recipe, channels_last=False))
         finally:
             self._spread = None
 

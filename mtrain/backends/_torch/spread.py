@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.internals import TorchDispatchMode, overwrites, storage_key, tensors_in, unwatched
+from mtrain.backends._torch.internals import (
+    TorchDispatchMode,
+    changes_something,
+    only_aliases,
+    overwrites,
+    storage_key,
+    tensors_in,
+    unwatched,
+)
 from mtrain.backends._torch.shards import Box
 from mtrain.core import state_checks
 from mtrain.core.overriding import override
@@ -48,6 +56,8 @@ class _Memory:
         """This rank's bytes; None: the memory is whole."""
         self.digest = ""
         """Of the values, when the memory was last given up."""
+        self.is_changed = True
+        """Whether the values may be others since then."""
         self.is_taken = False
         """Whether ``part`` has become that of a weight."""
 
@@ -98,11 +108,16 @@ class Spread(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with unwatched():
+            if only_aliases(func):
+                return func(*args, **(kwargs or {}))
             used = [memory for x in tensors_in((args, kwargs)) if (memory := self._of(x)) is not None]
             for memory in used:
                 if memory.part is not None:
                     self._fill(memory, values=not self._is_overwritten(memory, func, args, used))
             result = func(*args, **(kwargs or {}))
+            if changes_something(func):
+                for memory in used:
+                    memory.is_changed = True
             made = [memory for x in tensors_in(result) if (memory := self._of(x) or self._track(x)) is not None]
             self._make_room([*used, *made])
             return result
@@ -164,8 +179,10 @@ class Spread(TorchDispatchMode):
         if whole is None or memory.part is not None or not whole.untyped_storage().resizable():
             return
         memory.size = whole.numel()  # An operation may have resized it.
-        # Memory that numpy has seen cannot be given up, so numpy gets copies.
-        memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
+        if memory.is_changed:
+            # Memory that numpy has seen cannot be given up, so numpy gets copies.
+            memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
+            memory.is_changed = False
         first, each = self._bounds(memory)
         part = whole.new_zeros(each)
         own = whole[first : first + each]
