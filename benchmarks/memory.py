@@ -1,10 +1,12 @@
 """How much memory a rank needs to build, save and restore a model, for each backend and number of ranks.
 
     python -m benchmarks.memory [--millions 50] [--backends ddp,deepspeed:1,deepspeed:3,fsdp] [--ranks 1,2]
-        [--native] [--llama [--files FOLDER]]
+        [--native] [--llama [--files FOLDER]] [--only-build]
+    python -m benchmarks.memory --llama --backends fsdp:tensor=2,fsdp:pipeline=2:tensor=2 --ranks 4
 
 For every rank and phase it reads the peak of the resident set (``VmHWM``, reset before each phase), in float32 with AdamW and
-an average. Memory that the C library keeps is given back before each phase, so that it cannot hide what a phase needs.
+an average. ``weights`` is the part of a build before the optimizer is made. Memory that the C library keeps is given back
+before each phase, so that it cannot hide what a phase needs.
 
 A build may need, beyond the imports, what the backend makes a rank hold, three times the largest array and 300 MiB. Start
 values, a save and a restore may need the last two beyond what is held when they begin; a save in the background also one
@@ -91,11 +93,11 @@ def network(millions: int) -> Any:
 
 
 def llama(millions: int, folder: Path | None) -> Any:
-    """Return what builds a Llama of about ``millions`` million parameters, from its config or from files, and its batches."""
+    """Return the config of a Llama of about ``millions`` million parameters, and what builds it, from the config or from files."""
     import torch
-    from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from mtrain.tasks.language import network
     from mtrain.tasks.language.loading import array_by_array
 
     width, vocabulary = (1024, 32768) if millions >= 150 else (512, 16384)
@@ -103,28 +105,41 @@ def llama(millions: int, folder: Path | None) -> Any:
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
-        intermediate_size=8 * width // 3,
+        intermediate_size=64 * round(width / 24),
         num_hidden_layers=layers,
         num_attention_heads=8,
         bos_token_id=None,
         eos_token_id=None,
     )
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if folder is None:
-                self.model = LlamaForCausalLM(config)
-                return
-            with array_by_array():
-                self.model = LlamaForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
-
-        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-            total = self.model(input_ids=batch["x"], use_cache=False).logits.square().mean()
-            return {"total": total, "part": total.detach()}
+    def build() -> Any:
+        if folder is None:
+            return network.adapt(LlamaForCausalLM(config), path="its config")
+        with array_by_array():
+            module = LlamaForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
+        return network.adapt(module, path=str(folder))
 
     torch.set_num_threads(1)
-    return config, Net
+    return config, build
+
+
+def texts(draws: np.random.Generator) -> dict[str, Any]:
+    """Return a micro batch of two texts of 16 tokens."""
+    tokens = draws.integers(0, 99, (2, 16))
+    positions = np.tile(np.arange(16), (2, 1))
+    return {"tokens": tokens, "positions": positions, "labels": tokens, "scale": np.full(2, 1 / 16, np.float32)}
+
+
+def mesh_of(name: str, ranks: int) -> Any:
+    """Return the mesh of ``ranks`` ranks in the name of a backend, such as ``fsdp:tensor=2:pipeline=2``; None: it names none."""
+    from mtrain.core.interfaces import Mesh
+
+    kind, *values = name.split(":")
+    if kind != "fsdp" or not values:
+        return None
+    lengths = {key: int(length) for key, _, length in (value.partition("=") for value in values) if length}
+    rest = ranks // int(np.prod(list(lengths.values())))
+    return Mesh(**{"replicate": 1, "shard": rest, "tensor": 1, **lengths}, sequence="sequence" in values)
 
 
 def backend_of(name: str) -> Any:
@@ -143,82 +158,119 @@ def backend_of(name: str) -> Any:
     return DeepSpeed(DeepSpeed.Options(device="cpu", stage=int(option)))
 
 
+def recipe_of(options: argparse.Namespace, ranks: int) -> Any:
+    """Return how the model is trained."""
+    from mtrain.core.interfaces import Recipe
+
+    def own(model: Any) -> Any:
+        from torch.optim import AdamW
+
+        return AdamW(model.parameters(), lr=1e-4)
+
+    return Recipe(
+        rule="adamw",
+        groups=(("", {} if options.own_optimizer else {"weight_decay": 0.01}),),
+        micro_batch=2,
+        ema_decay=0.99,
+        seed=1,
+        own_model=options.native or options.llama,
+        mesh=mesh_of(options.backend, ranks),
+        native_optimizer=own if options.own_optimizer else None,
+    )
+
+
+def built(session: Any, build: Any, recipe: Any, phases: Phases) -> Any:
+    """Build the model and its optimizer; note the peak of the weights alone, where the session makes both one after the other."""
+    make_optimizer, before = session.optimizer, resident()
+
+    def noted(*arguments: Any) -> Any:
+        phases.found["weights"] = {"before": before, "peak": resident("VmHWM"), "after": resident(), "seconds": 0.0}
+        return make_optimizer(*arguments)
+
+    session.optimizer = noted
+    return session.prepare(build, recipe)
+
+
 def rank_main(options: argparse.Namespace) -> None:
     """Measure on one rank, and write the result to ``options.out``."""
-    from mtrain.core.checkpoint.sharing import load_everywhere
-    from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
     from mtrain.core.collective import barrier
-    from mtrain.core.interfaces import Progress, Rates, Recipe, State
-    from mtrain.core.streams import WholeStream, streamed
+    from mtrain.core.interfaces import State
 
     phases = Phases()
     imported = resident()
     net, width = llama(options.millions, options.files)[::-1] if options.llama else network(options.millions)
-    folder = options.out / "checkpoints"
     with backend_of(options.backend) as session:
         collective = session.collective
-        recipe = Recipe(
-            rule="adamw",
-            groups=(("", {"weight_decay": 0.01}),),
-            micro_batch=2,
-            ema_decay=0.99,
-            seed=1,
-            own_model=options.native or options.llama,
-        )
+        recipe = recipe_of(options, collective.size)
         barrier(collective)
-        model, optimizer = phases.measure("build", lambda: session.prepare(net, recipe))
-        shapes = {name: outline.shape for name, outline in _outlines(session, model, optimizer).items()}
+        prepared = phases.measure("build", lambda: built(session, net, recipe, phases))
+        shapes = {name: outline.shape for name, outline in _outlines(session, *prepared).items()}
         if not (options.native or options.llama):
-            phases.measure("start", lambda: session.restore(model, optimizer, State(weights=Drawn(shapes))))
-
-        def updates() -> None:
-            draws = np.random.default_rng(collective.rank)
-            x = draws.integers(0, 99, (2, 8)) if options.llama else draws.standard_normal((2, width), dtype=np.float32)
-            for batch in session.batches({"x": x} for _ in range(2)):
-                with optimizer.micro_batch(last=True):
-                    optimizer.backward(model(batch)["total"])
-                optimizer.step(Rates(learning_rates=(1e-4,)))
-
-        phases.measure("train", updates)
-
-        def save(update: int, asynchronous: bool) -> None:
-            store = (
-                Checkpoints(folder, keep_last=1, keep_best=0, asynchronous=asynchronous)
-                if collective.rank == 0
-                else NoCheckpoints(asynchronous=asynchronous)
-            )
-            state = (
-                WholeStream(session.state(model, optimizer))
-                if options.former
-                else streamed(session, model, optimizer, copied=asynchronous)
-            )
-            if not options.former or collective.rank == 0:
-                store.save(state, Progress(update=update), score=None, spec={}, extra={})
-            store.wait()
-            barrier(collective)
-
-        phases.measure("save", lambda: save(1, False))
-        if not options.no_background:
-            phases.measure("save in the background", lambda: save(2, True))
-
-        if options.peer:
-            for turn in (1, 2, 3):  # in turns, so that what else the machine does meets both
-                phases.measure(f"save, turn {turn}", lambda turn=turn: save(2 + turn, False))
-                phases.measure(
-                    f"peer, turn {turn}", lambda turn=turn: save_by_peer(model, optimizer, options.out / str(turn))
-                )
-
-        def restore() -> None:
-            saved = load_everywhere(max(folder.glob("step-*")), collective)
-            session.restore(model, optimizer, saved.state)
-
-        phases.measure("restore", restore)
+            phases.measure("start", lambda: session.restore(*prepared, State(weights=Drawn(shapes))))
+        if not options.only_build:
+            measure_job(options, phases, session, prepared, width)
         result: dict[str, Any] = {"phases": phases.found, "imported": imported}
         result |= {"parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
         result["largest"] = 4 * max(int(np.prod(shape)) for shape in shapes.values())
         everyone = collective.all_gather(result)
         if collective.rank == 0:
             (options.out / "result.json").write_text(json.dumps(everyone))
+
+
+def measure_job(options: argparse.Namespace, phases: Phases, session: Any, prepared: Any, width: Any) -> None:
+    """Measure training, saves and a restore; ``width``: of the inputs of a model that is no Llama."""
+    from mtrain.core.checkpoint.sharing import load_everywhere
+    from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
+    from mtrain.core.collective import barrier
+    from mtrain.core.interfaces import Progress, Rates
+    from mtrain.core.streams import WholeStream, streamed
+
+    collective, folder = session.collective, options.out / "checkpoints"
+    model, optimizer = prepared
+
+    def updates() -> None:
+        mesh = mesh_of(options.backend, collective.size)
+        draws = np.random.default_rng(collective.rank if mesh is None else mesh.data_rank(collective.rank))
+        given = texts(draws) if options.llama else {"x": draws.standard_normal((2, width), dtype=np.float32)}
+        for batch in session.batches(given for _ in range(2)):
+            with optimizer.micro_batch(last=True):
+                optimizer.backward(model(batch)["total"])
+            optimizer.step(Rates(learning_rates=(1e-4,)))
+
+    phases.measure("train", updates)
+
+    def save(update: int, asynchronous: bool) -> None:
+        store = (
+            Checkpoints(folder, keep_last=1, keep_best=0, asynchronous=asynchronous)
+            if collective.rank == 0
+            else NoCheckpoints(asynchronous=asynchronous)
+        )
+        state = (
+            WholeStream(session.state(model, optimizer))
+            if options.former
+            else streamed(session, model, optimizer, copied=asynchronous)
+        )
+        if not options.former or collective.rank == 0:
+            store.save(state, Progress(update=update), score=None, spec={}, extra={})
+        store.wait()
+        barrier(collective)
+
+    phases.measure("save", lambda: save(1, False))
+    if not options.no_background:
+        phases.measure("save in the background", lambda: save(2, True))
+
+    if options.peer:
+        for turn in (1, 2, 3):  # in turns, so that what else the machine does meets both
+            phases.measure(f"save, turn {turn}", lambda turn=turn: save(2 + turn, False))
+            phases.measure(
+                f"peer, turn {turn}", lambda turn=turn: save_by_peer(model, optimizer, options.out / str(turn))
+            )
+
+    def restore() -> None:
+        saved = load_everywhere(max(folder.glob("step-*")), collective)
+        session.restore(model, optimizer, saved.state)
+
+    phases.measure("restore", restore)
 
 
 def save_by_peer(model: Any, optimizer: Any, folder: Path) -> None:
@@ -277,7 +329,8 @@ def start(backend: str, ranks: int, options: argparse.Namespace) -> list[dict[st
         argv += ["--millions", str(options.millions)]
         argv += ["--llama"] * options.llama + (["--files", str(options.files)] if options.files else [])
         argv += ["--native"] * options.native + ["--former"] * options.former + ["--peer"] * options.peer
-        argv += ["--no-background"] * options.no_background
+        argv += ["--own-optimizer"] * options.own_optimizer
+        argv += ["--no-background"] * options.no_background + ["--only-build"] * options.only_build
         shared = {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -305,7 +358,8 @@ def held(backend: str, ranks: int, parameters: int) -> float:
     if kind == "ddp" or stage == "0":
         return 5 * array
     if kind == "fsdp":
-        return 5 * array / ranks
+        mesh = mesh_of(backend, ranks)
+        return 5 * array / ranks * (1 if mesh is None else mesh.replicate)
     if stage == "3":
         return 6 * array / ranks
     return 2 * array + 4 * array / ranks
@@ -328,7 +382,9 @@ def rows(backend: str, ranks: int, results: list[dict[str, Any]]) -> Iterator[st
         if phase == "save in the background":
             allowed += copied(backend, ranks, parameters) / MIB
         mark = (
-            "" if phase.startswith(("train", "peer")) else f"{allowed:.0f} {'ok' if max(needs) <= allowed else 'OVER'}"
+            ""
+            if phase.startswith(("train", "peer", "weights"))
+            else f"{allowed:.0f} {'ok' if max(needs) <= allowed else 'OVER'}"
         )
         shown = " ".join(f"{need:.0f}" for need in needs)
         before, peak = (max(of[key] for of in measured) / MIB for key in ("before", "peak"))
@@ -374,6 +430,8 @@ def main() -> None:
         "--files", type=Path, default=None, help="a folder with its weights; it is made if it does not exist"
     )
     parser.add_argument("--former", action="store_true", help="every rank gathers the whole state")
+    parser.add_argument("--own-optimizer", action="store_true", help="the optimizer is one of torch, as a script's own")
+    parser.add_argument("--only-build", action="store_true", help="leave out training, saves and the restore")
     parser.add_argument("--no-background", action="store_true", help="leave out the save that copies first")
     parser.add_argument("--peer", action="store_true", help="save with torch.distributed.checkpoint too (fsdp)")
     parser.add_argument("--json", type=Path, default=None, help="a file for the peaks, as points of a plot")

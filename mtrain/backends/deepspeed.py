@@ -100,6 +100,7 @@ class DeepSpeed(TorchBackend):
         library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
         self._engine = self._make_engine(local_rank, timeout)
         self._engine.late_figures = options.late_figures
+        self._engine.keep_memory = options.keep_memory
         self._engine.timeout = timeout
         return self._engine
 

@@ -106,6 +106,7 @@ class Fsdp(TorchBackend):
         group.join("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
         self._engine = self._make_engine(target, local_rank=local_rank, timeout=timeout)
         self._engine.late_figures = options.late_figures
+        self._engine.keep_memory = options.keep_memory
         self._engine.timeout = timeout
         return self._engine
 

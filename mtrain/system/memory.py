@@ -5,8 +5,15 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of glibc's malloc.h."""
+_LARGEST_THRESHOLD = 32 << 20
+"""The largest value that glibc accepts."""
+_RETURNED, _RETURNED_WHILE_BUILT = 1 << 20, 128 << 10
+"""Sizes from which freed blocks are returned, in bytes: while a job runs, and while a model is built."""
 _SET_BY_CALLER = re.compile(r"^MALLOC_(MMAP_THRESHOLD|TRIM_THRESHOLD|TOP_PAD|MMAP_MAX)_$")
 _TUNED_BY_CALLER = re.compile(r"glibc\.malloc\.(mmap_threshold|trim_threshold|top_pad|mmap_max)=")
 
@@ -18,8 +25,7 @@ def keep_memory() -> None:
     again. This takes a tenth to a quarter of a step of YOLOv5n. What the caller's environment says of these limits stays.
     With another C library the function does nothing.
     """
-    # 32 MiB is the largest threshold that glibc accepts.
-    _limit({_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 64 << 20})
+    _limit(mmap=_LARGEST_THRESHOLD, trim=(1 << 31) - 1, pad=64 << 20)
 
 
 def return_memory() -> None:
@@ -29,16 +35,33 @@ def return_memory() -> None:
     the gaps between blocks that live longer. What the caller's environment says of these limits stays. With another C
     library the function does nothing.
     """
-    _limit({_MMAP_THRESHOLD: 1 << 20, _TRIM_THRESHOLD: 1 << 20})
+    _limit(mmap=_RETURNED, trim=_RETURNED, pad=_RETURNED)
 
 
-def _limit(limits: dict[int, int]) -> None:
+@contextmanager
+def returned_memory(*, keep: bool) -> Iterator[None]:
+    """Have glibc return every larger piece of memory to the kernel as soon as it is freed, while inside.
+
+    Between pieces that stay, others are freed that the next ones do not fit into, so a process that keeps what is freed grows
+    by far more than it holds at a time.
+
+    Args:
+        keep: Whether ``keep_memory`` is to hold afterwards, or ``return_memory``.
+    """
+    _limit(mmap=_RETURNED_WHILE_BUILT, trim=_RETURNED_WHILE_BUILT, pad=_RETURNED_WHILE_BUILT)
+    try:
+        yield
+    finally:
+        (keep_memory if keep else return_memory)()
+
+
+def _limit(*, mmap: int, trim: int, pad: int) -> None:
     """Set limits of glibc's malloc, unless the caller's environment has set some."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     is_set = any(map(_SET_BY_CALLER.match, os.environ)) or _TUNED_BY_CALLER.search(os.environ.get("GLIBC_TUNABLES", ""))
     if mallopt is None or is_set:
         return
-    for name, value in limits.items():
+    for name, value in ((_MMAP_THRESHOLD, mmap), (_TRIM_THRESHOLD, trim), (_TOP_PAD, pad)):
         mallopt(name, value)
 
 

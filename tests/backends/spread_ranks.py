@@ -1,14 +1,20 @@
-"""One rank of the tests of spread models: ``spread_ranks BACKEND OUT OPTIONS``, in the variables of a job."""
+"""One rank of the tests of spread models: ``spread_ranks BACKEND MODELS``, in the variables of a job.
+
+A mesh is named as in ``fsdp:tensor=2:pipeline=2:sequence``; ranks that remain are shards.
+"""
 
 import gc
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -16,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from mtrain.backends._torch import spread
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fsdp import Fsdp
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Mesh, Recipe
+from mtrain.errors import SpecError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -82,6 +89,32 @@ class Uneven(nn.Module):
             print(self.layers[4].weight)
 
 
+class Loaded(nn.Module):
+    """A module whose weights are read from files, array by array and mapped into memory."""
+
+    folder = ""
+    """Where the files are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(9))
+        with safe_open(f"{self.folder}/one.safetensors", framework="pt") as file, torch.no_grad():
+            for name, x in self.layers.state_dict().items():
+                x.copy_(file.get_tensor(name))
+        self.layers[2:5].load_state_dict(torch.load(f"{self.folder}/two.pt", mmap=True))
+
+    @classmethod
+    def write(cls, folder: str) -> None:
+        """Write the files."""
+        draws, cls.folder = np.random.default_rng(3), folder
+        arrays = {f"{i}.weight": draws.standard_normal((40, 40), dtype=np.float32) for i in range(9)}
+        arrays |= {f"{i}.bias": draws.standard_normal(40, dtype=np.float32) for i in range(9)}
+        save_file(arrays, f"{folder}/one.safetensors")
+        torch.save(
+            {name: torch.from_numpy(arrays[name] + 1) for name in arrays if name[0] in "012"}, f"{folder}/two.pt"
+        )
+
+
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -97,12 +130,59 @@ def gpt2() -> nn.Module:
     )
 
 
+def even() -> nn.Module:
+    return language({})
+
+
+def odd() -> nn.Module:
+    """Return a model whose vocabulary does not divide among two ranks."""
+    return language({"vocab_size": 65})
+
+
+def tied() -> nn.Module:
+    return language({"tie_word_embeddings": True})
+
+
+def lora() -> nn.Module:
+    """Return a model of which low-rank adapters are trained."""
+    import peft
+
+    model = language({})
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj", "down_proj"])
+    return peft.inject_adapter_in_model(config, model)
+
+
+def language(settings: dict[str, Any]) -> nn.Module:
+    """Return a Llama as mtrain trains it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mtrain.tasks.language import network
+
+    sizes = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, **settings}
+    return network.adapt(LlamaForCausalLM(LlamaConfig(bos_token_id=None, eos_token_id=None, **sizes)), path="here")
+
+
+def mesh_of(name: str, ranks: int) -> Mesh | None:
+    """Return the mesh in the name of a backend; None: it names none."""
+    _, *values = name.split(":")
+    lengths = {key: int(length) for key, _, length in (value.partition("=") for value in values) if length}
+    if not values:
+        return None
+    others = {"replicate": 1, "tensor": 1, "shard": ranks // int(np.prod(list(lengths.values())))}
+    return Mesh(**{**others, **lengths}, sequence="sequence" in values)  # type: ignore[arg-type]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "own": Own,
     "shared": Shared,
     "uneven": Uneven,
+    "loaded": Loaded,
     "llama": llama,
     "gpt2": gpt2,
+    "even": even,
+    "odd": odd,
+    "tied": tied,
+    "lora": lora,
 }
 
 
@@ -122,34 +202,62 @@ def plain(name: str, *, double: bool) -> str:
     return digest({key: x.numpy() for key, x in state.items()})
 
 
-def check_own_optimizer(session: Any) -> None:
-    """Check that a script's own optimizer is made for weights that it can read, in a model that is built here."""
-    seen: list[float] = []
+def check_own_optimizer(session: Any, mesh: Mesh | None) -> None:
+    """Check that a script's own optimizer can read weights, has its state in parts, and that whole arrays are refused later."""
+    wanted, seen = plain("uneven", double=False), []
 
     def made(model: nn.Module) -> torch.optim.Optimizer:
         seen.append(float(sum(x.detach().clone().sum() for x in model.parameters())))
-        return torch.optim.SGD(model.parameters(), lr=0.1)
+        several = [x for x in model.parameters() if x.dim() > 1]
+        groups = [{"params": several}, {"params": [x for x in model.parameters() if x.dim() == 1], "lr": 0.2}]
+        return torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.25)
 
-    recipe = Recipe(rule="sgd", groups=(("", {}),), micro_batch=1, seed=7, own_model=True, native_optimizer=made)
-    session.prepare(Uneven, recipe)
+    recipe = Recipe(
+        rule="sgd",
+        groups=(("", {}),),
+        micro_batch=1,
+        seed=7,
+        own_model=True,
+        ema_decay=0.9,
+        native_optimizer=made,
+        mesh=mesh,
+    )
+    model, optimizer = session.prepare(Uneven, recipe)
+    state = session.state(model, optimizer)
+    assert digest(state.weights) == digest(state.ema) == wanted
     assert seen
+    (sums,) = {key.partition("/")[0] for key, x in state.moments.items() if x.ndim}
+    moments = {name: state.moments[f"{sums}/{name}"] for name in state.weights}
+    assert all(x.shape == state.weights[name].shape and (x == 0.25).all() for name, x in moments.items())
+    try:
+        model.load_state_dict({name: torch.zeros(x.shape) for name, x in state.weights.items()})
+    except SpecError as error:
+        print("refused", str(error).partition(" given")[0])
 
 
 def main(backend: str, *names: str) -> None:
     """Build each model in a session, and compare; small arrays are spread too."""
     spread.LEAST_BYTES, spread.ROOM_BYTES = 64, 6000
     torch.set_num_threads(1)
-    expected = {(name, double): plain(name, double=double) for name in names for double in (False, True)}
+    expected = {(x, double): plain(x, double=double) for x in names if x in MODELS for double in (False, True)}
     used: list[int] = []
-    give_up = spread.Spread._give_up
+    give_up, fill = spread.Spread._give_up, spread.Spread._fill
+    whole: list[int] = []
 
     def counted(of: spread.Spread, memory: Any) -> None:
         used.append(memory.number)
         give_up(of, memory)
 
+    def measured(of: spread.Spread, memory: Any, *, values: bool = True) -> None:
+        fill(of, memory, values=values)
+        whole.append(sum(x.size for x in of._by_number.values() if x.part is None))
+
     spread.Spread._give_up = counted  # type: ignore[method-assign]
+    spread.Spread._fill = measured  # type: ignore[method-assign]
     made = (
-        Fsdp(Fsdp.Options(device="cpu")) if backend == "fsdp" else DeepSpeed(DeepSpeed.Options(device="cpu", stage=3))
+        DeepSpeed(DeepSpeed.Options(device="cpu", stage=3))
+        if backend == "deepspeed"
+        else Fsdp(Fsdp.Options(device="cpu"))
     )
     with made as session:
         for (name, double), wanted in expected.items():
@@ -161,21 +269,27 @@ def main(backend: str, *names: str) -> None:
                 own_model=True,
                 ema_decay=0.9,
                 precision="fp64" if double else "fp32",
+                mesh=mesh_of(backend, session.collective.size),
             )
             used.clear()
+            whole.clear()
             model, optimizer = session.prepare(MODELS[name], recipe)
             state = session.state(model, optimizer)
             assert digest(state.weights) == wanted, f"{name} {double}"
-            assert digest(state.ema) == wanted or name == "own", f"{name} {double}"
-            assert len(used) > (20 if name != "shared" else 3), f"{name}: {len(used)} arrays were given up"
+            assert digest(state.ema) == wanted or name in ("own", "lora"), f"{name} {double}"
+            assert len(used) > (3 if name == "shared" else 20), f"{name}: {len(used)} arrays were given up"
+            largest = max(x.nbytes for x in state.weights.values())
+            assert max(whole) <= spread.ROOM_BYTES + 3 * largest, f"{name}: {max(whole)} bytes were whole at a time"
             if isinstance(model, Shared) and backend == "fsdp":
                 check_shared(model)
             del model, optimizer, state
             gc.collect()
             print("same", name, double, flush=True)
-        if "own" in names:
-            check_own_optimizer(session)
+        if names[-1] == "own optimizer":
+            check_own_optimizer(session, mesh_of(backend, session.collective.size))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with tempfile.TemporaryDirectory() as written:
+        Loaded.write(written)
+        main(*sys.argv[1:])

@@ -14,7 +14,7 @@ from mtrain.backends._torch import spread
 from mtrain.backends.torch_engine import LocalCollective
 from tests.backends.processes import ROOT
 
-MODELS = ("own", "shared", "llama", "gpt2")
+MODELS = ("own", "shared", "loaded", "llama", "gpt2")
 
 
 def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, code: int = 0) -> list[str]:
@@ -53,9 +53,41 @@ def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, cod
 )
 def test_ranks_start_from_the_bits_of_a_plain_build(backend: str, ranks: int) -> None:
     """Models of transformers and an own one, in float32 and float64; FSDP's parts are of unequal length."""
-    for shown in _prepared(backend, ranks=ranks):
+    for shown in _prepared(backend, ranks=ranks, models=(*MODELS, "own optimizer")):
         same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
         assert same == [[name, double] for name in MODELS for double in ("False", "True")]
+        assert "refused load_state_dict: the whole array layers.0.weight" in shown
+
+
+@pytest.mark.slow
+def test_a_scripts_own_optimizer_starts_on_the_parts_of_replicas() -> None:
+    for shown in _prepared("fsdp:replicate=2", ranks=4, models=("own optimizer",)):
+        assert "refused load_state_dict: the whole array layers.0.weight" in shown
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "models"),
+    [
+        ("tensor=2", 2, ("even", "tied")),
+        ("pipeline=2", 2, ("odd", "tied")),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("tensor=2:sequence", 2, ("odd", "lora")),
+                ("tensor=2", 4, ("even", "odd", "tied", "lora")),
+                ("replicate=2:tensor=2", 4, ("even", "tied")),
+                ("pipeline=2:tensor=2", 4, ("even", "odd", "tied", "lora")),
+                ("pipeline=2:tensor=2:sequence", 4, ("even", "tied")),
+                ("pipeline=2", 4, ("even", "tied")),
+            )
+        ],
+    ],
+)
+def test_ranks_of_a_mesh_start_from_the_bits_of_a_plain_build(mesh: str, ranks: int, models: tuple[str, ...]) -> None:
+    """Language models, in float32 and float64; of weights, few are whole at a time."""
+    for shown in _prepared(f"fsdp:{mesh}", ranks=ranks, models=models):
+        same = [line.split()[1:] for line in shown.splitlines() if line.startswith("same ")]
+        assert same == [[name, double] for name in models for double in ("False", "True")]
 
 
 @pytest.mark.slow
@@ -145,3 +177,23 @@ def test_an_array_that_was_resized_keeps_all_its_values(monkeypatch: pytest.Monk
         torch.zeros(100)
         assert made.is_spread(x)
         assert float(x.sum()) == 600
+
+
+def test_a_digest_is_taken_anew_where_values_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking it costs more than giving memory up, so reading does not lead to it."""
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        x = torch.full((100,), 2.0)
+        torch.zeros(100)
+        memory = made._of(x)
+        assert memory is not None
+        first, memory.digest = memory.digest, "as it was"
+        x.sum()
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert memory.digest == "as it was"
+        x.view(10, 10)[3].mul_(2)
+        torch.zeros(100)
+        assert made.is_spread(x)
+        assert memory.digest not in (first, "as it was")

@@ -82,6 +82,11 @@ def test_other_backends_refuse_a_mesh(folder, backend):
     [
         ("gpt2", ["parallel.tensor=2"], "GPT2LMHeadModel has no plan of its own"),
         ("gpt2", ["parallel.tensor=2", "parallel.plan={transformer.h.*.attn.c_attn: colwise}"], "does not compute what it"),
+        (
+            "gpt2",
+            ["parallel.pipeline=2", "parallel.tensor=2", "parallel.plan={transformer.h.*.attn.c_attn: colwise}"],
+            "in stages the model does not compute what it computes whole",
+        ),
         ("qwen3", ["parallel.tensor=2", "parallel.plan={layers.*.mlp.up: colwise}"], "is the name of no layer"),
         ("tied", ["parallel.tensor=2", "parallel.plan={lm_head: rowwise}"], "have one weight, and are not shared alike"),
         ("qwen3", ["parallel.tensor=3", "train.accumulate=1"], "4 heads (num_attention_heads)"),
@@ -89,7 +94,7 @@ def test_other_backends_refuse_a_mesh(folder, backend):
     ],
 )  # fmt: skip
 def test_layers_that_cannot_be_shared_are_refused_at_the_start(folder, config, words, reason):
-    ranks = "3" if "parallel.tensor=3" in words else "2"
+    ranks = "3" if "parallel.tensor=3" in words else "4" if "parallel.pipeline=2" in words else "2"
     start = ["train", "-c", f"{config}.yml", "--devices", "cpu", "--backend", "fsdp", "--nproc-per-node", ranks]
     said = refused(folder, *start, *[word for value in words for word in ("-o", value)])
     assert reason in said

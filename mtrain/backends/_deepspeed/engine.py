@@ -13,7 +13,7 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import compiling, native, quantising, state
+from mtrain.backends._torch import compiling, quantising, state, whole_states
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
@@ -42,6 +42,10 @@ class ZeroEngine(SplitEngine):
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         if not recipe.trained:  # whole on every rank, without DeepSpeed
             return super().prepare(build, recipe)
+        with self.returning_memory():
+            return self._prepare_trained(build, recipe)
+
+    def _prepare_trained(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
         if recipe.own_order and not self._takes_own_order:
             raise SpecError(
@@ -52,8 +56,7 @@ class ZeroEngine(SplitEngine):
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
-        model = self._placed(build, recipe, config)
-        recipe = native.made(recipe, model)
+        model, recipe = self._placed(build, recipe, config)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise SpecError(nothing_to_train(recipe))
@@ -77,19 +80,23 @@ class ZeroEngine(SplitEngine):
         if self.late and self._sharding.stage == 3:
             internals.leave_norm_out(engine)
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
+        if self._sharding.stage > 0:
+            # Also in stages 1 and 2: the next update overwrites whole weights with the parts of all ranks.
+            whole_states.refuse(model, lambda weight, value: True)
         compiling.attach(model, recipe)
         self._recipe = recipe
         return model, optimizer
 
-    def _placed(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
+    def _placed(
+        self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]
+    ) -> tuple[nn.Module, Recipe]:
+        """Return the model, and the recipe with a script's own optimizer made for it."""
         import deepspeed
 
         # A float64 model is split afterwards: DeepSpeed's Init would build it in float32.
         # So is a user's own module: inside Init, a parent's own initialisation would be lost.
         split_while_built = self._sharding.stage == 3 and recipe.precision != "fp64" and not recipe.own_model
-        # A script's own optimizer is made for whole weights.
-        is_made_whole = split_while_built or recipe.native_optimizer is not None
-        if self._sharding.stage == 3 and not is_made_whole and self.collective.size > 1:
+        if self._sharding.stage == 3 and not split_while_built and self.collective.size > 1:
             return self._spread(build, recipe, config)
         with deepspeed.zero.Init(config_dict_or_path=config) if split_while_built else nullcontext():
             model = build()
@@ -99,9 +106,11 @@ class ZeroEngine(SplitEngine):
         if not split_while_built:
             refuse_scalars(model, splits="DeepSpeed")
             state.check_equal_start(model, self.collective)
-        return model
+        return model, self.with_own_optimizer(model, recipe)
 
-    def _spread(self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]) -> nn.Module:
+    def _spread(
+        self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]
+    ) -> tuple[nn.Module, Recipe]:
         """Build a model of which each rank keeps its part, and split its weights one at a time."""
         spread = Spread(self.collective, self.target)
         with spread:
@@ -110,11 +119,13 @@ class ZeroEngine(SplitEngine):
                 use_channels_last(model)
         refuse_scalars(model, splits="DeepSpeed")
         spread.check_equal_start(model)
+        with spread:  # The optimizer may read weights, and choose its groups by their shapes.
+            recipe = self.with_own_optimizer(model, recipe)
         spread.fill_rest(model.parameters())
         double = recipe.precision == "fp64"
         with internals.engines_in_float64() if double else nullcontext():
             library.split(model, spread.fill, config)
-        return model
+        return model, recipe
 
     def _zero(self, engine: Any, model: nn.Module) -> Zero:
         rank, size = self.collective.rank, self.collective.size

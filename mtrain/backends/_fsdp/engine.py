@@ -10,14 +10,16 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from mtrain.backends._fsdp import tensor_styles
+from mtrain.backends._fsdp import tensor_random, tensor_styles
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
 from mtrain.backends._fsdp.pipeline import Pipeline, Stage
-from mtrain.backends._fsdp.sharding import shard_unit
-from mtrain.backends._fsdp.stages import divide, keep, retie
-from mtrain.backends._fsdp.tensor import share_layers
+from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
+from mtrain.backends._fsdp.stages import Division, divide, keep, retie
+from mtrain.backends._fsdp.tensor import share_layers, whole_plan
+from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.backends._fsdp.units import Unit, units
+from mtrain.backends._torch import whole_states
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
@@ -53,17 +55,15 @@ class FsdpEngine(SplitEngine):
         if self._layout is None or self._layout.mesh != mesh:
             self._layout = Layout.of(mesh, self.target.type)
         try:
-            return super().prepare(build, replace(recipe, channels_last=False))
+            with self.returning_memory():
+                return super().prepare(build, replace(recipe, channels_last=False))
         finally:
             self._spread = None
 
     @override
     def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
-        """Build a model of which each rank keeps its part; before layers are shared or divided into stages, a model is whole."""
-        mesh = recipe.mesh
-        is_divided = mesh is not None and max(mesh.tensor, mesh.pipeline) > 1
-        # A script's own optimizer is made for whole weights.
-        if self.collective.size == 1 or is_divided or recipe.native_optimizer is not None:
+        """Build a model of which each rank keeps its part."""
+        if self.collective.size == 1:
             return super().built(build, recipe)
         self._spread = Spread(self.collective, self.target)
         with self._spread:
@@ -72,10 +72,17 @@ class FsdpEngine(SplitEngine):
         for buffer in model.buffers():
             self._spread.fill(buffer)  # which may lie in the memory of a weight
         self._spread.fill_rest(model.parameters())
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.to(self.target))
         return model
+
+    @override
+    def with_own_optimizer(self, model: nn.Module, recipe: Recipe) -> Recipe:
+        """Make a script's own optimizer, which may read weights, and may choose its groups by their shapes."""
+        if self._spread is None or recipe.native_optimizer is None:
+            return super().with_own_optimizer(model, recipe)
+        with self._spread:
+            recipe = super().with_own_optimizer(model, recipe)
+        self._spread.fill_rest(model.parameters())  # such as a state that it has before the first step
+        return recipe
 
     @override
     def moved(self, model: nn.Module) -> nn.Module:
@@ -99,60 +106,109 @@ class FsdpEngine(SplitEngine):
                 "each of its modules under a name of its own, or train with ddp, horovod or deepspeed"
             )
         assert self._layout is not None, "prepare makes it"
-        layout, summed = self._layout, []
         if self._channels_last:
             use_channels_last(model)
-        if layout.mesh.tensor > 1:
-            summed = share_layers(model, layout, device=self.target)
-        axes = cut_axes(model)
-        if layout.mesh.pipeline > 1:
-            assert recipe is not None, "scripts have no pipeline"
-            return model, self._in_stages(model, layout, recipe, axes, summed)
-        for unit in [*units(model, self._unit).values(), model]:
-            # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
-            # next use.
-            shard_unit(unit, layout, self._spread, target=self.target)
-        if self._spread is not None:
-            self._spread.fill_rest(())  # what else lies in the memory that weights had
-        exchange = _Exchange(model, self._prepared)
-        if layout.mesh.shard != self.collective.size:
-            exchange.boxes = layout.boxes({name: x.shape for name, x in model.named_parameters()}, axes)
-        if summed:
-            exchange.add_up(summed, layout.tensor.get_group())
-        model.register_forward_hook(_watch_derivatives)
+        if self._spread is None:
+            self._shard(model, None)
+            exchange = _Exchange(model, self._prepared)
+        else:
+            exchange = self._split_parts(model, self._layout, self._spread, recipe)
+        whole_states.refuse(model, lambda weight, x: isinstance(weight, DTensor) and not isinstance(x, DTensor))
         self._prepared.append(model)
         return model, exchange
 
-    def _in_stages(
-        self, model: nn.Module, layout: Layout, recipe: Recipe, axes: Mapping[str, int], summed: Sequence[str]
-    ) -> "_StagedExchange":
-        """Leave this rank the weights of its stage, split them over its shards, and let a schedule compute ``model``.
+    def _split_parts(self, model: nn.Module, layout: Layout, spread: Spread, recipe: Recipe | None) -> "_Exchange":
+        """Split a model whose weights are spread, in place: over tensor groups, stages and shards.
 
         Raises:
-            SpecError: The model cannot be divided into stages.
+            SpecError: The layers cannot be shared, or the model cannot be divided into stages.
         """
         mesh = layout.mesh
-        expected = tensor_styles.output_of(model)
-        division = divide(model, mesh.pipeline)
-        number = mesh.stage(self.collective.rank)
-        keep(model, division, stage=number)
+        plan, division, expected = self._seen(model, spread, mesh)
+        weights = without_values(model)
+        summed = share_layers(model, plan, layout) if plan else []
         shapes = {name: x.shape for name, x in model.named_parameters(remove_duplicate=False)}
+        boxes = layout.boxes(shapes, cut_axes(model), None if division is None else division.holders)
+        own = OwnParts(layout, rank=self.collective.rank, target=self.target)
+        own.take(model, weights, boxes, spread)
+        exchange: _Exchange
+        if division is not None:
+            assert recipe is not None, "scripts have no pipeline"
+            pipeline = self._in_stages(model, layout, recipe, division, own, expected)
+            exchange = _StagedExchange(model, self._prepared, pipeline)
+            number = pipeline.stage.number
+            summed = [name for name in summed if number in division.holders[name]]
+        else:
+            self._shard(model, own)
+            if expected is not None:
+                tensor_styles.check_same(model, expected)
+            exchange = _Exchange(model, self._prepared)
+        tensor_random.separate(model, plan, place=layout.tensor.get_local_rank(), device=self.target)
+        if mesh.shard != self.collective.size:
+            exchange.boxes = boxes
+        if summed:
+            exchange.add_up(summed, layout.tensor.get_group())
+        return exchange
+
+    def _seen(
+        self, model: nn.Module, spread: Spread, mesh: Mesh
+    ) -> tuple[dict[str, Style], Division | None, Tensor | None]:
+        """Return what has to be known of a model before its weights are cut; every rank must call.
+
+        It is how layers are shared, the stages (None: there is one), and what the model computes, if that is to be compared.
+        """
+        plan: dict[str, Style] = {}
+        division = expected = None
+        with spread:
+            if mesh.tensor > 1:
+                plan = whole_plan(model, mesh)
+            if mesh.pipeline > 1:
+                division = divide(model, mesh.pipeline)
+                expected = division.output
+            elif plan:
+                expected = tensor_styles.output_of(model)
+        if expected is not None:
+            spread.fill_for_good(expected)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.target))
+        return plan, division, expected
+
+    def _shard(self, model: nn.Module, own: OwnParts | None) -> None:
+        """Let FSDP split a model in place, unit by unit; every rank must call."""
+        assert self._layout is not None, "prepare makes it"
+        for unit in [*units(model, self._unit).values(), model]:
+            # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
+            # next use.
+            shard_unit(unit, self._layout, own)
+        model.register_forward_hook(_watch_derivatives)
+
+    def _in_stages(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        recipe: Recipe,
+        division: Division,
+        own: OwnParts,
+        expected: Tensor | None,
+    ) -> Pipeline:
+        """Leave this rank the weights of its stage, split over its shards, and let a schedule compute ``model``.
+
+        Raises:
+            SpecError: In stages the model computes something else.
+        """
+        number = layout.mesh.stage(self.collective.rank)
+        keep(model, division, stage=number)
         stage = Stage(model, division, number=number, recipe=recipe, group=layout.pipeline.get_group())
-        for part in stage.units(self._unit):
-            shard_unit(part, layout, self._spread, target=self.target)
-        shard_unit(stage, layout, self._spread, target=self.target)
+        for part in [*stage.units(self._unit), stage]:
+            shard_unit(part, layout, own)
         stage.watch()
         retie(model, division)
-        stage.check_same(expected, place=layout.tensor.get_local_rank(), device=self.target)
+        place, shared = layout.tensor.get_local_rank(), layout.mesh.tensor > 1
+        stage.check_same(expected, place=place, shared=shared, device=self.target)
         pipeline = Pipeline(stage, accumulate=recipe.accumulate, device=self.target)
         model.forward = pipeline
-        exchange = _StagedExchange(model, self._prepared, pipeline)
-        exchange.boxes = layout.boxes(shapes, axes, division.holders)
-        held = {name for name, stages in division.holders.items() if number in stages}
-        if own := [name for name in summed if name in held]:
-            exchange.add_up(own, layout.tensor.get_group())
-        self._prepared.append(model)
-        return exchange
+        return pipeline
 
     @override
     def _wants_late(self) -> bool:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from mtrain.backends._fsdp.stages import Division
-from mtrain.backends._fsdp.tensor_styles import short_text
+from mtrain.backends._fsdp.tensor_styles import FAILURES, ROUNDING, first_line, short_text
 from mtrain.backends._fsdp.units import Unit
 from mtrain.backends._torch import precision
 from mtrain.core.interfaces import Recipe
@@ -22,8 +22,6 @@ from mtrain.errors import SpecError
 
 _SEEDS = 0x9E3779B97F4A7C15
 """Distance of the seeds of two stages."""
-_ROUNDING = 1e-3
-"""Largest difference of outputs, relative to the largest one, that counts as rounding."""
 Batch = Mapping[str, Tensor]
 
 
@@ -140,12 +138,13 @@ class Stage(nn.Module):
         return found
 
     @torch.no_grad()
-    def check_same(self, expected: Tensor | None, *, place: int, device: torch.device) -> None:
+    def check_same(self, expected: Tensor | None, *, place: int, shared: bool, device: torch.device) -> None:
         """Refuse a model that computes something else in stages than whole; every rank must call.
 
         Args:
             expected: What the whole model has computed, see ``tensor_styles.output_of``.
             place: This rank's place in its tensor group, which may have cut the logits.
+            shared: Whether there are others in its tensor group.
             device: Where it computes.
 
         Raises:
@@ -157,22 +156,40 @@ class Stage(nn.Module):
             return
         was_training, self._is_checked = model.training, True
         model.eval()
-        output = self(input_ids=tokens)
+        output, problem = self._checked_output(tokens)
         model.train(was_training)
         self._is_checked = False
         worst = torch.zeros(1, dtype=torch.float64, device=device)
         if self.is_last:
-            own = expected[..., place * output.shape[-1] :][..., : output.shape[-1]]
-            own = own if output.shape[-1] < expected.shape[-1] else expected
-            worst[0] = (output.double() - own).abs().max() / expected.abs().max().clamp(min=1e-30)
-        else:
-            dist.send(output.contiguous(), group=self.group, group_dst=self.number + 1)
+            worst.fill_(torch.nan if output is None else _apart(output, expected.to(device), place=place))
         dist.broadcast(worst, group=self.group, group_src=self.count - 1)
-        if not float(worst) <= _ROUNDING:
+        if not float(worst) <= ROUNDING:
+            problem = problem or f"its outputs differ by {float(worst):.1e}"
+            if shared:
+                problem += (
+                    "; its layers are shared, too: with parallel.pipeline=1 it is seen whether the plan is the reason"
+                )
             raise SpecError(
-                f"parallel.pipeline: {self.count} given, but in stages the model does not compute what it computes whole (its outputs "
-                f"differ by {float(worst):.1e}); use parallel.pipeline=1, with parallel.shard or parallel.tensor"
+                f"parallel.pipeline: {self.count} given, but in stages the model does not compute what it computes whole ({problem}); use "
+                "parallel.pipeline=1, with parallel.shard or parallel.tensor"
             )
+
+    def _checked_output(self, tokens: Tensor) -> tuple[Tensor | None, str]:
+        """Return what this stage computes for ``tokens``, which goes to the next one; None: it, or one before, fails, and why."""
+        goes_on, output, problem = torch.ones(1, device=tokens.device), None, ""
+        if self.number:
+            dist.recv(goes_on, group=self.group, group_src=self.number - 1)
+        if goes_on:
+            try:
+                output = self(input_ids=tokens)
+            except (*FAILURES, SpecError) as error:
+                problem = first_line(error)
+                goes_on.zero_()
+        if not self.is_last:
+            dist.send(goes_on, group=self.group, group_dst=self.number + 1)
+            if output is not None:
+                dist.send(output.contiguous(), group=self.group, group_dst=self.number + 1)
+        return output, problem
 
     def add_ties(self, held: Mapping[str, Tensor]) -> None:
         """Add up the gradients of weights that the first and the last stage hold; each gets the same sum."""
@@ -191,6 +208,14 @@ def _exchanged(own: Tensor, group: dist.ProcessGroup, *, peer: int) -> Tensor:
     for work in dist.batch_isend_irecv(pair):
         work.wait()
     return other
+
+
+def _apart(output: Tensor, expected: Tensor, *, place: int) -> float:
+    """Return the largest difference of logits, of which ``output`` may be the part of this ``place``, relative to the largest one."""
+    own = expected
+    if output.shape[-1] < expected.shape[-1]:
+        own = expected[..., place * output.shape[-1] :][..., : output.shape[-1]]
+    return float((output.double() - own).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
 def _size(module: nn.Module) -> int:

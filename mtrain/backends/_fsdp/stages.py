@@ -37,6 +37,8 @@ class Division:
     """What stands for a module with weights on other stages, by its name."""
     width: int
     """Numbers of each token that a stage hands to the next one."""
+    output: Tensor | None
+    """What the whole model computes, see ``tensor_styles.output_of``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def divide(model: nn.Module, count: int) -> Division:
             f"{len(listed)}"
         )
     owners = [name for name, module in model.named_modules() if _owns(module) and not _is_within(name, listed)]
-    calls = _calls(model, [*owners, *listed])
+    calls, output = _calls(model, [*owners, *listed])
     _check(count, calls, owners, listed)
     order = [name for name, _ in calls]
     first, last = order.index(listed[0]), order.index(listed[-1])
@@ -94,7 +96,7 @@ def divide(model: nn.Module, count: int) -> Division:
         )
     if strange := [names[0] for names in ties if list(holders[names[0]]) != [0, count - 1]]:
         raise _refusal(count, f"{strange[0]} belongs to other stages than the first and the last, so the model is not")
-    return Division(parts, by_stage, holders, ties, outputs, width)
+    return Division(parts, by_stage, holders, ties, outputs, width, output)
 
 
 def _refusal(count: int, reason: str) -> SpecError:
@@ -112,8 +114,8 @@ def _is_within(name: str, listed: Sequence[str]) -> bool:
     return any(name == block or name.startswith(f"{block}.") for block in listed)
 
 
-def _calls(model: nn.Module, names: Sequence[str]) -> list[tuple[str, _Call]]:
-    """Return the calls of the modules ``names`` in a forward pass, in their order."""
+def _calls(model: nn.Module, names: Sequence[str]) -> tuple[list[tuple[str, _Call]], Tensor | None]:
+    """Return the calls of the modules ``names`` in a forward pass, in their order, and what it has computed."""
     found: list[tuple[str, _Call]] = []
 
     def note(name: str) -> Callable[..., None]:
@@ -129,11 +131,11 @@ def _calls(model: nn.Module, names: Sequence[str]) -> list[tuple[str, _Call]]:
 
     hooks = [model.get_submodule(name).register_forward_hook(note(name), with_kwargs=True) for name in names]
     try:
-        output_of(model)
+        output = output_of(model)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return found, output
 
 
 def _check(count: int, calls: Sequence[tuple[str, _Call]], owners: Sequence[str], listed: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
 """Tensor parallelism: the ranks of a group compute the same samples together, each a part of every layer."""
 
-import torch
+from collections.abc import Mapping
+
 from torch import nn
 
-from mtrain.backends._fsdp import tensor_random, tensor_styles, vocabulary
+from mtrain.backends._fsdp import tensor_styles, vocabulary
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.sequence import share_texts
 from mtrain.backends._fsdp.tensor_adapters import with_adapters
@@ -23,24 +24,24 @@ def whole_plan(model: nn.Module, mesh: Mesh) -> dict[str, Style]:
     return plan
 
 
-def share_layers(model: nn.Module, layout: Layout, *, device: torch.device) -> list[str]:
-    """Leave this rank its part of the layers that its group shares, in place; every rank must call.
+def share_layers(model: nn.Module, plan: Mapping[str, Style], layout: Layout) -> list[str]:
+    """Leave this rank its part of the layers that its group shares, in place; weights may be without values.
 
     Returns the names of parameters whose gradients are to be added up over the group.
+
+    Args:
+        model: The model.
+        plan: See ``whole_plan``.
+        layout: The mesh of the job.
 
     Raises:
         SpecError: The layers cannot be shared.
     """
-    mesh = layout.mesh
-    plan = whole_plan(model, mesh)
-    expected = tensor_styles.output_of(model)
     split = vocabulary.split_layers(model, plan)
-    tensor_styles.share(model, plan, layout.tensor, sequence=mesh.sequence, split=split)
+    tensor_styles.share(model, plan, layout.tensor, sequence=layout.mesh.sequence, split=split)
     if split:
         vocabulary.answer_from_parts(model, layout.tensor)
     summed = tensor_styles.reduced_alone(model, plan)
-    if mesh.sequence:
+    if layout.mesh.sequence:
         summed += share_texts(model, plan, layout.tensor)
-    tensor_styles.check_same(model, expected)
-    tensor_random.separate(model, plan, place=layout.tensor.get_local_rank(), device=device)
     return summed

@@ -15,6 +15,11 @@ from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first, ties, wei
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
+ROUNDING = 1e-3
+"""Largest difference of outputs, relative to the largest one, that counts as rounding."""
+FAILURES = (RuntimeError, ValueError)
+"""What a model raises whose shapes do not fit."""
+
 
 class TransposedParallel(ParallelStyle):
     """Shares transformers' ``Conv1D``, whose weight has the axes (inputs, outputs)."""
@@ -146,26 +151,37 @@ def output_of(model: nn.Module) -> Tensor | None:
     return logits.double()
 
 
-def check_same(model: nn.Module, expected: Tensor | None) -> None:
-    """Refuse a plan after which the model computes something else.
+def check_same(model: nn.Module, expected: Tensor) -> None:
+    """Refuse a plan after which the model computes something else than before; every rank must call.
+
+    Args:
+        model: The model, split over the ranks.
+        expected: What it has computed before, see ``output_of``.
 
     Raises:
         SpecError: It does.
     """
-    if expected is None:
-        return
     problem = ""
     try:
         shared = output_of(model)
         assert shared is not None
-        worst = float((shared - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
-        if not worst <= 1e-3:
+        worst = float((shared - expected.to(shared.device)).abs().max() / expected.abs().max().clamp(min=1e-30))
+        if not worst <= ROUNDING:
             problem = f"its outputs differ by {worst:.1e}"
-    except (RuntimeError, ValueError) as error:  # shapes that do not fit, in torch or in the model's own code
-        problem = str(error).splitlines()[0]
+    except FAILURES as error:
+        problem = first_line(error)
     if problem:
-        raise SpecError(
-            "parallel.plan: with its layers shared like this the model does not compute what it computes alone "
-            f"({problem}); layers that hold several matrices in one, such as GPT-2's attention, cannot be cut by columns: "
-            "leave them out of the plan"
-        )
+        raise SpecError(not_the_same(problem))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of torch, or of a model's own code."""
+    return str(error).partition("\n")[0]
+
+
+def not_the_same(problem: str) -> str:
+    """Return the refusal of a plan after which a model computes something else."""
+    return (
+        f"parallel.plan: with its layers shared like this the model does not compute what it computes alone ({problem}); layers that "
+        "hold several matrices in one, such as GPT-2's attention, cannot be cut by columns: leave them out of the plan"
+    )

@@ -139,7 +139,7 @@ class TorchEngine(RankSession):
             return self._prepare_untrained(model, recipe)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(nothing_to_train(recipe))
-        recipe = native.made(recipe, model)
+        recipe = self.with_own_optimizer(model, recipe)
         called, exchange = self.wrap_for_own_order(model) if recipe.own_order else self.wrap(model, recipe)
         self._recipe = recipe
         optimizer = self.optimizer(model, recipe, exchange)
@@ -152,6 +152,10 @@ class TorchEngine(RankSession):
         model = self._place(build(), recipe)
         state.check_equal_start(model, self.collective)
         return model
+
+    def with_own_optimizer(self, model: nn.Module, recipe: Recipe) -> Recipe:
+        """Return the recipe with a script's own optimizer made for ``model``, which is not split yet; see ``native.made``."""
+        return native.made(recipe, model)
 
     def _seed_start(self, recipe: Recipe) -> None:
         """Seed before a model is built, unless it is built in the stream of the one before."""

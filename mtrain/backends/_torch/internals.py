@@ -340,6 +340,19 @@ def overwrites(operation: Any) -> bool:
     return operation.overloadpacket in _OVERWRITING
 
 
+_ALIASES = {getattr(torch.ops.aten, name) for name in ("alias", "detach")}
+
+
+def only_aliases(operation: Any) -> bool:
+    """Return whether an operation, as a dispatch mode gets it, returns its argument's memory and reads nothing of it."""
+    return operation.overloadpacket in _ALIASES
+
+
+def changes_something(operation: Any) -> bool:
+    """Return whether an operation, as a dispatch mode gets it, changes one of its arguments."""
+    return bool(operation._schema.is_mutable)
+
+
 def storage_key(tensor: Tensor) -> int:
     """Return what tells the memory of a tensor from that of others as long as it lives, also where it is empty."""
     with torch._C.DisableTorchFunction():

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.backends._torch.native import Made, NativeRule
 from mtrain.backends._torch.native_copies import Piece, moved
 from mtrain.backends._torch.native_trial import Trials, Verdict, check_resumes
-from mtrain.backends._torch.shards import Part
+from mtrain.backends._torch.shards import Part, first_element
 from mtrain.core.interfaces import Array
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
@@ -58,7 +58,7 @@ def rule_for_parts(
             type(made.optimizer).__name__,
         )
     pieces = {
-        id(made.parameters[name]): Piece(tensor, parts[name].spans[rank][0])
+        id(made.parameters[name]): Piece(tensor, first_element(parts[name], rank))
         for name, tensor in zip(names, held, strict=True)
     }
     rule = PartsNativeRule(moved(made, pieces), held, split=verdict.split)

@@ -73,6 +73,16 @@ class Part:
         return holders[0] if len(holders) == 1 else None
 
 
+def first_element(part: Part, rank: int) -> int:
+    """Return the number, in the flattened array, of the element with which the part of ``rank`` begins."""
+    if not isinstance(part.layout, Boxes):
+        return part.layout[rank][0]
+    box, first = part.layout.held[rank], 0
+    for (start, _), length in zip(box, part.shape, strict=True):
+        first = first * length + start
+    return first
+
+
 def tied(model: nn.Module) -> dict[str, str]:
     """Return the further names of parameters that several layers share: alias -> first name."""
     return aliases(dict(model.named_parameters(remove_duplicate=False)))

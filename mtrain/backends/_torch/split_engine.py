@@ -1,6 +1,7 @@
 """The torch engine of backends that split arrays over the ranks: it saves whole arrays, and each rank restores its parts."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import numpy as np
@@ -17,6 +18,7 @@ from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Part, State
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
+from mtrain.system.memory import returned_memory
 
 
 class SplitEngine(TorchEngine):
@@ -24,6 +26,12 @@ class SplitEngine(TorchEngine):
 
     timeout = timedelta(minutes=10)
     """A transfer of a part to rank 0 that takes longer ends the job."""
+    keep_memory = True
+    """The backend's option ``keep_memory``."""
+
+    def returning_memory(self) -> AbstractContextManager[None]:
+        """Return freed memory of the host to the kernel at once, while a model is built: see ``system.memory``."""
+        return returned_memory(keep=self.keep_memory and self.target.type == "cpu")
 
     def release(self, optimizer: PartsOptimizer) -> None:
         """Prepare for changes to this rank's parts of weights; ``publish`` follows. Every rank must call."""

@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.internals import TorchDispatchMode, overwrites, storage_key, tensors_in, unwatched
+from mtrain.backends._torch.internals import (
+    TorchDispatchMode,
+    changes_something,
+    only_aliases,
+    overwrites,
+    storage_key,
+    tensors_in,
+    unwatched,
+)
+from mtrain.backends._torch.shards import Box
 from mtrain.core import state_checks
 from mtrain.core.overriding import override
 from mtrain.errors import TrainingError
@@ -46,6 +56,8 @@ class _Memory:
         """This rank's bytes; None: the memory is whole."""
         self.digest = ""
         """Of the values, when the memory was last given up."""
+        self.is_changed = True
+        """Whether the values may be others since then."""
         self.is_taken = False
         """Whether ``part`` has become that of a weight."""
 
@@ -96,11 +108,16 @@ class Spread(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with unwatched():
+            if only_aliases(func):
+                return func(*args, **(kwargs or {}))
             used = [memory for x in tensors_in((args, kwargs)) if (memory := self._of(x)) is not None]
             for memory in used:
                 if memory.part is not None:
                     self._fill(memory, values=not self._is_overwritten(memory, func, args, used))
             result = func(*args, **(kwargs or {}))
+            if changes_something(func):
+                for memory in used:
+                    memory.is_changed = True
             made = [memory for x in tensors_in(result) if (memory := self._of(x) or self._track(x)) is not None]
             self._make_room([*used, *made])
             return result
@@ -162,8 +179,10 @@ class Spread(TorchDispatchMode):
         if whole is None or memory.part is not None or not whole.untyped_storage().resizable():
             return
         memory.size = whole.numel()  # An operation may have resized it.
-        # Memory that numpy has seen cannot be given up, so numpy gets copies.
-        memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
+        if memory.is_changed:
+            # Memory that numpy has seen cannot be given up, so numpy gets copies.
+            memory.digest = state_checks.fingerprint(("", x.clone().numpy()) for x in whole.split(_CHUNK_BYTES))
+            memory.is_changed = False
         first, each = self._bounds(memory)
         part = whole.new_zeros(each)
         own = whole[first : first + each]
@@ -226,19 +245,20 @@ class Spread(TorchDispatchMode):
         memory = self._of(x)
         return memory is not None and memory.part is not None
 
-    def part(self, x: Tensor, first: int, end: int, *, is_even: bool) -> Tensor:
-        """Return elements [first, end) of the flattened ``x``; every rank must call.
+    def part(self, x: Tensor, box: Box, *, is_even: bool) -> Tensor:
+        """Return a copy of the elements of ``x`` in ``box``; every rank must call.
 
-        ``is_even``: all ranks ask for equal parts, one after the other.
+        ``is_even``: all ranks ask for equal parts of the flattened array, one after the other.
         """
         memory = self._of(x)
         is_all = memory is not None and x.is_contiguous() and x.nbytes == memory.size
-        size = (end - first) * x.element_size()
+        lengths = [end - first for first, end in box]
+        size = prod(lengths) * x.element_size()
         if is_even and is_all and memory is not None and memory.part is not None and memory.part.nbytes == size:
             own, memory.is_taken = memory.part if not memory.is_taken else memory.part.clone(), True
-            return own.view(x.dtype)
+            return own.view(x.dtype).view(lengths)
         self.fill(x)
-        return x.detach().reshape(-1)[first:end].clone()
+        return x.detach()[tuple(slice(first, end) for first, end in box)].clone(memory_format=torch.contiguous_format)
 
     def fill(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole; every rank must call."""
