@@ -137,7 +137,7 @@ class FsdpEngine(SplitEngine):
         number = mesh.stage(self.collective.rank)
         keep(model, division, stage=number)
         shapes = {name: x.shape for name, x in model.named_parameters(remove_duplicate=False)}
-        stage = Stage(model, division, number=number, recipe=recipe, group=layout.pipeline.get_group())
+        stage = Stage(model, division, number=number, precision=recipe.precision, group=layout.pipeline.get_group())
         for part in stage.units(self._unit):
             shard_unit(part, layout, self._spread, target=self.target)
         shard_unit(stage, layout, self._spread, target=self.target)
