@@ -172,7 +172,8 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
     is_whole_norm = mesh.shard == mesh.size
     if is_whole_norm:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
-    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0
+    # What is not trained is the base of adapters, which no average follows.
+    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
     step = learns
     if is_whole_norm and mesh.shard > 1:
         # A bucket as it is gathered, gloo's copy of it, and this rank's parts of it twice; then arrays that are whole again.

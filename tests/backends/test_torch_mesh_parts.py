@@ -9,7 +9,8 @@ from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.tensor_adapters import with_adapters
 from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
 from mtrain.backends._torch.shards import held_by, sent_length
-from mtrain.core.interfaces import Mesh
+from mtrain.backends.fsdp import Fsdp
+from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.meshes import mesh_of
 from mtrain.errors import SpecError
 from mtrain.jobs.plan_mesh import estimate, estimates, layout_words, rows
@@ -194,6 +195,16 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"
 
 
+def test_the_base_of_adapters_is_held_and_gathered_and_neither_averaged_nor_exchanged():
+    spec = Spec.model_validate({"train": {"updates": 1, "batch_size": 8, "ema": {}}, "optimizer": {"rule": "adamw"}})
+    rows = [["a.base", [8, 4], False, False, "a"], ["a.lora_A", [2, 4], False, True, "a"]]
+    arrays = {"arrays": rows, "sent_per_token": 0, "activations": 1, "most": 1000}
+    found = estimate(spec, Mesh(replicate=2, shard=1, tensor=1), arrays, size=2, on_cpu=False)
+    assert found.weights_bytes == 4 * (8 * 4 + 2 * 4)
+    assert found.gradients_bytes == found.average_bytes == found.sent_to_replicas == 4 * 2 * 4
+    assert found.most_bytes == 1000 + found.weights_bytes + 3 * found.average_bytes
+
+
 def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
     """Weights that a backward pass leaves whole need not be gathered for the pass that follows; norms are sums of parts' norms."""
     spec = Spec.model_validate(
@@ -229,3 +240,10 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     assert said["sent per update"].startswith(
         "stage 1: 0.0 MiB to other stages; stages 2-3: 0.1 MiB to other stages; stage 4"
     )
+
+
+@pytest.mark.parametrize(("blocks", "given"), [((), "true"), (("layers",), "blocks")])
+def test_fsdp_refuses_what_was_given_for_compilation(blocks, given):
+    recipe = Recipe(rule="adamw", groups=(), micro_batch=1, compile=True, compile_blocks=blocks)
+    with pytest.raises(SpecError, match=f"train.compile: {given} given with backend fsdp; use false"):
+        Fsdp(Fsdp.Options()).check(recipe, size=2, on_cpu=True)
