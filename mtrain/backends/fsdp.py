@@ -59,7 +59,8 @@ class Fsdp(TorchBackend):
                 "another backend"
             )
         if recipe.compile:
-            raise SpecError("train.compile: true given with backend fsdp; use false")
+            given = "blocks" if recipe.compile_blocks else "true"
+            raise SpecError(f"train.compile: {given} given with backend fsdp; use false")
 
     @override
     def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:

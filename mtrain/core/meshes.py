@@ -55,16 +55,21 @@ def _does_not_fit(spec: Spec, *, size: int) -> str:
     return f"parallel: {shown} given for {size} rank{'s' if size > 1 else ''}, {expected}, or change the mesh"
 
 
-def check_backend(recipe: Recipe, *, takes_meshes: bool, backend: str) -> None:
+def check_backend(spec: Spec, *, takes_meshes: bool) -> None:
     """Refuse a mesh on a backend that has none.
 
     Raises:
-        SpecError: It is so.
+        SpecError: It is so; the message says which keys ask for a mesh, and how to leave them out of a run's spec.
     """
-    if recipe.mesh is not None and not takes_meshes:
-        raise SpecError(
-            f"parallel: given with backend {backend}, which lays its ranks out in one way; use --backend fsdp, or leave it out"
-        )
+    if not spec.parallel.given or takes_meshes:
+        return
+    none = {"replicate": "1", "shard": "null", "tensor": "1", "sequence": "false", "pipeline": "1", "plan": "{}"}
+    usual = type(spec.parallel)()
+    asked = [key for key in none if getattr(spec.parallel, key) != getattr(usual, key)]
+    raise SpecError(
+        f"parallel: given with backend {spec.backend.name}, which lays its ranks out in one way; use --backend fsdp, or leave it out: "
+        f"{' '.join(f'-o parallel.{key}={none[key]}' for key in asked)}"
+    )
 
 
 def check_hosts(recipe: Recipe, slots: Sequence[int]) -> None:

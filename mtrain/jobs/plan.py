@@ -179,7 +179,7 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         _check_precision(loaded)
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
-    meshes.check_backend(recipe, takes_meshes=team.backend.takes_meshes, backend=spec.backend.name)
+    meshes.check_backend(spec, takes_meshes=team.backend.takes_meshes)
     meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)
     return recipe

@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import prod
+from itertools import groupby
+from math import ceil, log2, prod
+from operator import itemgetter
 from typing import Any
 
 from mtrain.core import rings
@@ -47,16 +49,33 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     Raises:
         SpecError: The model's layers cannot be shared as the spec says.
     """
-    spec = loaded.spec
-    mesh = mesh_of(spec, size=size)
+    mesh = mesh_of(loaded.spec, size=size)
     if mesh is None:
         return {}
+    said = {"mesh": layout_words(mesh)}
+    found = estimates(loaded, mesh, size=size, on_cpu=on_cpu)
+    if found is None:
+        return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
+    return {
+        **said,
+        "memory per rank": _by_stage([_memory_words(each) for each in found]),
+        "sent per update": _by_stage([_sent_words(each) for each in found]),
+    }
+
+
+def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Estimate] | None:
+    """Return what a rank of each stage holds and sends; None: the model's arrays are not known before it is built.
+
+    Raises:
+        SpecError: The model's layers cannot be shared as the spec says.
+    """
+    spec = loaded.spec
     micro, passes = micro_batch(spec, size=size)
     question = {
         "model": spec.model.name,
         "options": spec.model.options,
         "policy": spec.plugins,
-        "details": {**_BYTE_TOKENS, "length": int(getattr(spec.data, "length", 1))},
+        "details": {**_BYTE_TOKENS, "length": _length(spec)},
         "rows": micro,
         "passes": passes,
         "device": str(spec.backend.options.get("device", "auto")),
@@ -65,34 +84,43 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
         "python": spec.backend.python,
     }
     arrays = None if loaded.script is not None else loaded.job.backend.mesh_arrays(question)
-    said = {"mesh": layout_words(mesh)}
     if arrays is None:
-        return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
-    if mesh.pipeline > 1:
-        return {**said, **_rows_of_stages(spec, mesh, arrays, size=size, on_cpu=on_cpu)}
-    found = estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)
-    return {**said, "memory per rank": _memory_words(found), "sent per update": _sent_words(found)}
+        return None
+    if mesh.pipeline == 1:
+        return [estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)]
+    return [_of_stage(spec, mesh, arrays, stage, size=size, on_cpu=on_cpu) for stage in range(mesh.pipeline)]
 
 
-def _rows_of_stages(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> dict[str, str]:
-    """Return the rows of a mesh with stages, of which each holds and sends something else."""
-    memory, sent = [], []
-    for stage in range(mesh.pipeline):
-        own = [row for row in arrays["arrays"] if stage in row[5]]
-        tied = [row for row in own if len(row[5]) > 1 and row[3]]
-        of_stage = {**arrays, "arrays": own, "sent_per_token": arrays["sent_per_token"][stage]}
-        found = estimate(spec, mesh, of_stage, size=size, on_cpu=on_cpu)
-        # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
-        each = 8 if spec.train.precision == "fp64" else 4
-        micro, passes = micro_batch(spec, size=size)
-        tokens = micro * passes * int(getattr(spec.data, "length", 1))
-        texts = mesh.tensor if mesh.sequence else 1
-        shared = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in tied) / mesh.shard
-        between = (arrays["between_stages"][stage] * tokens / texts + shared) * each
-        found = replace(found, sent_to_stages=between)
-        memory.append(f"stage {stage + 1}: {_memory_words(found)}")
-        sent.append(f"stage {stage + 1}: {_sent_words(found)}")
-    return {"memory per rank": "; ".join(memory), "sent per update": "; ".join(sent)}
+def _of_stage(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], stage: int, *, size: int, on_cpu: bool) -> Estimate:
+    """Return what a rank of a stage holds and sends."""
+    own = [row for row in arrays["arrays"] if stage in row[5]]
+    of_stage = {name: arrays[name][stage] for name in ("sent_per_token", "activations", "most")}
+    found = estimate(spec, mesh, {**of_stage, "arrays": own}, size=size, on_cpu=on_cpu)
+    tied = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in own if len(row[5]) > 1 and row[3])
+    micro, passes = micro_batch(spec, size=size)
+    tokens = micro * passes * _length(spec) / (mesh.tensor if mesh.sequence else 1)
+    # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
+    each = 8 if spec.train.precision == "fp64" else 4
+    between = (arrays["between_stages"][stage] * tokens + tied / mesh.shard) * each
+    if stage == mesh.pipeline - 1:
+        # The last stage sends the numbers of each micro batch, in float64, to the next ones along a tree.
+        between += 8 * passes * ceil(log2(mesh.pipeline))
+    return replace(found, sent_to_stages=between)
+
+
+def _length(spec: Spec) -> int:
+    return int(getattr(spec.data, "length", 1))
+
+
+def _by_stage(words: Sequence[str]) -> str:
+    """Return what each stage holds or sends; neighbours for which that is the same are named together."""
+    if len(words) == 1:
+        return words[0]
+    said = []
+    for text, group in groupby(enumerate(words, start=1), key=itemgetter(1)):
+        first, *others = [number for number, _ in group]
+        said.append(f"stages {first}-{others[-1]}: {text}" if others else f"stage {first}: {text}")
+    return "; ".join(said)
 
 
 def layout_words(mesh: Mesh) -> str:
@@ -109,7 +137,8 @@ def layout_words(mesh: Mesh) -> str:
         sequence = ", with texts divided too" if mesh.sequence else ""
         return f"{lengths}; tensor groups: ranks {_listed(groups)}{sequence}"
     groups = [f"{first}-{first + mesh.shard - 1}" for first in range(0, mesh.size, mesh.shard)]
-    return f"{lengths}; whole models: ranks {_listed(groups)}"
+    whole = "stages" if mesh.pipeline > 1 else "models"
+    return f"{lengths}; whole {whole}: ranks {_listed(groups)}"
 
 
 def _listed(groups: list[str]) -> str:
@@ -134,15 +163,19 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
     trained = sum(left[name] for name, _, _, is_trained, *_ in arrays["arrays"] if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
     micro, passes = micro_batch(spec, size=size)
-    tokens = micro * passes * int(getattr(spec.data, "length", 1))
-    # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update.
-    to_shards = (mesh.shard - 1) * 2 * passes * held
+    tokens = micro * passes * _length(spec)
+    # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update. The schedule
+    # of a pipeline leaves weights whole between a backward pass and the next pass, so of these two one gathers.
+    gathers = passes + 1 if mesh.pipeline > 1 else 2 * passes
+    to_shards = (mesh.shard - 1) * gathers * held
     to_shards += rings.reduce_scatter(learns * mesh.shard, size=mesh.shard, on_cpu=on_cpu)
-    if mesh.replicate == mesh.tensor == 1:
+    is_whole_norm = mesh.shard == mesh.size
+    if is_whole_norm:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
-    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), held if spec.train.ema is not None else 0.0
+    # What is not trained is the base of adapters, which no average follows.
+    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
     step = learns
-    if mesh.replicate == mesh.tensor == 1 and mesh.shard > 1:
+    if is_whole_norm and mesh.shard > 1:
         # A bucket as it is gathered, gloo's copy of it, and this rank's parts of it twice; then arrays that are whole again.
         largest = max(left.values(), default=0.0) * each
         bucket = min(max(_BUCKET_BYTES, largest), learns * mesh.shard)

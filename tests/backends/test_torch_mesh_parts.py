@@ -9,9 +9,12 @@ from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.tensor_adapters import with_adapters
 from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
 from mtrain.backends._torch.shards import held_by, sent_length
-from mtrain.core.interfaces import Mesh
+from mtrain.backends.fsdp import Fsdp
+from mtrain.core.interfaces import Mesh, Recipe
+from mtrain.core.meshes import mesh_of
 from mtrain.errors import SpecError
-from mtrain.jobs.plan_mesh import estimate, layout_words
+from mtrain.jobs.plan_mesh import estimate, estimates, layout_words, rows
+from mtrain.spec import config
 from mtrain.spec.model import Spec
 
 
@@ -190,3 +193,57 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
     assert found.sent_to_replicas == 0
     assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"
+
+
+def test_the_base_of_adapters_is_held_and_gathered_and_neither_averaged_nor_exchanged():
+    spec = Spec.model_validate({"train": {"updates": 1, "batch_size": 8, "ema": {}}, "optimizer": {"rule": "adamw"}})
+    rows = [["a.base", [8, 4], False, False, "a"], ["a.lora_A", [2, 4], False, True, "a"]]
+    arrays = {"arrays": rows, "sent_per_token": 0, "activations": 1, "most": 1000}
+    found = estimate(spec, Mesh(replicate=2, shard=1, tensor=1), arrays, size=2, on_cpu=False)
+    assert found.weights_bytes == 4 * (8 * 4 + 2 * 4)
+    assert found.gradients_bytes == found.average_bytes == found.sent_to_replicas == 4 * 2 * 4
+    assert found.most_bytes == 1000 + found.weights_bytes + 3 * found.average_bytes
+
+
+def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
+    """Weights that a backward pass leaves whole need not be gathered for the pass that follows; norms are sums of parts' norms."""
+    spec = Spec.model_validate(
+        {"train": {"updates": 1, "batch_size": 12, "accumulate": 3}, "optimizer": {"rule": "adamw"}}
+    )
+    arrays = {"arrays": [["a.w", [8, 4], False, True, "a"]], "sent_per_token": 0, "activations": 1, "most": 1}
+    stages = Mesh(replicate=1, shard=2, tensor=1, pipeline=2)
+    found = estimate(spec, stages, arrays, size=4, on_cpu=False)
+    assert found.sent_to_shards == (3 + 1) * found.weights_bytes + found.gradients_bytes
+    alone = estimate(spec, Mesh(replicate=1, shard=2, tensor=1), arrays, size=2, on_cpu=False)
+    assert alone.sent_to_shards == 2 * 3 * alone.weights_bytes + 2 * alone.gradients_bytes
+
+
+def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_alike(tmp_path, monkeypatch):
+    """Four stages of one block each, of a Llama without a tied embedding; hidden states go to neighbours and gradients back."""
+    pytest.importorskip("transformers")
+    (tmp_path / "small.yml").write_text(
+        "model: {name: hf, options: {attention: sdpa, config: {model_type: llama, vocab_size: 64, hidden_size: 32, "
+        "intermediate_size: 64, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2}}}\n"
+        "data: {format: text, root: ., length: 16}\n"
+        "train: {updates: 1, batch_size: 16, accumulate: 8}\n"
+        "optimizer: {rule: sgd}\nparallel: {pipeline: 4}\nbackend: {name: fsdp}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    loaded = config.load("small.yml")
+    found = estimates(loaded, mesh_of(loaded.spec, size=4), size=4, on_cpu=True)
+    block, hidden = 4 * (32 * (32 + 16 + 16 + 32 + 3 * 64) + 2 * 32), 4 * 32 * 16 * 16
+    assert [each.weights_bytes for each in found] == [block + 4 * 64 * 32, block, block, block + 4 * (64 * 32 + 32)]
+    losses = 8 * 8 * 2  # of eight micro batches, in float64, to two of the other stages, one of which tells the third
+    assert [each.sent_to_stages for each in found] == [hidden, 2 * hidden, 2 * hidden, hidden + losses]
+    assert all(each.most_bytes > each.activations_bytes for each in found)
+    said = rows(loaded, size=4, on_cpu=True)
+    assert said["sent per update"].startswith(
+        "stage 1: 0.0 MiB to other stages; stages 2-3: 0.1 MiB to other stages; stage 4"
+    )
+
+
+@pytest.mark.parametrize(("blocks", "given"), [((), "true"), (("layers",), "blocks")])
+def test_fsdp_refuses_what_was_given_for_compilation(blocks, given):
+    recipe = Recipe(rule="adamw", groups=(), micro_batch=1, compile=True, compile_blocks=blocks)
+    with pytest.raises(SpecError, match=f"train.compile: {given} given with backend fsdp; use false"):
+        Fsdp(Fsdp.Options()).check(recipe, size=2, on_cpu=True)

@@ -86,6 +86,7 @@ def test_a_job_goes_on_from_kills_in_a_save_of_parts_in_the_background(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a job that starts up to twelve times
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_a_job_goes_on_from_a_kill_in_each_phase_of_a_save(tmp_path: Path, backend: str, asynchronous: bool) -> None:

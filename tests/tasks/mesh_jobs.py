@@ -26,6 +26,11 @@ MODELS = {
     "lora": "path: base, lora: {rank: 4, alpha: 6}",
 }
 """Options of the model by configuration; ``lora``: adapters on every layer of a Llama."""
+DEEP = {
+    f"{count} blocks": f"config: {{model_type: llama, {LLAMA_LIKE.replace('layers: 2', f'layers: {count}')}}}"
+    for count in (4, 5)
+}
+"""The same of Llamas for more than two stages."""
 SPEC = """
 model: {{name: lifted, options: {{attention: sdpa, {options}}}}}
 data: {{format: text, root: texts, options: {{text: a, prompt: q}}, length: 24, split: 0.2}}
@@ -47,7 +52,10 @@ MESHES = {
     "shard 2 x tensor 2, sequence": ("fsdp", 4, ["parallel.tensor=2", "parallel.sequence=true"]),
     "pipeline 2": ("fsdp", 2, ["parallel.pipeline=2"]),
     "pipeline 2 x tensor 2": ("fsdp", 4, ["parallel.pipeline=2", "parallel.tensor=2"]),
+    "pipeline 2 x tensor 2, sequence": ("fsdp", 4, ["parallel={pipeline: 2, tensor: 2, sequence: true}"]),
     "pipeline 2 x shard 2": ("fsdp", 4, ["parallel.pipeline=2", "parallel.shard=2"]),
+    "pipeline 3": ("fsdp", 3, ["parallel.pipeline=3"]),
+    "pipeline 4": ("fsdp", 4, ["parallel.pipeline=4"]),
     "fsdp 2": ("fsdp", 2, []),
     "ddp 2": ("ddp", 2, []),
     "ZeRO-3": ("deepspeed", 2, ["backend.options.stage=3"]),
@@ -71,7 +79,7 @@ def prepare(here: Path, *, updates: int) -> None:
     (here / "lifted.py").write_text((Path(__file__).parent / "lifted.py").read_text())
     (here / "plugins.toml").write_text('[models.lifted]\nmodule = "lifted:Lifted"\n')
     write_base(here / "base")
-    for name, options in MODELS.items():
+    for name, options in {**MODELS, **DEEP}.items():
         (here / f"{name}.yml").write_text(SPEC.format(options=options, updates=updates))
 
 

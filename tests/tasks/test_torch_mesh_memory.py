@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mtrain.core.meshes import mesh_of
+from mtrain.jobs.plan_mesh import estimates
+from mtrain.spec import config
 from tests.own_model.runs import command, trained
 
 SPEC = """
@@ -20,9 +23,9 @@ checkpoint: {every_epochs: null, every_updates: null}
 MIB = 1 << 20
 
 
-def _allocated(here: Path) -> float:
-    """Return the most MiB that were allocated at a time, and not before the profile began."""
-    events = json.loads((here / "allocated.json").read_text())["traceEvents"]
+def _allocated(here: Path, rank: int) -> float:
+    """Return the most MiB that a rank allocated at a time, and not before the profile began."""
+    events = json.loads((here / f"allocated-{rank}.json").read_text())["traceEvents"]
     return max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]") / MIB
 
 
@@ -36,23 +39,66 @@ def _planned(here: Path, *words: str) -> float:
     return float(most) - held
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["blocks", "model"])
-def test_a_rank_allocates_what_the_plan_says(tmp_path: Path, unit: str) -> None:
-    (tmp_path / "texts").mkdir()
+def _planned_of_stages(size: int) -> list[float]:
+    """Return the same for each stage of the run ``run`` in the current folder."""
+    loaded = config.load("runs/run/spec.yml")
+    mesh = mesh_of(loaded.spec, size=size)
+    assert mesh is not None
+    found = estimates(loaded, mesh, size=size, on_cpu=True)
+    assert found is not None
+    before = [each.weights_bytes + each.moments_bytes + each.average_bytes for each in found]
+    return [((each.most_bytes or 0) - held) / MIB for each, held in zip(found, before, strict=True)]
+
+
+def _prepare(here: Path) -> None:
+    (here / "texts").mkdir()
     rows = [
         {"a": f"{a} times {b} is {a * b}, and that is all that there is to say about it"}
         for a in range(99)
         for b in range(9)
     ]
-    (tmp_path / "texts/sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "traced.py").write_text((Path(__file__).parent / "traced.py").read_text())
-    (tmp_path / "plugins.toml").write_text('[models.traced]\nmodule = "traced:Traced"\n')
-    (tmp_path / "spec.yml").write_text(SPEC)
+    (here / "texts/sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "traced.py").write_text((Path(__file__).parent / "traced.py").read_text())
+    (here / "plugins.toml").write_text('[models.traced]\nmodule = "traced:Traced"\n')
+    (here / "spec.yml").write_text(SPEC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["blocks", "model"])
+def test_a_rank_allocates_what_the_plan_says(tmp_path: Path, unit: str) -> None:
+    _prepare(tmp_path)
     words = ["--backend", "fsdp", "--nproc-per-node", "2", "--devices", "cpu"]
     words += ["-o", "parallel.shard=2", "-o", f"backend.options.unit={unit}"]
     planned = _planned(tmp_path, *words)
     trained(tmp_path, "run", tmp_path / "spec.yml", *words)
-    allocated = _allocated(tmp_path)
+    allocated = _allocated(tmp_path, 0)
     print(f"{unit}: planned {planned:.1f} MiB, allocated {allocated:.1f} MiB, ratio {planned / allocated:.3f}")
     assert planned == pytest.approx(allocated, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "shards", "passes", "unit"),
+    [(2, 1, 4, "blocks"), (2, 1, 4, "model"), (4, 1, 8, "blocks"), (4, 1, 2, "blocks"), (2, 2, 4, "blocks")],
+)
+def test_a_rank_of_a_stage_allocates_what_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int, shards: int, passes: int, unit: str
+) -> None:
+    """Two micro batches on four stages go by another schedule."""
+    _prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACED_PASSES", str(passes))
+    words = ["--backend", "fsdp", "--nproc-per-node", str(stages * shards), "--devices", "cpu"]
+    words += ["-o", f"parallel={{pipeline: {stages}, shard: {shards}}}", "-o", f"train.accumulate={passes}"]
+    words += ["-o", f"backend.options.unit={unit}"]
+    trained(tmp_path, "run", tmp_path / "spec.yml", *words)
+    planned = _planned_of_stages(stages * shards)
+    received = (
+        32 // shards * 64 * 128 * 4 / MIB
+    )  # of all micro batches, from one neighbour: there since the first update
+    for stage in range(stages):
+        allocated = _allocated(tmp_path, stage * shards) + received * ((stage > 0) + (stage < stages - 1))
+        ratio = planned[stage] / allocated
+        print(f"stage {stage + 1} of {stages}, shard {shards}, {passes} micro batches, {unit}: ", end="")
+        print(f"planned {planned[stage]:.1f} MiB, allocated {allocated:.1f} MiB, ratio {ratio:.3f}")
+        assert ratio == pytest.approx(1, rel=0.05)

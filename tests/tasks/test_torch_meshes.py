@@ -6,9 +6,10 @@ import pytest
 
 from mtrain.testing import training
 from tests.own_model.runs import command, losses, refused
-from tests.tasks.mesh_jobs import MESHES, MODELS, largest_difference, learned, prepare, train
+from tests.tasks.mesh_jobs import MESHES, largest_difference, learned, prepare, train
 
-OTHERS = [mesh for mesh in MESHES if mesh != "one rank"]
+OTHERS = [mesh for mesh in MESHES if mesh not in ("one rank", "pipeline 3", "pipeline 4")]
+"""Meshes for models of two blocks."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,10 @@ def test_other_backends_refuse_a_mesh(folder, backend):
         folder, "plan", "-c", "qwen3.yml", "--devices", "cpu", "-b", backend, "--nproc-per-node", ranks, "-o", mesh
     )
     assert f"parallel: given with backend {backend}" in said
-    assert "use --backend fsdp" in said
+    assert (
+        f"use --backend fsdp, or leave it out: -o {'parallel.shard=null' if backend == 'solo' else 'parallel.tensor=1'}"
+        in said
+    )
 
 
 @pytest.mark.slow
@@ -102,12 +106,18 @@ def test_layers_that_cannot_be_shared_are_refused_at_the_start(folder, config, w
 
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory) -> Path:
-    """A folder with texts and specs of 50 updates, and a run of each configuration on one rank, named after it."""
+    """A folder with texts and specs of 50 updates."""
     here = tmp_path_factory.mktemp("longer")
     prepare(here, updates=50)
-    for config in MODELS:
-        train(here, config, config, "one rank")
     return here
+
+
+def _of_one_rank(here: Path, config: str) -> str:
+    """Return the name of a run of a configuration on one rank, which is trained once."""
+    name = f"{config} one".replace(" ", "-")
+    if not (here / "runs" / name).exists():
+        train(here, name, config, "one rank")
+    return name
 
 
 @pytest.mark.slow
@@ -129,11 +139,44 @@ def longer(tmp_path_factory) -> Path:
 def test_after_fifty_updates_every_mesh_has_the_state_of_one_rank(longer, config, mesh):
     name = f"{config} {mesh}".replace(" ", "-").replace(",", "")
     train(longer, name, config, mesh, "-o", "train.accumulate=3")
-    difference = largest_difference(learned(longer, config), learned(longer, name))
-    worst = max(abs(a - b) for a, b in zip(losses(longer, config), losses(longer, name), strict=True))
+    one = _of_one_rank(longer, config)
+    difference = largest_difference(learned(longer, one), learned(longer, name))
+    worst = max(abs(a - b) for a, b in zip(losses(longer, one), losses(longer, name), strict=True))
     print(f"{config} on {mesh}: state {difference:.1e}, losses {worst:.1e}")
     assert difference <= 1e-12
     assert worst <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "mesh", "passes"),
+    [
+        ("4 blocks", "pipeline 4", 6),
+        ("4 blocks", "pipeline 4", 3),
+        ("5 blocks", "pipeline 4", 4),
+        ("5 blocks", "pipeline 3", 6),
+    ],
+)
+def test_after_fifty_updates_many_stages_have_the_state_of_one_rank(longer, config, mesh, passes):
+    """Three micro batches on four stages go by GPipe; five blocks do not divide among three or four stages."""
+    one, name = _of_one_rank(longer, config), f"{config} {mesh} {passes}".replace(" ", "-")
+    train(longer, name, config, mesh, "-o", f"train.accumulate={passes}")
+    difference = largest_difference(learned(longer, one), learned(longer, name))
+    worst = max(abs(a - b) for a, b in zip(losses(longer, one), losses(longer, name), strict=True))
+    print(f"{config} on {mesh}, {passes} micro batches: state {difference:.1e}, losses {worst:.1e}")
+    assert difference <= 1e-12
+    assert worst <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("pipeline 2", "pipeline 4"), ("pipeline 4", "pipeline 2")])
+def test_a_checkpoint_of_stages_is_resumed_on_more_and_on_fewer(folder, first, then):
+    one, name = _of_one_rank(folder, "4 blocks"), f"4 blocks {first} {then}".replace(" ", "-")
+    train(folder, name, "4 blocks", first, "-o", "train.updates=4", "-o", "train.accumulate=4")
+    train(folder, name, "4 blocks", then, "--resume", f"runs/{name}", "-o", "train.updates=8")
+    difference = largest_difference(learned(folder, one), learned(folder, name))
+    print(f"{first}, then {then}: {difference:.1e}")
+    assert difference <= 1e-12
 
 
 @pytest.mark.slow
@@ -204,20 +247,20 @@ def test_a_checkpoint_of_any_mesh_is_resumed_on_any_other(folder, first, then):
     ],
 )
 def test_a_planted_fault_is_seen(folder, monkeypatch, fault, config, mesh):
-    if not (folder / "runs" / f"{config}-one").exists():
-        train(folder, f"{config}-one", config, "one rank")
+    one = _of_one_rank(folder, config)
     monkeypatch.setenv("MESH_FAULT", fault)
     train(folder, f"fault-{fault}", config, mesh, "-o", "train.accumulate=3")
-    expected, found = learned(folder, f"{config}-one"), learned(folder, f"fault-{fault}")
+    expected, found = learned(folder, one), learned(folder, f"fault-{fault}")
     apart = training.differences(expected, found)
     print(f"{fault}: {max(apart.values()):.1e}")
     assert max(apart.values()) > 1e-6
 
 
 @pytest.mark.slow
-def test_compare_finds_that_a_mesh_trains_as_one_rank_does(folder):
+@pytest.mark.parametrize("key", ["tensor", "pipeline"])
+def test_compare_finds_that_a_mesh_trains_as_one_rank_does(folder, key):
     """On two ranks each; a key with a dot is of one backend alone."""
-    words = ["-c", "qwen3.yml", "--backends", "ddp,fsdp:parallel.tensor=2", "--updates", "3", "--rounds", "0"]
+    words = ["-c", "qwen3.yml", "--backends", f"ddp,fsdp:parallel.{key}=2", "--updates", "3", "--rounds", "0"]
     result = command(folder, "compare", *words, timeout_s=600)
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr

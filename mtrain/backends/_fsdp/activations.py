@@ -5,7 +5,7 @@ it; what autograd keeps is added up. Kernels of attention are not asked, because
 torch's fused kernel on the CPU keeps, or with ``eager`` the probabilities.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -29,18 +29,27 @@ def kept_bytes(model: nn.Module, batch: BatchShapes, plan: Mapping[str, Style], 
 
     ``model`` has no values. Afterwards its layers have the shapes of a rank's parts, for ``fullest.most_bytes``.
     """
-    if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
+    if not is_counted(model):
         return None
-    _leave_parts(model, plan, mesh)
     stand_in(model)
-    counter = _Counter(model)
+    leave_parts(model, plan, mesh)
+    counter = Counter([*model.parameters(), *model.buffers()])
     model.train()
     try:
         with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda x: x):
             model(blank(batch))
-    except (RuntimeError, NotImplementedError, ValueError):  # a model that looks at values, which are not there
+    except UNCOUNTED:
         return None
     return counter.bytes
+
+
+UNCOUNTED = (RuntimeError, NotImplementedError, ValueError)
+"""What a model raises that looks at values, which are not there."""
+
+
+def is_counted(model: nn.Module) -> bool:
+    """Return whether this is a language model of transformers that asks ``core.likelihoods`` for its loss."""
+    return likelihoods.ask(model) is not None and hasattr(model, "set_attn_implementation")
 
 
 def blank(batch: BatchShapes) -> dict[str, Tensor]:
@@ -50,12 +59,13 @@ def blank(batch: BatchShapes) -> dict[str, Tensor]:
     }
 
 
-class _Counter:
+class Counter:
     """Adds up the memory of tensors that autograd keeps, each piece of memory once."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        """Count all tensors but those in the memory of ``known``."""
         self.bytes = 0
-        self._held: list[Tensor] = [*model.parameters(), *model.buffers()]  # held, so that no address comes twice
+        self._held: list[Tensor] = [*known]  # held, so that no address comes twice
         self._known = {storage_of(x) for x in self._held}
 
     def pack(self, x: Tensor) -> Tensor:
@@ -68,7 +78,7 @@ class _Counter:
 
 
 # ------------------------------------------------------------------------------------------------------ parts of a rank
-def _leave_parts(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> None:
+def leave_parts(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> None:
     """Give each layer the shapes that a rank of a tensor group has of it, in place."""
     split = vocabulary.split_layers(model, plan)
     for name, style in plan.items():

@@ -199,7 +199,7 @@ class FsdpEngine(SplitEngine):
         """
         number = layout.mesh.stage(self.collective.rank)
         keep(model, division, stage=number)
-        stage = Stage(model, division, number=number, recipe=recipe, group=layout.pipeline.get_group())
+        stage = Stage(model, division, number=number, precision=recipe.precision, group=layout.pipeline.get_group())
         for part in [*stage.units(self._unit), stage]:
             shard_unit(part, layout, own)
         stage.watch()

@@ -7,7 +7,7 @@ task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, the ``dtype`
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from mtrain.backends._fsdp import activations, fullest, vocabulary
 from mtrain.backends._fsdp.sequence import blocks
+from mtrain.backends._fsdp.stage_memory import StageMemory, of_stage, staged
 from mtrain.backends._fsdp.stages import Division, divide
 from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
@@ -22,7 +23,6 @@ from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
 from mtrain.backends._fsdp.units import units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
-from mtrain.core import likelihoods
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
@@ -36,18 +36,21 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         "models", question["model"], question["options"], path="model.options"
     )
     task = Task(kind=plugin.kind, class_names=[], image_size=0, global_batch=1, details=question["details"])
-    with torch.device("meta"):
-        model = plugin.without_values(task)
+
+    def build() -> nn.Module | None:
+        with torch.device("meta"):
+            model: nn.Module | None = plugin.without_values(task)
+        return model.double() if model is not None and question["dtype"] == "float64" else model
+
+    model = build()
     if model is None:
         return None
     mesh = Mesh(**question["mesh"])
-    plan: dict[str, Style] = {}
-    if mesh.tensor > 1:
-        plan = whole_plan(model, mesh)
-    if question["dtype"] == "float64":
-        model = model.double()
+    plan = whole_plan(model, mesh) if mesh.tensor > 1 else {}
+    batch = plugin.blank_batch(task, rows=question["rows"])
     if mesh.pipeline > 1:
-        return _in_stages(model, plan, mesh, device=question["device"])
+        found = _in_stages(model, plan, mesh, device=question["device"])
+        return None if found is None else {**found, **_memory_of_stages(build, batch, plan, mesh, question)}
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
@@ -55,7 +58,6 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         for name, parameter in model.named_parameters()
     ]
     found = {"arrays": arrays, "sent_per_token": _sent_per_token(model, plan, mesh, device=question["device"])}
-    batch = plugin.blank_batch(task, rows=question["rows"])
     kept = None if batch is None else activations.kept_bytes(model, batch, plan, mesh)
     if batch is None or kept is None:
         return {**found, "activations": None, "most": None}
@@ -64,8 +66,8 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> dict[str, Any] | None:
-    """Return the answer for a model in stages, each array with the stages that hold it; activations are not counted."""
-    if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
+    """Return the arrays of a model in stages, each with the stages that hold it, and what stages send."""
+    if not activations.is_counted(model):
         return None
     activations.stand_in(model)
     division = divide(model, mesh.pipeline)
@@ -84,9 +86,35 @@ def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, devic
     own = [
         {name: style for name, style in plan.items() if _holds(division, stage, name)} for stage in range(mesh.pipeline)
     ]
-    sent = [_sent_per_token(model, styles, mesh, device=device) for styles in own]
+    last = mesh.pipeline - 1
+    sent = [
+        _sent_per_token(model, styles, mesh, device=device, ends=(stage == 0) + (stage == last))
+        for stage, styles in enumerate(own)
+    ]
     between = [size * ((stage > 0) + (stage < mesh.pipeline - 1)) for stage in range(mesh.pipeline)]
-    return {"arrays": arrays, "sent_per_token": sent, "between_stages": between, "activations": None, "most": None}
+    return {"arrays": arrays, "sent_per_token": sent, "between_stages": between}
+
+
+def _memory_of_stages(
+    build: Callable[[], nn.Module | None],
+    batch: activations.BatchShapes | None,
+    plan: Mapping[str, Style],
+    mesh: Mesh,
+    question: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the bytes of activations, and the most at a time, of each stage; ``build`` makes a model for each."""
+    found: list[StageMemory | None] = []
+    for stage in range(mesh.pipeline):
+        model = None if batch is None else build()
+        if batch is None or model is None:
+            found.append(None)
+            continue
+        part = staged(model, plan, mesh, stage=stage)
+        found.append(of_stage(part, batch, mesh, unit=question["unit"], passes=question["passes"]))
+    return {
+        "activations": [None if memory is None else memory.activations for memory in found],
+        "most": [None if memory is None else memory.most for memory in found],
+    }
 
 
 def _part_of(name: str, division: Division) -> str:
@@ -105,8 +133,11 @@ def _is_cut(name: str, plan: Mapping[str, Style]) -> bool:
     return style != "grad_allreduce" and not (by_rows and key == "bias")
 
 
-def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> float:
-    """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings."""
+def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str, ends: int = 2) -> float:
+    """Return how many numbers a rank sends to its tensor group for each token, forward and backward, in rings.
+
+    ``ends``: 2, or 1 where a rank has only the beginning or the end of the blocks, and 0 between.
+    """
     gather = (mesh.tensor - 1) / mesh.tensor  # of what is gathered or scattered; adding up does both
     scatter = gather * (2 if device == "cpu" else 1)  # gloo adds everything up first
     sent = 0.0
@@ -134,7 +165,7 @@ def _sent_per_token(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, 
         # Texts are gathered in front of a half of a layer, and gradients scattered behind it. At the end they are gathered too, and
         # the gradients of where they were divided.
         sent += sum((gather + scatter) * inputs for _, inputs in parents)
-        sent += 2 * gather * sum(x.numel() for x in blocks(model)[2].parameters(recurse=False))
+        sent += ends * gather * sum(x.numel() for x in blocks(model)[2].parameters(recurse=False))
     return sent
 
 

@@ -17,7 +17,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from mtrain.backends._fsdp.activations import BatchShapes, blank
+from mtrain.backends._fsdp.activations import UNCOUNTED, BatchShapes, blank
 from mtrain.backends._fsdp.internals import LiveBytes, leaves
 
 
@@ -34,22 +34,20 @@ def most_bytes(
         passes: Number of micro batches of an update.
     """
     live = LiveBytes([*model.parameters(), *model.buffers()])
-    schedule = _Schedule(live, shards=shards, is_later=passes > 1)
-    taken: set[int] = set()
-    for module in [*units.values(), model]:
-        own = [x for x in module.parameters() if id(x) not in taken]
-        taken |= {id(x) for x in own}
-        schedule.follow(module, own, is_root=module is model)
+    schedule = Schedule(live, shards=shards, is_later=passes > 1)
+    schedule.follow([*units.values()], model)
     try:
         with live:
             model(blank(batch))["total"].backward()
-    except (RuntimeError, NotImplementedError, ValueError):  # see kept_bytes
+    except UNCOUNTED:
         return None
     return live.most
 
 
 @dataclass(eq=False, slots=True)
-class _Unit:
+class Held:
+    """What FSDP holds of a unit."""
+
     weights: Sequence[nn.Parameter]
     is_root: bool
     whole: int = 0
@@ -62,46 +60,60 @@ class _Unit:
 
 
 @dataclass
-class _Schedule:
+class Schedule:
     """What FSDP holds, as the passes go on."""
 
     live: LiveBytes
     shards: int
     is_later: bool
     """Whether whole gradients of earlier micro batches are there."""
-    _order: list[_Unit] = field(default_factory=list)
+    _order: list[Held] = field(default_factory=list)
     """Units in the order in which their forward passes ended."""
     _piece: int = 0
-    """Bytes of the piece into which a unit was gathered."""
-    _ahead: _Unit | None = None
-    """The unit whose piece was filled ahead."""
+    """Bytes of the piece into which a unit was gathered in the forward pass."""
+    _ahead: list[Held] = field(default_factory=list)
+    """The units whose pieces were filled ahead."""
     _reduced: int = 0
     """Bytes of the piece whose gradients were added up last."""
 
-    def follow(self, module: nn.Module, own: Sequence[nn.Parameter], *, is_root: bool) -> None:
-        """Watch a unit, whose weights are ``own``."""
+    def follow(self, units: Sequence[nn.Module], model: nn.Module) -> list[Held]:
+        """Watch the units of a model, and that of the whole model; return them in this order."""
+        taken: set[int] = set()
+        found = []
+        for module in [*units, model]:
+            own = [x for x in module.parameters() if id(x) not in taken]
+            taken |= {id(x) for x in own}
+            found.append(self._follow(module, own, is_root=module is model))
+        return found
+
+    def _follow(self, module: nn.Module, own: Sequence[nn.Parameter], *, is_root: bool) -> Held:
         trained = [x for x in own if x.requires_grad]
-        unit = _Unit(own, is_root, whole=_bytes(own), trained=_bytes(trained), missing=len(trained))
+        unit = Held(own, is_root, whole=_bytes(own), trained=_bytes(trained), missing=len(trained))
         if self.is_later:
             self.live.add(unit.trained)
         module.register_forward_pre_hook(lambda *_: self._enter(unit), prepend=True)
         module.register_forward_hook(lambda module, inputs, output: self._leave(unit, output))
         for weight in trained:
             weight.register_post_accumulate_grad_hook(lambda _: self._graded(unit))
+        return unit
 
-    def _enter(self, unit: _Unit) -> None:
+    def _enter(self, unit: Held) -> None:
         if unit.whole and not unit.is_whole:
-            self._gather(unit)
+            self._gather(unit, forward=True)
 
-    def _gather(self, unit: _Unit) -> None:
-        """Fill a piece, unless that was done ahead, and copy from it; the former piece is freed in between."""
+    def _gather(self, unit: Held, *, forward: bool) -> None:
+        """Fill a piece, unless that was done ahead, and copy from it. In the forward pass, the piece stays until the next one's copy."""
         size = unit.whole if self.shards > 1 else 0
-        if self._ahead is not unit:
+        if unit in self._ahead:
+            self._ahead.remove(unit)
+        else:
             self._fill(size)
-            former, self._piece = self._piece, size
-            self.live.add(-former)
-        self._ahead = None
+        if forward:
+            self._drop_piece()
+            self._piece = size
         self.live.add(unit.whole)
+        if not forward:
+            self.live.add(-size)
         unit.is_whole = True
 
     def _fill(self, size: int) -> None:
@@ -112,40 +124,45 @@ class _Schedule:
         self.live.add(-self._piece)
         self._piece = 0
 
-    def _leave(self, unit: _Unit, output: object) -> None:
+    def _leave(self, unit: Held, output: object) -> None:
         self._reshard(unit)
         if unit.is_root:
             self._drop_piece()
-        self._order.append(unit)
+        if unit not in self._order:
+            self._order.append(unit)
         for tensor in leaves(output):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(partial(self._before_backward, unit))
 
-    def _reshard(self, unit: _Unit) -> None:
+    def _reshard(self, unit: Held) -> None:
         if unit.is_whole:
             self.live.add(-unit.whole)
         unit.is_whole = False
 
-    def _before_backward(self, unit: _Unit, gradient: Tensor) -> None:
+    def _before_backward(self, unit: Held, gradient: Tensor) -> None:
         if unit.is_whole or not unit.whole or (unit.trained and not unit.missing):
             return
         for other in self._order:
             if not other.trained and not other.is_root:
                 self._reshard(other)
-        self._gather(unit)
-        self._drop_piece()
-        place = self._order.index(unit)
-        earlier = [other for other in self._order[:place] if other.whole]
-        if earlier and self.shards > 1:
-            self._ahead = earlier[-1]
-            self._piece = self._ahead.whole
-            self._fill(self._piece)
+        self._gather_backward(unit)
 
-    def _graded(self, unit: _Unit) -> None:
+    def _gather_backward(self, unit: Held) -> None:
+        """Gather a unit, and fill the piece of the one whose forward pass ended before."""
+        self._gather(unit, forward=False)
+        earlier = [other for other in self._order[: self._order.index(unit)] if other.whole]
+        if earlier and self.shards > 1 and not earlier[-1].is_whole and earlier[-1] not in self._ahead:
+            self._ahead.append(earlier[-1])
+            self._fill(earlier[-1].whole)
+
+    def _graded(self, unit: Held) -> None:
         """Exchange a unit's gradients once all are there."""
         unit.missing -= 1
         if unit.missing:
             return
+        self._reduce(unit)
+
+    def _reduce(self, unit: Held) -> None:
         self._reshard(unit)
         self.live.add(-self._reduced)
         self.live.add(unit.trained)  # the piece with copies of all gradients

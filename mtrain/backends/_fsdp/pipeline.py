@@ -16,7 +16,7 @@ from mtrain.backends._fsdp.stages import Division
 from mtrain.backends._fsdp.tensor_styles import FAILURES, ROUNDING, first_line, short_text
 from mtrain.backends._fsdp.units import Unit
 from mtrain.backends._torch import precision
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Precision
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
 
@@ -54,24 +54,37 @@ class Stage(nn.Module):
     """The weights of a stage, for FSDP to split, and the pass of a micro batch through it."""
 
     def __init__(
-        self, model: nn.Module, division: Division, *, number: int, recipe: Recipe, group: dist.ProcessGroup
+        self,
+        model: nn.Module,
+        division: Division,
+        *,
+        number: int,
+        precision: Precision,
+        group: dist.ProcessGroup | None,
     ) -> None:
-        """Take the parts of ``model`` that stage ``number`` holds; see ``stages.keep``."""
+        """Take the parts of ``model`` that stage ``number`` holds; see ``stages.keep``. No group: all is given and nothing sent."""
         super().__init__()
         self.number, self.count = number, len(division.parts)
         self.group = group
+        self.width = division.width
+        """Numbers of each token that stages hand on."""
         self.parts = nn.ModuleList(model.get_submodule(name) for name in division.parts[number])
         own = division.blocks[number]
         self._model = (model,)  # not a submodule: it has the other stages' weights too
         self._compute = model.forward
         self._blocks = [model.get_submodule(name) for name in own]
-        self._recipe = recipe
+        self._precision = precision
         self._ties = [names[0] for names in division.ties if number in division.holders[names[0]]]
         self._given: Tensor | None = None
         self._left: Tensor | None = None
         self._is_checked = False
         self.results: list[dict[str, Tensor]] = []
         """What the model returned for each micro batch since it was cleared."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model, with weights of this stage alone."""
+        return self._model[0]
 
     @property
     def is_last(self) -> bool:
@@ -110,11 +123,11 @@ class Stage(nn.Module):
     @override
     def forward(self, *given: Tensor, **batch: Tensor) -> Tensor:
         """Return the hidden states for the next stage; on the last one in training, the loss."""
-        (model,) = self._model
+        model = self.model
         self._given = given[0] if given else None
         device = next(iter(batch.values())).device
         # What the whole model has computed for the check was not rounded to half precision.
-        kind = "fp32" if self._is_checked else self._recipe.precision
+        kind: Precision = "fp32" if self._is_checked else self._precision
         with precision.forward_context(kind, device):
             result = self._compute(**batch, use_cache=False) if self._is_checked else self._compute(batch)
         self._given, left, self._left = None, self._left, None
@@ -150,7 +163,7 @@ class Stage(nn.Module):
         Raises:
             SpecError: It does.
         """
-        (model,) = self._model
+        model = self.model
         tokens = short_text(model, device)
         if expected is None or tokens is None:
             return
@@ -193,6 +206,7 @@ class Stage(nn.Module):
 
     def add_ties(self, held: Mapping[str, Tensor]) -> None:
         """Add up the gradients of weights that the first and the last stage hold; each gets the same sum."""
+        assert self.group is not None, "stages of a job have one"
         for name in self._ties:
             grad = held[name].grad
             if grad is not None:
@@ -238,8 +252,7 @@ class Pipeline:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Evaluate a micro batch, or keep it to be trained with the last one of its update."""
-        (model,) = self.stage._model
-        if not (model.training and torch.is_grad_enabled()):
+        if not (self.stage.model.training and torch.is_grad_enabled()):
             return dict(self.stage.through(batch))
         if self._schedule is None:
             self._prepare(batch)

@@ -206,8 +206,10 @@ def keep(model: nn.Module, division: Division, *, stage: int) -> None:
     for name, stands in division.outputs.items():
         if name not in own:
             module = model.get_submodule(name)
-            # What shares a layer among a tensor group is dropped; norms keep their hooks, by which texts are gathered.
-            if name not in is_block and isinstance(module, nn.Embedding | nn.Linear):
+            # What shares a layer among a tensor group is dropped, and before the last stage what gathers texts behind the blocks. Blocks
+            # keep their hooks, by which texts are divided.
+            is_last = stage == len(division.parts) - 1
+            if name not in is_block and (not is_last or isinstance(module, nn.Embedding | nn.Linear)):
                 forget_hooks(module)
             module.forward = stands
     if stage < len(division.parts) - 1:
