@@ -68,10 +68,18 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     said = {"mesh": layout_words(mesh)}
     if arrays is None:
         return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
+    said |= _operations_words(arrays.get("operations"), micro=micro, batch=micro * passes * mesh.data_size)
     if mesh.pipeline > 1:
         return {**said, **_rows_of_stages(spec, mesh, arrays, size=size, on_cpu=on_cpu)}
     found = estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)
     return {**said, "memory per rank": _memory_words(found), "sent per update": _sent_words(found)}
+
+
+def _operations_words(of_micro_batch: int | None, *, micro: int, batch: int) -> dict[str, str]:
+    """Return the row on the operations of an update of ``batch`` samples, from those of ``micro``; empty where it is not known."""
+    if of_micro_batch is None:
+        return {}
+    return {"operations per update": f"{of_micro_batch * batch / micro / 1e12:,.4g} TFLOP, of the whole job"}
 
 
 def _rows_of_stages(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> dict[str, str]:
