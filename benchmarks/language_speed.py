@@ -4,7 +4,8 @@
 
 On ddp the peers are Accelerate and transformers' Trainer, on fsdp a loop by hand with FSDP2, each block a unit. Accelerate
 leaves FSDP out on a CPU without a word, so neither it nor the Trainer is a peer there. All have AdamW and clipping, the same
-model and the same rows; the loss is that over tokens. mtrain keeps its records besides.
+model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER`` torchtitan's loop
+is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
 """
 
 import argparse
@@ -175,6 +176,14 @@ def trainer(rank: int, folder: Path) -> Timed:
     return updates
 
 
+def titan(rank: int, options: argparse.Namespace) -> Timed:
+    """Return torchtitan's loop."""
+    from benchmarks.titan import loop
+
+    made: Timed = loop(options.titan, CONFIG, rows(rank), rows=ROWS, length=LENGTH, rate=RATE, out=options.out)
+    return made
+
+
 def rank_main(options: argparse.Namespace) -> None:
     """Measure on one rank; rank 0 prints."""
     import torch
@@ -190,25 +199,31 @@ def rank_main(options: argparse.Namespace) -> None:
         loops: dict[str, Timed] = {"mtrain": ours(session)}
         if options.backend == "fsdp":
             loops["FSDP2 by hand"] = plain(rank, by_hand)
+            if options.titan:
+                loops["torchtitan"] = titan(rank, options)
         else:
             loops["Accelerate"] = plain(rank, accelerated)
             loops["transformers.Trainer"] = trainer(rank, options.out)
         for loop in loops.values():
             loop(3)
         times: Mapping[str, list[float]] = {name: [] for name in loops}
+        worked: Mapping[str, list[float]] = {name: [] for name in loops}
         for turn in range(options.turns):
             names = list(loops) if turn % 2 else list(loops)[::-1]
             for name in names:
+                begun = time.process_time()
                 times[name].append(loops[name](options.updates) / options.updates)
-        slowest = [
-            max(of)
-            for of in zip(*session.collective.all_gather([t for name in loops for t in times[name]]), strict=True)
-        ]
-        by_name = {
-            name: slowest[place * options.turns : (place + 1) * options.turns] for place, name in enumerate(loops)
-        }
+                worked[name].append((time.process_time() - begun) / options.updates)
+        found = {"time": over_ranks(session, times), "processor time": over_ranks(session, worked)}
         if rank == 0:
-            (options.out / "times.json").write_text(json.dumps(by_name))
+            (options.out / "times.json").write_text(json.dumps(found))
+
+
+def over_ranks(session: Any, times: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return the largest over the ranks; every rank must call."""
+    return {
+        name: [max(of) for of in zip(*session.collective.all_gather(own), strict=True)] for name, own in times.items()
+    }
 
 
 def main() -> None:
@@ -216,19 +231,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--updates", type=int, default=5, help="of each loop in a turn")
+    parser.add_argument(
+        "--titan", type=Path, help="a checkout of torchtitan, whose packages are installed; see titan.py"
+    )
+    parser.add_argument("--backends", default="ddp,fsdp")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
         rank_main(options)
         return
-    for backend in ("ddp", "fsdp"):
+    for backend in options.backends.split(","):
         with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
             free.close()
             argv = [sys.executable, "-m", "benchmarks.language_speed", "--backend", backend, "--out", folder]
             argv += ["--turns", str(options.turns), "--updates", str(options.updates)]
+            argv += ["--titan", str(options.titan)] if options.titan else []
             shared = {
                 "WORLD_SIZE": str(RANKS),
                 "MASTER_ADDR": "127.0.0.1",
@@ -244,12 +264,13 @@ def main() -> None:
             codes = [rank.wait() for rank in ranks]
             if any(codes):
                 sys.exit(f"{backend}: the ranks ended with {codes}")
-            times = json.loads((Path(folder) / "times.json").read_text())
-        mine = times.pop("mtrain")
-        for name, theirs in times.items():
-            ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
-            half = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-len(ratios) // 4]:.2f}"
-            print(f"| {backend} | {name} | {median(ratios):.2f} | {half} |", flush=True)
+            found = json.loads((Path(folder) / "times.json").read_text())
+        for kind, times in found.items():
+            mine = times.pop("mtrain")
+            for name, theirs in times.items():
+                ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
+                half = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-len(ratios) // 4]:.2f}"
+                print(f"| {backend} | {name} | {kind} | {median(ratios):.2f} | {half} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -754,6 +754,11 @@ class Report(TypedDict, total=False):
     """the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder,
     for example [10, 12]; null: none"""
 
+    peak_tflops: float | None
+    """floating-point operations per second of one device at the precision of training, in 10^12, for the
+    utilisation (MFU) of language models; null: the published one for bf16 on an A100, H100 or H200, else none is
+    shown"""
+
     metrics_port: int | None
     """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
 

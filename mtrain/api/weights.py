@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from mtrain.core.named_models import models_in, of_model
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.registry import Registry
 from mtrain.spec.yaml_reader import parse_value
+from mtrain.weights import dcp_writing
 from mtrain.weights.models import Expected, expected, fitted, registry_for
 from mtrain.weights.names import exported
 from mtrain.weights.own import WORDS
@@ -39,6 +40,8 @@ class ConvertRequest:
     """Write the model's form for inference."""
     merge: bool = False
     """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
+    form: Literal["dcp"] | None = None
+    """``dcp``: write a folder of ``torch.distributed.checkpoint``; None: the ending of ``target`` says it."""
     max_file_gb: float = 5.0
     """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
 
@@ -64,14 +67,17 @@ def convert(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
         UsageError: the file cannot be read, is not of the model, or ``target`` cannot be written.
     """
     target = request.target
-    if not target.suffix:
+    if request.form is None and not target.suffix:
         _write_folder(request, tell)
         return
     if request.merge:
         raise UsageError(
-            f"--merge: writes a folder, and --to {target} has the ending of a file; give a name without one"
+            "--merge: writes a folder for transformers; give --to a name without an ending, and no --format"
         )
-    check_target(target, force=request.force)
+    if request.form == "dcp":
+        dcp_writing.check_folder(target, force=request.force)
+    else:
+        check_target(target, force=request.force)
     file_weights = read(request.file)
     tell(_described(file_weights))
     if file_weights.own is not None:
@@ -82,8 +88,22 @@ def convert(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
     if request.deploy:
         arrays = _fused(arrays, target_model, registry=registry_for(file_weights))
         tell(f"for inference: {len(arrays)} arrays")
-    write(target, exported(arrays, target_model.published, layout=LAYOUTS[target.suffix]))
-    tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB)")
+    layout = "torch" if request.form == "dcp" else LAYOUTS[target.suffix]
+    _write(request, exported(arrays, target_model.published, layout=layout), tell=tell)
+
+
+def _write(request: ConvertRequest, arrays: Mapping[str, Array], *, tell: Tell, note: str = "") -> None:
+    """Write ``arrays`` as a file or as a folder of ``torch.distributed.checkpoint``."""
+    target = request.target
+    if request.form == "dcp":
+        dcp_writing.write_folder(target, arrays)
+        files = [*target.iterdir()]
+        note += f"; read it with torch.distributed.checkpoint.load(model.state_dict(), checkpoint_id={str(target)!r})"
+    else:
+        write(target, arrays)
+        files = [target]
+    size = sum(file.stat().st_size for file in files)
+    tell(f"written: {target} ({size / MIB:.1f} MiB){note}")
 
 
 def description(file: Path) -> list[str]:
@@ -157,11 +177,10 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
 def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> None:
     """Write the weights of a user's own module under the names of its ``state_dict``."""
     assert file_weights.own is not None, "the caller has asked"
-    model, target, arrays = request.model, request.target, file_weights.arrays
+    model, arrays = request.model, file_weights.arrays
     names = models_in(arrays)
     if model in names and names != [""]:
-        write(target, of_model(model, arrays))
-        tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB), with the names of the state_dict of {model}")
+        _write(request, of_model(model, arrays), tell=tell, note=f", with the names of the state_dict of {model}")
         return
     if names != [""]:
         given = "no --model" if model is None else f"--model {model}"
@@ -171,8 +190,7 @@ def _copy_own(file_weights: Weights, request: ConvertRequest, tell: Tell) -> Non
     flag = "--deploy" if request.deploy else f"--model {model}" if model not in (None, file_weights.model) else None
     if flag is not None:
         raise UsageError(f"{flag}: {file_weights.path} is of {WORDS[file_weights.own]}; leave the flag out")
-    write(target, arrays)
-    tell(f"written: {target} ({target.stat().st_size / MIB:.1f} MiB), with the names of the module's state_dict")
+    _write(request, arrays, tell=tell, note=", with the names of the module's state_dict")
 
 
 def _fitted(file_weights: Weights, target_model: Expected, *, tell: Tell, warn: Tell) -> Mapping[str, Array]:

@@ -91,7 +91,10 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "checkpoint verify": (("mtrain checkpoint verify runs/digits", "read every byte"),),
     "checkpoint show": (("mtrain checkpoint show runs/digits --arrays", "names and shapes"),),
     "weights import": (("mtrain weights import yolov5s.pt --model yolov5s --to yolov5s.safetensors", ""),),
-    "weights export": (("mtrain weights export runs/digits --to digits.pt", "for the original project"),),
+    "weights export": (
+        ("mtrain weights export runs/digits --to digits.pt", "for the original project"),
+        ("mtrain weights export runs/digits --format dcp --to digits", "for torch.distributed.checkpoint"),
+    ),
     "weights show": (("mtrain weights show yolov5s.pt", "nothing in the file is executed"),),
     "doctor": (("mtrain doctor --quick", "this host, without the all-reduce of each backend"),),
     "completion": (("mtrain completion bash >> ~/.bashrc", "complete commands, flags and keys with the tab key"),),

@@ -1,6 +1,7 @@
 """``mtrain weights``: import weights from other programs, export weights for them, and show the content of a file."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -31,7 +32,10 @@ def weights() -> None:
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, force: bool) -> None:
-    """Read FILE (.pdparams, .pt, .pth, .safetensors, a checkpoint or run) and write it under the names used here."""
+    """Read FILE and write it under the names used here.
+
+    FILE is a .pdparams, .pt, .pth or .safetensors, a folder of torch.distributed.checkpoint, a checkpoint or a run.
+    """
     from mtrain.api.weights import ConvertRequest, import_weights
 
     request = ConvertRequest(file=file, model=model, target=target, options=options, force=force)
@@ -51,6 +55,12 @@ def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, f
     metavar="OUT",
     help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch; of a language model OUT, a folder for transformers.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["dcp"]),
+    help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads. Not given: by the ending of OUT.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")
 @click.option(
@@ -64,7 +74,15 @@ def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, f
     help="Weights of a folder that are larger are divided among several files with an index.",
 )
 def export(  # noqa: PLR0913 - the flags of the command
-    file: Path, model: str | None, target: Path, *, force: bool, deploy: bool, merge: bool, max_file_gb: float
+    file: Path,
+    model: str | None,
+    target: Path,
+    form: Literal["dcp"] | None,
+    *,
+    force: bool,
+    deploy: bool,
+    merge: bool,
+    max_file_gb: float,
 ) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program.
 
@@ -73,7 +91,14 @@ def export(  # noqa: PLR0913 - the flags of the command
     from mtrain.api.weights import ConvertRequest, convert
 
     request = ConvertRequest(
-        file=file, model=model, target=target, force=force, deploy=deploy, merge=merge, max_file_gb=max_file_gb
+        file=file,
+        model=model,
+        target=target,
+        form=form,
+        force=force,
+        deploy=deploy,
+        merge=merge,
+        max_file_gb=max_file_gb,
     )
     convert(request, tell=terminal.say, warn=_warn)
 

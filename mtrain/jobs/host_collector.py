@@ -19,6 +19,10 @@ JOB = {
     "learning_rate": ("learning_rate", "Learning rate of the last parameter group"),
     "gradient_norm": ("gradient_norm", "Norm of the gradient before clipping"),
     "samples_per_second": ("samples_per_second", "Training samples per second, over all ranks"),
+    "mfu": (
+        "mfu",
+        "Share of the devices' peak that the last update's floating-point operations took, 0 to 1; where it is known",
+    ),
     "update_seconds": ("update_seconds", "Seconds that the last update has taken"),
     "data_wait_share": ("data_wait_share", "Share of the last update spent waiting for data, as mean over all ranks"),
     "skipped_updates": ("skipped_updates", "Updates that were skipped because their gradient was not finite"),

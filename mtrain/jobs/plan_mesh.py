@@ -53,11 +53,14 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     if mesh is None:
         return {}
     said = {"mesh": layout_words(mesh)}
-    found = estimates(loaded, mesh, size=size, on_cpu=on_cpu)
-    if found is None:
+    arrays = _arrays(loaded, mesh, size=size)
+    if arrays is None:
         return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
+    micro, passes = micro_batch(loaded.spec, size=size)
+    found = _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
     return {
         **said,
+        **_operations_words(arrays["operations"], micro=micro, batch=micro * passes * mesh.data_size),
         "memory per rank": _by_stage([_memory_words(each) for each in found]),
         "sent per update": _by_stage([_sent_words(each) for each in found]),
     }
@@ -69,6 +72,14 @@ def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Es
     Raises:
         SpecError: The model's layers cannot be shared as the spec says.
     """
+    arrays = _arrays(loaded, mesh, size=size)
+    return None if arrays is None else _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
+
+
+def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | None:
+    """Return what ``mtrain.backends._fsdp.estimate`` answers about a model, or None."""
+    if loaded.script is not None:
+        return None
     spec = loaded.spec
     micro, passes = micro_batch(spec, size=size)
     question = {
@@ -83,9 +94,10 @@ def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Es
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "python": spec.backend.python,
     }
-    arrays = None if loaded.script is not None else loaded.job.backend.mesh_arrays(question)
-    if arrays is None:
-        return None
+    return loaded.job.backend.mesh_arrays(question)
+
+
+def _estimates(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> list[Estimate]:
     if mesh.pipeline == 1:
         return [estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)]
     return [_of_stage(spec, mesh, arrays, stage, size=size, on_cpu=on_cpu) for stage in range(mesh.pipeline)]
@@ -121,6 +133,13 @@ def _by_stage(words: Sequence[str]) -> str:
         first, *others = [number for number, _ in group]
         said.append(f"stages {first}-{others[-1]}: {text}" if others else f"stage {first}: {text}")
     return "; ".join(said)
+
+
+def _operations_words(of_micro_batch: int | None, *, micro: int, batch: int) -> dict[str, str]:
+    """Return the row on the operations of an update of ``batch`` samples, from those of ``micro``; empty where it is not known."""
+    if of_micro_batch is None:
+        return {}
+    return {"operations per update": f"{of_micro_batch * batch / micro / 1e12:,.4g} TFLOP, of the whole job"}
 
 
 def layout_words(mesh: Mesh) -> str:

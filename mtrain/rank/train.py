@@ -27,6 +27,7 @@ from mtrain.rank.inspection import Inspection
 from mtrain.rank.profiling import Profile
 from mtrain.rank.records import log_to_stderr, report_weights, reporter
 from mtrain.rank.tracing import Tracing
+from mtrain.rank.utilisation import Utilisation, peak_of
 from mtrain.rank.training_records import TrainingRecords
 from mtrain.spec.disclosure import without_places
 from mtrain.spec.resolved import Resolved
@@ -121,6 +122,8 @@ class TrainingRun:
         self.records = TrainingRecords(job.spec, run_folder, job.session, self.report, saved)
         self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._profile = Profile(job.session, job.spec.report.profile, run_folder)
+        peak = peak_of(job.spec, precision=job.recipe.precision, device=job.session.device)
+        self._utilisation = Utilisation(job.session, job.plugin, job.task, peak_tflops=peak)
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
         self._save_request = process.SaveRequest()
@@ -267,7 +270,7 @@ class TrainingRun:
     def updated(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         unit = in_unit(record, self._data.unit()) or ({"unit": "samples"} if self.job.plugin.native else {})
-        self.records.updated({**record, **unit, **self._tracing.updated(record)})
+        self.records.updated({**record, **unit, **self._utilisation.of(record), **self._tracing.updated(record)})
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; every rank must call."""

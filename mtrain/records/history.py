@@ -148,7 +148,15 @@ def pace_of(record: Record) -> tuple[Any, str]:
     return record.get(f"{unit}_per_second", record.get("samples_per_second")), unit
 
 
-NUMBERS = ("momentum", "gradient_norm", "samples_per_second", "data_wait_share", "memory_bytes", "skipped_updates")
+NUMBERS = (
+    "momentum",
+    "gradient_norm",
+    "samples_per_second",
+    "mfu",
+    "data_wait_share",
+    "memory_bytes",
+    "skipped_updates",
+)
 """Numbers in the record of an update that have a curve, beside losses and learning rate."""
 
 

@@ -23,6 +23,7 @@ UPDATE_KEYS = (
     "losses",
     "gradient_norm",
     "samples_per_second",
+    "mfu",
     "skipped_updates",
     "total_updates",
     "update_seconds",

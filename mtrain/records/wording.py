@@ -45,6 +45,8 @@ def speed(record: Record) -> str:
     """Word the images (``unit`` of the record) per second and the share of time spent waiting for data."""
     share, (pace, unit) = record.get("data_wait_share"), pace_of(record)
     parts = [f"{pace:.0f} {unit}/s" if pace >= 10 else f"{pace:.1f} {unit}/s"] if isinstance(pace, int | float) else []
+    mfu = record.get("mfu")
+    parts += [f"{100 * mfu:.1f}% MFU"] if isinstance(mfu, int | float) else []
     parts += [f"waiting for data {100 * share:.0f}%"] if isinstance(share, int | float) else []
     return "  ".join(parts)
 

@@ -331,6 +331,12 @@ class ReportSpec(Section):
         description="the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder, "
         "for example [10, 12]; null: none",
     )
+    peak_tflops: float | None = Field(
+        default=None,
+        gt=0,
+        description="floating-point operations per second of one device at the precision of training, in 10^12, for the "
+        "utilisation (MFU) of language models; null: the published one for bf16 on an A100, H100 or H200, else none is shown",
+    )
     metrics_port: Port | None = Field(
         default=None,
         description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",

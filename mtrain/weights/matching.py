@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights
 
 _SHOWN = 4
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,7 @@ def match(
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    arrays, prefix = _placed(_renamed(neutral_names(file.arrays), required, published), required)
+    arrays, prefix = placed(_renamed(neutral_names(file.arrays), required, published), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -217,15 +219,25 @@ def _now(name: str, published: Published) -> str:
     return name
 
 
-def _placed(arrays: dict[str, Array], required: Mapping[str, EntryType]) -> tuple[dict[str, Array], str]:
+def placed(arrays: Mapping[str, T], required: Collection[str]) -> tuple[dict[str, T], str]:
     """Return ``arrays`` with the prefix under which most names match, and that prefix.
 
-    A file may contain only a part of the model, such as the backbone.
+    A file may contain only a part of the model, such as the backbone. Or its names may all begin with the attribute of a class
+    around the model, which is removed where more names match without it.
     """
     prefixes = ["", *dict.fromkeys(name.partition(".")[0] + "." for name in required if "." in name)]
     match_counts = Counter({prefix: sum(prefix + name in required for name in arrays) for prefix in prefixes})
     best = max(prefixes, key=lambda prefix: match_counts[prefix])
+    outer = _shared_start(arrays)
+    if outer and sum(name.removeprefix(outer) in required for name in arrays) > match_counts[best]:
+        return {name.removeprefix(outer): array for name, array in arrays.items()}, ""
     return {best + name: array for name, array in arrays.items()}, best
+
+
+def _shared_start(names: Collection[str]) -> str:
+    """Return the first part of all names with its dot; empty if they have different ones."""
+    starts = {name.partition(".")[0] + "." for name in names}
+    return starts.pop() if len(starts) == 1 and all("." in name for name in names) else ""
 
 
 def _as_here(arrays: Mapping[str, Array], required: Mapping[str, EntryType]) -> bool:

@@ -11,7 +11,7 @@ from mtrain.spec import plugins
 from mtrain.spec.references import is_reference
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
-from mtrain.weights.matching import EntryType, Match, match, refuse_folded, refuse_nothing
+from mtrain.weights.matching import EntryType, Match, match, placed, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
@@ -190,6 +190,6 @@ def _expected(
 ) -> Expected | None:
     if one is None or two is None:
         return None
-    classes = classes_in(shapes, one, two)
+    classes = classes_in(placed(shapes, one)[0], one, two)
     state = {name: one[name].scaled(two[name], classes or 1) for name in one}
     return Expected(model=model, classes=classes, state=state, published=published)

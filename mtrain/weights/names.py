@@ -16,6 +16,8 @@ from mtrain.weights.reading import Layout
 
 _FROM_PADDLE = {"_mean": "running_mean", "_variance": "running_var"}
 _TO_PADDLE = {neutral: paddle for paddle, neutral in _FROM_PADDLE.items()}
+_COMPILED = "_orig_mod."
+"""What ``torch.compile`` puts into the names of a module's arrays."""
 COUNTER = "num_batches_tracked"
 """Last part of the names of BatchNorm's counters."""
 
@@ -26,13 +28,19 @@ def _with_leaf(name: str, leaves: Mapping[str, str]) -> str:
 
 
 def neutral_names(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return ``arrays`` under neutral names, whichever framework named them; a ``module.`` before all names is removed.
+    """Return ``arrays`` under neutral names, whichever framework named them.
+
+    A ``module.`` before all names is removed, and ``_orig_mod.``, which a compiled module puts into names.
 
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    wrapped = all(name.startswith("module.") for name in arrays)
-    named = {_with_leaf(name.removeprefix("module.") if wrapped else name, _FROM_PADDLE): name for name in arrays}
+    plain = {name.replace(_COMPILED, ""): name for name in arrays}
+    wrapped = all(name.startswith("module.") for name in plain)
+    named = {
+        _with_leaf(short.removeprefix("module.") if wrapped else short, _FROM_PADDLE): name
+        for short, name in plain.items()
+    }
     if len(named) != len(arrays):
         raise CheckpointError("two arrays of the file have the same meaning (running_mean and _mean, ...)")
     return {neutral: arrays[name] for neutral, name in named.items()}

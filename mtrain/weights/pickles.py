@@ -75,24 +75,36 @@ Persistent = Callable[[object], Any]
 """Turns a persistent id into a value. Raises ``Refused`` for an unknown one."""
 
 
-def load(stream: BytesIO, vocabulary: Vocabulary, *, persistent: Persistent | None = None) -> Any:
+class Key:
+    """A value that may be a key of a dictionary, where it is compared by identity."""
+
+    __slots__ = ()
+
+
+def load(
+    stream: BytesIO,
+    vocabulary: Vocabulary,
+    *,
+    persistent: Persistent | None = None,
+    max_instructions: int = MAX_INSTRUCTIONS,
+) -> Any:
     """Read the pickle at the position of ``stream`` and return its value; the stream is then positioned at its end.
 
     Time and memory are bounded by the bytes read: no instruction allocates memory by a number that the pickle merely
-    claims, none copies values that the memo can name again and again, and there are at most ``MAX_INSTRUCTIONS``.
+    claims, none copies values that the memo can name again and again, and there are at most ``max_instructions``.
 
     Raises:
         Refused: The pickle contains something that weights do not need, or is damaged.
     """
     machine = _Machine(vocabulary, persistent)
     try:
-        for _ in range(MAX_INSTRUCTIONS):
+        for _ in range(max_instructions):
             if (operation := _next_operation(stream)) is _STOP:
                 return machine.pop()
             machine.run(operation.name, _argument(operation, stream))
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise Refused(f"a damaged pickle ({type(error).__name__}: {str(error)[:120]})") from error
-    raise Refused(f"a pickle of more than {MAX_INSTRUCTIONS:,} instructions; files of weights need far fewer")
+    raise Refused(f"a pickle of more than {max_instructions:,} instructions; files of weights need far fewer")
 
 
 def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
@@ -130,7 +142,7 @@ _PUSHED = frozenset(
 """Instructions that push their argument."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _FIXED_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_KEYS = (str, float, bool, bytes, type(None))
+_KEYS = (str, float, bool, bytes, type(None), Key)
 """Types of dictionary keys, besides small integers: hashing nested or huge keys can exhaust the stack or the time."""
 
 

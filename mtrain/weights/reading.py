@@ -16,6 +16,7 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.files import open_file
+from mtrain.weights import dcp
 from mtrain.weights.arrays import MIB, check_growth, widened
 from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
@@ -24,7 +25,10 @@ from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_z
 from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, joined, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
 
-EXPECTED = "expected .safetensors, .pdparams (Paddle), .pt or .pth (torch), or a checkpoint or run folder"
+EXPECTED = (
+    "expected .safetensors, .pdparams (Paddle), .pt or .pth (torch), a folder of torch.distributed.checkpoint, or a "
+    "checkpoint or run folder"
+)
 Layout = Literal["neutral", "torch", "paddle"]
 """Conventions of names and shapes that a file may follow."""
 _PICKLE_START = b"\x80"
@@ -62,7 +66,7 @@ class Weights:
 
 
 def read(path: Path) -> Weights:
-    """Read the weights at ``path``: a file, a checkpoint folder or a run folder.
+    """Read the weights at ``path``: a file, a checkpoint folder, a run folder, or a folder of ``torch.distributed.checkpoint``.
 
     Of a checkpoint the averaged weights are read, if there are any; of a run, those of its best checkpoint, else its
     newest.
@@ -112,6 +116,11 @@ def _read_file(path: Path) -> Weights:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(error.name)}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
+    return _checked(path, weights)
+
+
+def _checked(path: Path, weights: Weights) -> Weights:
+    """Return ``weights``, but refuse names of arrays that no file of weights has."""
     if len(weights.arrays) > MAX_ENTRIES:
         raise CheckpointError(f"{path}: {len(weights.arrays)} arrays; a file of weights has at most {MAX_ENTRIES}")
     long = next((name for name in weights.arrays if len(name) > MAX_NAME), None)
@@ -234,6 +243,13 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
 
 
 def _read_folder(path: Path) -> Weights:
+    if dcp.is_folder_of_dcp(path):
+        arrays, description = dcp.read_folder(path)
+        return _checked(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
+    if (inside := dcp.newest_inside(path)) is not None:
+        raise CheckpointError(
+            f"{path}: holds folders of torch.distributed.checkpoint; give one of them, such as {inside}"
+        )
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
         runs = [candidate for candidate in (path / "checkpoints", path) if store.listed(candidate)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.weights.arrays import Leaf, PickledArray, TorchTensor, dimensions
+from mtrain.weights.dcp_pieces import SplitTensor
 from mtrain.weights.pickles import Inert, Refused
 
 PARAMETER_NAMES = "StructuredToParameterName@@"
@@ -76,7 +77,7 @@ def _filled(leaves: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
 def _leaf(item: object) -> Leaf | None:
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):  # Paddle: (name inside Paddle, array)
         item = item[1]
-    return item if isinstance(item, PickledArray | TorchTensor) else None
+    return item if isinstance(item, PickledArray | TorchTensor | SplitTensor) else None
 
 
 def _of_module(root: Inert) -> dict[str, Leaf]:

@@ -3,7 +3,7 @@
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.spec import outputs
 from mtrain.spec.suggest import closest
+from mtrain.weights.pickling import name as name_of
+from mtrain.weights.pickling import number, numbers, raw, row, text
 from mtrain.weights.reading import Layout
 from mtrain.weights.torch_files import CODES
 
@@ -64,74 +66,61 @@ def safetensors_bytes(arrays: Mapping[str, Array]) -> bytes:
     return bytes(save(dict(arrays)))
 
 
-# ------------------------------------------------------------------------------------------------- pickles, by hand
-def _text(value: str) -> bytes:
-    encoded = value.encode()
-    return b"X" + struct.pack("<I", len(encoded)) + encoded
-
-
-def _number(value: int) -> bytes:
-    if -(2**31) <= value < 2**31:
-        return b"J" + struct.pack("<i", value)
-    encoded = value.to_bytes(9, "little", signed=True)
-    return b"\x8a" + bytes([len(encoded)]) + encoded
-
-
-def _raw(value: bytes) -> bytes:
-    if len(value) < 2**32:
-        return b"B" + struct.pack("<I", len(value)) + value
-    return b"\x8e" + struct.pack("<Q", len(value)) + value
-
-
-def _tuple(*parts: bytes) -> bytes:
-    return b"(" + b"".join(parts) + b"t"
-
-
-def _global(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def _numbers(values: tuple[int, ...]) -> bytes:
-    return _tuple(*map(_number, values))
-
-
 def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
     """Return a pickle (protocol 4) of a dictionary of numpy arrays, with module names that every numpy has."""
     parts = [b"\x80\x04}("]
     for name, array in arrays.items():
         order, code = array.dtype.newbyteorder("<").str[0], array.dtype.str[1:]
         dtype = (
-            _global("numpy", "dtype") + _tuple(_text(code), b"\x89", b"\x88") + b"R"
-            + _tuple(_number(3), _text(order), b"N", b"N", b"N", _number(-1), _number(-1), _number(0)) + b"b"
+            name_of("numpy", "dtype") + row(text(code), b"\x89", b"\x88") + b"R"
+            + row(number(3), text(order), b"N", b"N", b"N", number(-1), number(-1), number(0)) + b"b"
         )  # fmt: skip
-        empty = _tuple(_global("numpy", "ndarray"), _numbers((0,)), _raw(b"b"))
-        reconstructed = _global("numpy.core.multiarray", "_reconstruct") + empty + b"R"
+        empty = row(name_of("numpy", "ndarray"), numbers((0,)), raw(b"b"))
+        reconstructed = name_of("numpy.core.multiarray", "_reconstruct") + empty + b"R"
         content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        state = _tuple(_number(1), _numbers(array.shape), dtype, b"\x89", _raw(content))
-        parts.append(_text(name) + reconstructed + state + b"b")
+        state = row(number(1), numbers(array.shape), dtype, b"\x89", raw(content))
+        parts.append(text(name) + reconstructed + state + b"b")
     return b"".join([*parts, b"u."])
 
 
 def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
     """Return a zip archive, as of ``torch.save``, of an ordered dictionary of tensors with one storage each."""
-    parts = [b"\x80\x02", _global("collections", "OrderedDict"), b")R("]
-    storages = []
+    parts = [name_of("collections", "OrderedDict"), b")R("]
     for key, (name, array) in enumerate(arrays.items()):
-        kind = _TORCH_STORAGES.get(array.dtype.newbyteorder("<"))
-        if kind is None:
-            raise CheckpointError(f"{name}: numbers of type {array.dtype} have no counterpart in torch")
-        storages.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        identity = _tuple(_text("storage"), _global("torch", kind), _text(str(key)), _text("cpu"), _number(array.size))
-        strides = tuple(step // array.itemsize for step in array.strides)
-        hooks = _global("collections", "OrderedDict") + b")R"
-        arguments = _tuple(identity + b"Q", _number(0), _numbers(array.shape), _numbers(strides), b"\x89", hooks)
-        parts.append(_text(name) + _global("torch._utils", "_rebuild_tensor_v2") + arguments + b"R")
+        parts += [text(name), _tensor(name, array, key=key)]
+    return _archived(b"".join([*parts, b"u"]), list(arrays.values()))
+
+
+def tensor_bytes(name: str, array: Array) -> bytes:
+    """Return a zip archive, as of ``torch.save``, of one tensor; ``name`` is for messages."""
+    whole = np.asarray(array, order="C")
+    return _archived(_tensor(name, whole, key=0), [whole])
+
+
+def _tensor(name: str, array: Array, *, key: int) -> bytes:
+    """Return the instructions for a tensor, whose numbers are the storage ``key`` of the archive.
+
+    Raises:
+        CheckpointError: torch has no such type.
+    """
+    kind = _TORCH_STORAGES.get(array.dtype.newbyteorder("<"))
+    if kind is None:
+        raise CheckpointError(f"{name}: numbers of type {array.dtype} have no counterpart in torch")
+    identity = row(text("storage"), name_of("torch", kind), text(str(key)), text("cpu"), number(array.size))
+    strides = tuple(step // array.itemsize for step in array.strides)
+    hooks = name_of("collections", "OrderedDict") + b")R"
+    arguments = row(identity + b"Q", number(0), numbers(array.shape), numbers(strides), b"\x89", hooks)
+    return name_of("torch._utils", "_rebuild_tensor_v2") + arguments + b"R"
+
+
+def _archived(value: bytes, storages: Sequence[Array]) -> bytes:
+    """Return the archive of a pickled value and the numbers of its storages."""
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "data.pkl", b"".join([*parts, b"u."]))
+        _add(archive, "data.pkl", b"\x80\x02" + value + b".")
         _add(archive, "byteorder", b"little")
-        for key, content in enumerate(storages):
-            _add(archive, f"data/{key}", content)
+        for key, array in enumerate(storages):
+            _add(archive, f"data/{key}", array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         _add(archive, "version", b"3\n")
     return buffer.getvalue()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import activations, fullest, vocabulary
+from mtrain.backends._fsdp import activations, flops, fullest, vocabulary
 from mtrain.backends._fsdp.sequence import blocks
 from mtrain.backends._fsdp.stage_memory import StageMemory, of_stage, staged
 from mtrain.backends._fsdp.stages import Division, divide
@@ -48,16 +48,19 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     mesh = Mesh(**question["mesh"])
     plan = whole_plan(model, mesh) if mesh.tensor > 1 else {}
     batch = plugin.blank_batch(task, rows=question["rows"])
+    operations = None if batch is None else flops.of_micro_batch(model, batch)
     if mesh.pipeline > 1:
         found = _in_stages(model, plan, mesh, device=question["device"])
-        return None if found is None else {**found, **_memory_of_stages(build, batch, plan, mesh, question)}
+        memory = None if found is None else _memory_of_stages(build, batch, plan, mesh, question)
+        return None if found is None or memory is None else {**found, **memory, "operations": operations}
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
         [name, list(parameter.shape), _is_cut(name, plan), parameter.requires_grad, unit_of.get(id(parameter), "")]
         for name, parameter in model.named_parameters()
     ]
-    found = {"arrays": arrays, "sent_per_token": _sent_per_token(model, plan, mesh, device=question["device"])}
+    sent = _sent_per_token(model, plan, mesh, device=question["device"])
+    found = {"arrays": arrays, "sent_per_token": sent, "operations": operations}
     kept = None if batch is None else activations.kept_bytes(model, batch, plan, mesh)
     if batch is None or kept is None:
         return {**found, "activations": None, "most": None}

@@ -34,12 +34,14 @@ from mtrain.core.interfaces import (
     Batch,
     Capabilities,
     HostBatch,
+    Model,
     Narrow,
     Part,
     RankSession,
     Recipe,
     State,
     StateStream,
+    Task,
 )
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.interfaces.program import Program
@@ -107,6 +109,7 @@ class TorchEngine(RankSession):
             seed=partial(device.seed, self.target),
             time_waits=self.time_waits,
             profile=self.profile,
+            operations=self.operations,
             stream=self.stream,
             export=self.export,
             own_order=self._takes_own_order,
@@ -340,6 +343,12 @@ class TorchEngine(RankSession):
         """See ``Capabilities.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
+
+    def operations(self, plugin: Model, task: Task, rows: int) -> int | None:
+        """See ``Capabilities.operations``."""
+        from mtrain.backends._fsdp import flops  # which few jobs need
+
+        return flops.of_plugin(plugin, task, rows)
 
     def profile(self, file: Path) -> AbstractContextManager[None]:
         """See ``Capabilities.profile``."""

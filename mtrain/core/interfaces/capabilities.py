@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from mtrain.core.interfaces.model import Model, Task
 from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.state import StateStream
 from mtrain.core.interfaces.tensors import Array, Module
@@ -21,6 +22,10 @@ Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program
 It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
 names of the program's outputs, in order.
 """
+
+
+Operations: TypeAlias = Callable[[Model, Task, int], int | None]
+"""Returns the operations of (plugin of the model, task, number of samples)."""
 
 
 class StreamState(Protocol):
@@ -59,6 +64,9 @@ class Capabilities:
     profile: Callable[[Path], AbstractContextManager[None]] | None = None
     """Records what this rank and its device compute within the context, and then writes it into a file, in the format of
     Chrome's traces. None: the session records no profile."""
+    operations: Operations | None = None
+    """Counts the floating-point operations of so many samples, forward and backward; None, as is its result for a model that it
+    cannot count: not known."""
     own_order: bool = False
     """Whether ``Recipe.own_order`` can be followed, and so more than one model trained."""
     follow: Follow | None = None

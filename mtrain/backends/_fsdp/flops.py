@@ -1,0 +1,67 @@
+"""Count the floating-point operations of a micro batch on a language model without values, forward and backward.
+
+torch's counter adds up matrix products; a product of (n, k) and (k, m) takes 2 n k m. Attention is counted as if each token saw
+all tokens of its row, whatever its kernel leaves out, and what ``train.recompute`` computes again is not counted: the model's
+operations of Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), by which utilisations are compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtrain.backends._fsdp.internals import exchange_attention
+from mtrain.core import likelihoods
+from mtrain.core.interfaces import Model, Task
+
+ATTENTION = "mtrain_operations"
+"""Name of the attention in plain matrix products among transformers' implementations."""
+
+
+def of_plugin(plugin: Model, task: Task, rows: int) -> int | None:
+    """Return the operations of ``rows`` samples; None: they are not known for this model."""
+    with torch.device("meta"):
+        model = plugin.without_values(task)
+    batch = plugin.blank_batch(task, rows=rows)
+    return None if model is None or batch is None else of_micro_batch(model, batch)
+
+
+def of_micro_batch(model: nn.Module, batch: Mapping[str, tuple[tuple[int, ...], str]]) -> int | None:
+    """Return the operations of a forward and a backward pass; None: the model cannot be computed so.
+
+    ``model`` has no values, and is as before afterwards.
+    """
+    if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
+        return None
+    _register()
+    config = cast(Any, model).config
+    former = exchange_attention(config, ATTENTION)
+    inputs = {
+        name: torch.empty(shape, dtype=getattr(torch, kind), device="meta") for name, (shape, kind) in batch.items()
+    }
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(inputs)["total"].backward()
+    except (RuntimeError, NotImplementedError, ValueError):  # a model that looks at values, which are not there
+        return None
+    finally:
+        exchange_attention(config, former)
+        model.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops())
+
+
+def _register() -> None:
+    """Add attention in plain matrix products, without a mask, to transformers' implementations."""
+    from transformers import AttentionInterface
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **options: Any
+    ) -> tuple[Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+        shares = torch.softmax(query @ keys.transpose(2, 3), dim=-1)
+        return (shares @ values).transpose(1, 2), None
+
+    cast(Any, AttentionInterface).register(ATTENTION, attend)

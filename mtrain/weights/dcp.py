@@ -1,0 +1,187 @@
+"""Read folders of ``torch.distributed.checkpoint`` (DCP) without torch: their description as data, then array after array.
+
+A folder holds ``.metadata``, a pickle with the shape of each array and the place of each of its pieces, and files such as
+``__0_0.distcp``, in which each piece is a zip archive as of ``torch.save``. torch's own reader would unpickle the description, and
+neither the process that starts a job nor a rank on Paddle has torch.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.interfaces import Array
+from mtrain.errors import CheckpointError
+from mtrain.spec.files import read_bytes
+from mtrain.weights.arrays import check_growth
+from mtrain.weights.dcp_names import DescriptionVocabulary, Index, Properties
+from mtrain.weights.dcp_pieces import Piece, SplitTensor
+from mtrain.weights.pickles import Inert, Refused, load
+from mtrain.weights.trees import MAX_ENTRIES, weights_of
+
+DESCRIPTION = ".metadata"
+"""File that describes the others; it is written last."""
+PIECES = "*.distcp"
+_MAX_DESCRIPTION_BYTES = 256 << 20
+_MAX_INSTRUCTIONS = 20_000_000
+"""Largest number of instructions in the description; a piece of an array on one rank needs some 60."""
+_WRAPPERS = ("ema", "state_dict", "model")
+"""Keys of a state, one of which holds the weights; see ``trees``."""
+_OF_OPTIMIZER = ("optimizer", "optimizers", "optim", "optims")
+_MAX_DEPTH = 8
+"""Largest number of dictionaries in each other that are opened."""
+
+
+def is_folder_of_dcp(path: Path) -> bool:
+    """Return whether ``path`` is such a folder, perhaps one whose description is missing."""
+    return path.is_dir() and ((path / DESCRIPTION).is_file() or any(path.glob(PIECES)))
+
+
+def newest_inside(path: Path) -> Path | None:
+    """Return the folder of DCP in ``path`` that was written last; programs write one for each of several updates."""
+    found = [file.parent for file in path.glob(f"*/{DESCRIPTION}") if file.is_file()]
+    return max(found, key=lambda folder: (folder / DESCRIPTION).stat().st_mtime_ns, default=None)
+
+
+def read_folder(path: Path) -> tuple[dict[str, Array], str]:
+    """Return the weights in a folder of DCP by name, and a description of it. Other arrays, such as moments, are not read.
+
+    An array is put together from its pieces, one piece in memory at a time.
+
+    Raises:
+        CheckpointError: The folder is damaged or incomplete, its description has names that are not torch's own, or it holds no
+            weights.
+    """
+    try:
+        described = _described(path)
+        tensors = dict(_tensors(path, described))
+        leaves, where = weights_of(_weights_in(_tree(tensors, described.get("planner_data"))))
+        chosen = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, SplitTensor)}
+        _check_files(path, chosen.values())
+        file_bytes = sum(file.stat().st_size for file in path.glob(PIECES))
+        check_growth(chosen.values(), file_bytes=file_bytes)
+        arrays = {name: leaf.array() for name, leaf in chosen.items()}
+    except Refused as error:
+        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, OverflowError, TypeError) as error:  # shapes and lengths that no array can have
+        raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
+    others = len(tensors) - len(chosen)
+    left_out = f"; {others} further arrays (of the optimizer, ...) left out" if others else ""
+    return arrays, f"torch.distributed.checkpoint, {where}{left_out}"
+
+
+def _described(path: Path) -> Mapping[str, Any]:
+    """Return the fields of the description."""
+    file = path / DESCRIPTION
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path}: {PIECES} without {DESCRIPTION}, which is written last: the save was not finished, or the copy lacks it; "
+            f"copy hidden files too, as with `cp -r {shlex.quote(path.name)} TARGET`, or give an earlier folder"
+        )
+    value = load(
+        BytesIO(read_bytes(file, limit=_MAX_DESCRIPTION_BYTES)),
+        DescriptionVocabulary(),
+        max_instructions=_MAX_INSTRUCTIONS,
+    )
+    if not isinstance(value, Inert) or value.kind.name != "Metadata":
+        raise Refused(f"a {DESCRIPTION} that is no description of torch.distributed.checkpoint")
+    return value.state
+
+
+def _tensors(path: Path, described: Mapping[str, Any]) -> Iterator[tuple[str, SplitTensor]]:
+    """Yield each array with its key."""
+    entries, places = described.get("state_dict_metadata"), described.get("storage_data")
+    if not isinstance(entries, dict) or not isinstance(places, dict):
+        raise Refused(f"a {DESCRIPTION} without arrays or without their places")
+    if len(entries) > MAX_ENTRIES:
+        raise Refused(f"a {DESCRIPTION} of {len(entries)} entries; at most {MAX_ENTRIES}")
+    place_of = {(index.key, index.offset): place for index, place in places.items() if isinstance(index, Index)}
+    for key, entry in entries.items():
+        if isinstance(key, str) and isinstance(entry, Inert) and entry.kind.name == "TensorStorageMetadata":
+            yield key, _tensor(path, key, entry.state, place_of)
+
+
+def _tensor(path: Path, key: str, entry: Mapping[str, Any], place_of: Mapping[Any, Any]) -> SplitTensor:
+    properties, shape, chunks = entry.get("properties"), entry.get("size"), entry.get("chunks")
+    if not isinstance(properties, Properties) or not isinstance(shape, tuple) or not isinstance(chunks, list):
+        raise Refused(f"{key[:80]}: an array without type, shape or pieces")
+    pieces = []
+    for chunk in chunks:
+        state = chunk.state if isinstance(chunk, Inert) else {}
+        offsets, sizes = state.get("offsets"), state.get("sizes")
+        if not isinstance(offsets, tuple) or not isinstance(sizes, tuple):
+            raise Refused(f"{key[:80]}: a piece without place or size")
+        if 0 in sizes:  # a rank that has nothing of a short array
+            continue
+        pieces.append(_piece(path, key, offsets, sizes, place_of.get((key, offsets))))
+    return SplitTensor(key=key, shape=shape, dtype=properties.dtype, pieces=pieces)
+
+
+def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...], place: object) -> Piece:
+    state = place.state if isinstance(place, Inert) else {}
+    name, start, length = state.get("relative_path"), state.get("offset"), state.get("length")
+    if not isinstance(name, str) or type(start) is not int or type(length) is not int or start < 0 or length < 0:
+        raise Refused(f"{key[:80]}: a piece of which {DESCRIPTION} does not say where it lies")
+    if Path(name).name != name or name == ".." or not name.isprintable():
+        raise Refused(f"the file {ascii(name)[:80]}, which is not in the folder itself")
+    if state.get("transform_descriptors"):
+        raise Refused(f"{key[:80]}: compressed or encrypted by an extension; save without one")
+    return Piece(file=path / name, start=start, length=length, offsets=offsets, sizes=sizes)
+
+
+def _check_files(path: Path, tensors: Any) -> None:
+    """Refuse a folder in which a file is missing or too short, before anything is read."""
+    ends: dict[Path, int] = {}
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            ends[piece.file] = max(ends.get(piece.file, 0), piece.start + piece.length)
+    missing = sorted(file.name for file in ends if not file.is_file())
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise CheckpointError(
+            f"{path}: {shown} missing, of {len(ends)} files with its weights; each rank writes files of its own: copy those of all"
+        )
+    for file, end in ends.items():
+        if file.stat().st_size < end:
+            raise CheckpointError(
+                f"{file}: ends too early, {file.stat().st_size} bytes of at least {end}; copy it again"
+            )
+
+
+# --------------------------------------------------------------------------------------------------- the state's nesting
+def _tree(tensors: Mapping[str, SplitTensor], paths: object) -> dict[Any, Any]:
+    """Return the arrays in the dictionaries in which they were saved; ``paths``: of each key, the keys on the way to it."""
+    root: dict[Any, Any] = {}
+    for key, tensor in tensors.items():
+        path = paths.get(key) if isinstance(paths, dict) else None
+        parts = path if isinstance(path, tuple | list) and 0 < len(path) <= _MAX_DEPTH else (key,)
+        if not all(isinstance(part, str) or type(part) is int for part in parts):
+            raise Refused(f"{key[:80]}: a key inside the state that is no text")
+        inside = root
+        for part in parts[:-1]:
+            inside = inside.setdefault(part, {})
+            if not isinstance(inside, dict):
+                raise Refused(f"{key[:80]}: inside of an array")
+        if parts[-1] in inside:
+            raise Refused(f"{key[:80]}: two arrays at one place")
+        inside[parts[-1]] = tensor
+    return root
+
+
+def _weights_in(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the dictionary that holds the weights or a known wrapper of them: ``{"app": {"model": ...}}`` has one inside.
+
+    Without paths the keys of an optimizer are whole names, which are left out.
+    """
+    for _ in range(_MAX_DEPTH):
+        if any(isinstance(value, SplitTensor) for value in tree.values()) or any(key in tree for key in _WRAPPERS):
+            break
+        inner = [value for key, value in tree.items() if isinstance(value, dict) and key not in _OF_OPTIMIZER]
+        if len(inner) != 1:
+            break
+        tree = inner[0]
+    starts = tuple(f"{name}." for name in _OF_OPTIMIZER)
+    return {key: value for key, value in tree.items() if not (isinstance(key, str) and key.startswith(starts))}
