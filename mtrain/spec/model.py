@@ -331,6 +331,11 @@ class ReportSpec(Section):
         description="the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder, "
         "for example [10, 12]; null: none",
     )
+    log_mb: Positive | None = Field(
+        default=64,
+        description="largest size of the log of a rank or of a starter, in units of 2^20 bytes: of a longer one, the first quarter "
+        "and the newest lines are kept; null: logs are kept whole",
+    )
     metrics_port: Port | None = Field(
         default=None,
         description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",

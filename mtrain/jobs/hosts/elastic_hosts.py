@@ -35,7 +35,7 @@ SETTLE_S = 2.0
 """Seconds in which hosts that come together cause one new start of the job."""
 CHECK_S = 10.0
 """Seconds for which a job that starts again waits, beyond ``rejoin_s``, for a host that has come and is being checked; and for
-which hosts that fit wait for others that are being checked, while the job runs."""
+which hosts that fit wait for others that come or are being checked, while the job runs."""
 LEFT_S = 120.0
 """Seconds after which a host that was asked to end is fetched again, where this process starts its agent; twice as many
 each further time."""
@@ -201,9 +201,9 @@ class ElasticHosts(ConnectedHosts):
         """Return whether those that have come are no longer kept waiting for others, which come after them."""
         candidates = self._candidates
         now = candidates.clock()
-        if candidates.checking and now - candidates.first_fitting_since <= CHECK_S:
-            return False  # Each new start of the job costs all of its hosts some work.
-        return now - candidates.fitting_since > SETTLE_S
+        # Each new start of the job costs all of its hosts some work, but hosts may come one after the other without end.
+        are_all = not candidates.checking and now - candidates.fitting_since > SETTLE_S
+        return are_all or now - candidates.first_fitting_since > CHECK_S
 
     def _prepare(self, member: Member) -> None:
         """Prepare a host that has come. A former agent there may need some time to let the run folder go."""
