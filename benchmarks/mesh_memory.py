@@ -90,7 +90,9 @@ def main() -> None:
                 freed = ["-o", f"backend.options.keep_memory={value}"]
                 found = needed(folder, f"large-{number}-{said}", [*arguments, *freed])
                 found -= needed(folder, f"small-{number}-{said}", [*small, *freed])
-                print(f"| {model} | {mesh} | {planned:.0f} | {said} | {found:.0f} | {found / planned:.2f} |", flush=True)
+                print(
+                    f"| {model} | {mesh} | {planned:.0f} | {said} | {found:.0f} | {found / planned:.2f} |", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale elastic|back|ssh|slurm|order|shards|boxes|shared|evaluation|update|checkpoint|updates|runs|day [--out scale]
+    python -m benchmarks.scale elastic|back|ssh|slurm|order|shards|boxes|shared|evaluation [--out scale]
+    python -m benchmarks.scale update|checkpoint|updates|runs|logs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
 
 ``hosts``, ``elastic``, ``back`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
@@ -19,7 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import day, evaluation, hosts, parameters, picture, records, samples, slurm_nodes, tar_shards
+from benchmarks.growth import (
+    day,
+    evaluation,
+    hosts,
+    logs,
+    parameters,
+    picture,
+    records,
+    samples,
+    slurm_nodes,
+    tar_shards,
+)
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "images" / "how-cost-grows"
@@ -37,6 +49,7 @@ AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "evaluation": ("evaluation", [(size,) for size in evaluation.IMAGE_SIZES], "images"),
     "updates": ("records", [(size,) for size in records.UPDATE_SIZES], "updates"),
     "runs": ("records", [(size,) for size in records.RUN_SIZES], "runs"),
+    "logs": ("logs", [(size,) for size in logs.SIZES], "printed_mb"),
     "day": ("day", [(size,) for size in day.SIZES], "updates"),
     "update": ("parameters", parameters.UPDATE_SIZES, "arrays"),
     "checkpoint": ("parameters", parameters.CHECKPOINT_SIZES, "parameters"),

@@ -18,9 +18,8 @@ from tests.cluster.jobs import prepare
 from tests.cluster.lab import wait_for
 from tests.cluster.slurm_lab import FIRST, SlurmLab
 
-SIZES = (3, 16, 48)
-"""Not 32, the most nodes of which each tests every other: the kernel's table of neighbours, of 1,024 for all of them, is too
-small."""
+SIZES = (3, 16, 32, 48, 64)
+"""Up to 32, every node tests every other."""
 COUNTED = ("sbatch", "scontrol", "squeue", "scancel", "sacct", "srun")
 WRAPPER = """#!/bin/sh
 echo {name} >> {calls}

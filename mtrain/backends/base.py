@@ -31,7 +31,9 @@ class DeviceOptions(BaseModel):
         description="read norm, losses and requests to end one update later, so that no update waits for its device; auto: "
         "on CUDA",
     )
-    keep_memory: bool = Field(default=True, description="CPU: freed memory is kept for the next update; false: returned, slower (glibc)")
+    keep_memory: bool = Field(
+        default=True, description="CPU: freed memory is kept for the next update; false: returned, slower (glibc)"
+    )
 
 
 class Check(Protocol):

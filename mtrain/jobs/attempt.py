@@ -142,6 +142,8 @@ class Attempt:
             "restarts": self.restarts,
             "silence_s": self.limits.silence_s,
             "failure_s": self.limits.settle_s + self.limits.ending_s,
+            "log_bytes": self.plan.log_bytes,
+            "launcher_logs": self.plan.launcher.own_logs(command),
         }
 
     def _open(self) -> Sequence[int]:

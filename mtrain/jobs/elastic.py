@@ -111,6 +111,22 @@ def _ranks(own: Sequence[int], *, shards: int) -> list[int]:
     return counts
 
 
+def _of_each_number(ranks: Sequence[int]) -> dict[int, int]:
+    """Return the ranks of the first host with each number of them, and of the second host, by place; without hosts that have none.
+
+    The second host is there so that a launcher that starts one host only sees that there are several.
+    """
+    first_with = {number: place for place, number in reversed(list(enumerate(ranks)))}
+    return {place: ranks[place] for place in sorted({*first_with.values(), min(1, len(ranks) - 1)}) if ranks[place]}
+
+
+def _of_equal_hosts(count: int, shards: int) -> dict[int, int]:
+    """Return ``_of_each_number`` of so many hosts of which all have the same own number of ranks, in a few steps."""
+    each, more = divmod(shards, count)
+    places = sorted({0, more, min(1, count - 1)})
+    return {place: ranks for place in places if (ranks := each + (place < more))}
+
+
 def check_every_number(
     hosts: Sequence[Host], *, fewest: int, shards: int, plan: Callable[[Sequence[Host]], object]
 ) -> None:
@@ -129,17 +145,15 @@ def check_every_number(
         SpecError: the launcher refuses some number of hosts; the message says which.
     """
     own, seen = [host.slots for host in hosts], set[tuple[int, ...]]()
+    are_alike = len(set(own)) == 1
     for count in range(len(hosts), fewest - 1, -1):
-        ranks = _ranks(own[:count], shards=shards)
-        first_with = {number: place for place, number in reversed(list(enumerate(ranks))) if number}
-        # One more, so that a launcher that starts one host only sees that there are several.
-        chosen = sorted({*first_with.values(), *([1] if count > 1 and ranks[1] else [])})
-        asked = tuple(ranks[place] for place in chosen)
+        chosen = _of_equal_hosts(count, shards) if are_alike else _of_each_number(_ranks(own[:count], shards=shards))
+        asked = tuple(chosen.values())
         if asked in seen:
             continue
         seen.add(asked)
         try:
-            plan([replace(hosts[place], slots=ranks[place]) for place in chosen])
+            plan([replace(hosts[place], slots=ranks) for place, ranks in chosen.items()])
         except SpecError as error:
             several = [number for number in range(1, 65) if not _uneven(number * shards, fewest, len(hosts))]
             advice = f"; or give cluster.shards={several[0] * shards}" if several else ""

@@ -9,19 +9,19 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from mtrain.errors import LaunchError
 from mtrain.records.history import Tail
-from mtrain.spec.files import open_file
 from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder, warm
+from mtrain.system.log_limit import LimitedLogs, end_of
 from mtrain.system.runfolder import RunFolder
 
-LOG_CHARACTERS = 256 * 1024
-"""How many characters of the command's output are reported, counted from its end, where it names the rank that
-failed."""
+LOG_BYTES = 256 * 1024
+"""How much of the command's output is reported, counted from its end, where it names the rank that failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +46,10 @@ class Orders:
     """Seconds of silence after which the leader is lost."""
     failure_s: float
     """Seconds that the other ranks have to end by themselves after one has failed."""
+    log_bytes: int | None = None
+    """Size above which a piece of the middle of a log is left out; None: logs may grow."""
+    launcher_logs: str | None = None
+    """Folder of files that the command writes while the ranks run, as ``Launcher.own_logs`` names it."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Orders":
@@ -87,6 +91,11 @@ class HostCommand:
         self._mark = attempts.drawn(run.node)
         failures.set_aside_failures(run, ranks=self._ranks)
         self._former_sizes = runfolder.sizes(run.logs)
+        self._logs = LimitedLogs(
+            [run.starter_log, *(run.rank_log(rank) for rank in range(first, first + orders.ranks))],
+            limit_bytes=orders.log_bytes,
+            foreign=None if orders.launcher_logs is None else Path(orders.launcher_logs),
+        )
         self._tail = Tail(run.metrics)
         try:
             env = {**environment.joined(environ, orders.env), **self._mark.variables()}
@@ -108,6 +117,7 @@ class HostCommand:
             self.close()
         else:
             processes.reap(spare=self._process.pid)
+        self._limit_logs(now=has_ended)
         records = self._tail.read() if self._reads_records else ()
         events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
         events += self._new_failures()
@@ -159,6 +169,10 @@ class HostCommand:
         self._process.wait()
         processes.reap(spare=self._process.pid)
 
+    def _limit_logs(self, *, now: bool) -> None:
+        for name, cut in self._logs.look(now=now).items():
+            self._former_sizes[name] = cut.moved(self._former_sizes.get(name, 0))
+
     def _new_failures(self) -> list[dict[str, Any]]:
         events = []
         for failure in failures.read_failures(self._run, ranks=self._ranks, attempt=self._mark.attempt):
@@ -172,15 +186,12 @@ class HostCommand:
         return events
 
     def _ended(self) -> dict[str, Any]:
-        former = self._former_sizes
-        with open_file(self._run.starter_log) as file:
-            file.seek(former.get(self._run.starter_log.name, 0))
-            printed = file.read().decode(errors="replace")
+        former, starter_log = self._former_sizes, self._run.starter_log
         logs = self._run.rank_logs(self._ranks).items()
         return {
             "event": "ended",
             "status": self._process.returncode,
-            "log": printed[-LOG_CHARACTERS:],
+            "log": end_of(starter_log, start=former.get(starter_log.name, 0), limit_bytes=LOG_BYTES),
             "logs": {str(rank): diagnosis.tail(path, start=former.get(path.name, 0)) for rank, path in logs},
             "ended_here": self._killed,
             "full": disk.is_full(self._run.path),

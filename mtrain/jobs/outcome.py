@@ -193,7 +193,7 @@ class Outcome:
         )
 
     def _starter_log(self, node: int, ended: Message) -> Log:
-        text = diagnosis.starter_excerpt(str(ended["log"])[-diagnosis.LOG_CHARACTERS :])
+        text = diagnosis.starter_excerpt(str(ended["log"])[-diagnosis.LOG_BYTES :])
         return Log(place=self._place(node, self._files(node).starter_log), text=text)
 
     def _log(self, rank: int) -> Log:

@@ -49,6 +49,8 @@ class Plan:
     """With a cluster: the command it runs for each host, or the one that people type there."""
     max_restarts: int
     log_dir: Path | None
+    log_bytes: int | None = None
+    """Size above which a piece of the middle of a log is left out; None: logs may grow."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files besides those of the spec that every host needs, equal on all: what each is -> path."""
     own_code: Sequence[Reference] = ()
@@ -144,6 +146,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         brought=commands.brought_by(team.cluster, hosted_job),
         max_restarts=team.spec.cluster.max_restarts,
         log_dir=Path(team.spec.cluster.log_dir).absolute() if team.spec.cluster.log_dir else None,
+        log_bytes=None if team.spec.report.log_mb is None else team.spec.report.log_mb << 20,
         files=files_of(loaded, own_code),
         own_code=tuple(own_code.values()),
         numbers={key: reference.words for key, reference in own_code.items()}

@@ -131,6 +131,10 @@ class Fleetrun(Launcher):
         first = place.get("rank", 0) * place.get("nproc_per_node", 0)
         return sorted({(first + int(rank), int(code)) for rank, code in FAILED_RANK.findall(log)})
 
+    def own_logs(self, command: Command) -> str | None:
+        """Return Paddle's log folder: where there are GPUs, its launcher adds a line for each every five seconds."""
+        return command.argv[list(command.argv).index("--log_dir") + 1]
+
 
 def _log_folder(argv: Sequence[str]) -> str:
     """Return Paddle's log folder, inside the run folder that the ranks' arguments name."""

@@ -107,10 +107,24 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def path_problem(error: Exception) -> str:
-    """Return the message for an error that a path of this kind has raised; empty for all others."""
+    """Return the message for an error that a path has raised which no file can have, or which is closed to this user; else ""."""
+    if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes):
+        return (
+            f"{os.fsdecode(error.filename)}: {error.strerror}; change its mode and those of the folders above it, give another "
+            f"path, or be another user than {_user()}"
+        )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
         return f"{name[:100]}...: {len(name)} characters are too long for a path; give the path of a file or folder"
     if isinstance(error, ValueError) and ("null byte" in str(error) or "null character" in str(error)):
         return "a path holds a null character; give the path of a file or folder"
     return ""
+
+
+def _user() -> str:
+    import getpass  # no command without this error needs it
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return str(os.getuid())

@@ -337,6 +337,11 @@ class ReportSpec(Section):
         description="floating-point operations per second of one device at the precision of training, in 10^12, for the "
         "utilisation (MFU) of language models; null: the published one for bf16 on an A100, H100 or H200, else none is shown",
     )
+    log_mb: Positive | None = Field(
+        default=64,
+        description="largest size of the log of a rank or of a starter, in units of 2^20 bytes: of a longer one, the first quarter "
+        "and the newest lines are kept; null: logs are kept whole",
+    )
     metrics_port: Port | None = Field(
         default=None,
         description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",

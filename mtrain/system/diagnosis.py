@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import Interrupted
-from mtrain.spec.files import open_file
+from mtrain.system.log_limit import end_of
 
 CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
 """Signals that may end a rank because another rank failed first.
 
 The starter of the ranks sends SIGTERM; the watchdog of a collective aborts the rank."""
 TAIL_LINES = 20
-LOG_CHARACTERS = 64 * 1024
-"""Characters of a log that are read, counted from its end."""
+LOG_BYTES = 64 * 1024
+"""Bytes of a log that are read, counted from its end."""
 TRACEBACK = "Traceback (most recent call last):"
 HINTS = {
     signal.SIGKILL: "something outside killed it; often the kernel, for lack of memory (see `dmesg`): "
@@ -174,7 +174,7 @@ def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
 
 def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
     """Return the last lines of a log file after its byte ``start``, indented; empty if there are none."""
-    return _indented(_end_of(log, start).rstrip().splitlines()[-lines:])
+    return _indented(end_of(log, start=start, limit_bytes=LOG_BYTES).rstrip().splitlines()[-lines:])
 
 
 def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
@@ -190,15 +190,6 @@ def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
     margin = output[first].index(TRACEBACK)  # Some starters prefix each line with the name of the rank.
     ends = (i for i in range(first + 1, len(output)) if output[i][margin : margin + 1].strip())
     return _indented(line[margin:] for line in output[first : next(ends, len(output) - 1) + 1])
-
-
-def _end_of(log: Path, start: int) -> str:
-    try:
-        with open_file(log) as file:
-            file.seek(max(start, file.seek(0, 2) - LOG_CHARACTERS))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _indented(lines: Iterable[str]) -> str:

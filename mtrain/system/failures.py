@@ -1,9 +1,11 @@
 """Failures of ranks: files of a run folder that a failing rank writes and the process that started it reads."""
 
+import itertools
 import os
 import socket
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from mtrain.system.runfolder import RunFolder
 
 MAX_FAILURE_BYTES = 64 << 20
 """Largest failure file (``failures/rank-N.json``) that is read, in bytes."""
+MAX_EARLIER = 10
+"""How many failures of a rank in earlier attempts are kept: an elastic job may have any number of attempts."""
 
 
 def write_failure(
@@ -43,9 +47,15 @@ def write_failure(
 
 
 def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
-    """Rename earlier failure files of ``ranks`` (None: all), so that they do not count as failures of a new attempt."""
+    """Rename earlier failure files of ``ranks`` (None: all), so that they do not count as failures of a new attempt.
+
+    The newest one of a rank becomes ``earlier-1-rank-N.json``, the one before it ``earlier-2-rank-N.json``; the oldest goes.
+    """
     for path in _failure_files(run, ranks):
-        path.rename(path.with_name(f"earlier-{int(path.stat().st_mtime)}-{path.name}"))
+        names = [path, *(path.with_name(f"earlier-{number}-{path.name}") for number in range(1, MAX_EARLIER + 1))]
+        for newer, older in reversed(list(itertools.pairwise(names))):
+            with suppress(FileNotFoundError):
+                newer.replace(older)
 
 
 def read_failures(run: RunFolder, *, ranks: range | None = None, attempt: str | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ SHARE=${HOSTS_SHARE:-}                           # a:b:c  folders under /tmp etc
 MODE=${HOSTS_MODE:-auto}                         # auto | root | user
 HOSTSFILE=${HOSTS_HOSTSFILE:-good}               # good | debian (own name -> 127.0.1.1) | none
 HOSTS_WAIT=${HOSTS_WAIT:-30}                     # seconds to wait for a host to boot
+KNOWN=${HOSTS_KNOWN:-0}                          # each host knows the cards of hosts 1..KNOWN for good
 PRIVATE=(/tmp /var/tmp /run /dev/shm)            # replaced by an empty tmpfs on each host
 export PATH=$PATH:/usr/sbin:/sbin
 
@@ -44,6 +45,9 @@ usage: $(basename "$ME") COMMAND
   check             can this machine do it?  exit 0 yes, 77 no (and why)
 environment: HOSTS_STATE=$STATE HOSTS_SUBNET=$SUBNET HOSTS_PREFIX=$PREFIX
   HOSTS_SHARE=dir:dir (seen by all hosts though under ${PRIVATE[*]})
+  HOSTS_KNOWN=N  every host knows the cards of hosts 1..N for good. All hosts share the kernel's table of
+                 neighbours, which has room for 1,024 that are learned: where 33 hosts or more all speak to
+                 each other, it is full. But a host that is off is then silent, where it had no route.
   HOSTS_MODE=auto|root|user  HOSTS_HOSTSFILE=good|debian|none  HOSTS_WAIT=$HOSTS_WAIT
 EOF
 }
@@ -189,6 +193,8 @@ EOF
   ip link set lo up
   for i in $(seq 1 300); do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.05; done
   ip addr add "$HADDR/24" dev eth0; ip link set eth0 up
+  for i in $(seq 1 "$KNOWN"); do [ "$SUBNET.$i" = "$HADDR" ] ||
+    echo "neigh replace $SUBNET.$i lladdr $(card "$i") dev eth0 nud permanent"; done | ip -batch -
   [ "$MODE" = user ] && echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start
   set +e
   __sshd_start
@@ -237,6 +243,7 @@ start_hub() {
 }
 __hub() { echo $$ >"$STATE/hub.host"; trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done; }
 
+card() { printf '02:00:0a:4d:%02x:%02x' $(($1 / 256)) $(($1 % 256)); }
 start_node() { # start_node K
   local k=$1 n=$PREFIX$1 d p i mac
   d=$STATE/node-$n
@@ -250,7 +257,7 @@ start_node() { # start_node K
   p=$(cat "$d/hostpid" 2>/dev/null) || die "$n did not start: $(tail -3 "$d/log")"
   record "$p" "$d/pid"
   # a card keeps its address through a reboot: the others still know it
-  mac=$(printf '02:00:0a:4d:%02x:%02x' $((k / 256)) $((k % 256)))
+  mac=$(card "$k")
   in_hub sh -c "ip link add v$k type veth peer name eth0 address $mac netns $p && ip link set v$k master br0 up" || die "$n: the cable could not be laid"
 }
 cmd_up() {
@@ -263,7 +270,7 @@ cmd_up() {
     if [ "$MODE" = user ]; then HUSER=lab; HUID=1000; HGID=1000; else HUSER=$(id -un); HUID=0; HGID=0; fi
     rm -rf "$STATE"/node-* "$STATE"/*.pid "$STATE"/*.host "$STATE"/hosts.*
     mkdir -p "$STATE/keys"; chmod 700 "$STATE/keys"
-    printf '%s\n' "MODE=$MODE" "SUBNET=$SUBNET" "PREFIX=$PREFIX" "SHARE=${SHARE@Q}" "HUSER=$HUSER" "HUID=$HUID" "HGID=$HGID" "HOSTSFILE=$HOSTSFILE" >"$STATE/conf"
+    printf '%s\n' "MODE=$MODE" "SUBNET=$SUBNET" "PREFIX=$PREFIX" "KNOWN=$KNOWN" "SHARE=${SHARE@Q}" "HUSER=$HUSER" "HUID=$HUID" "HGID=$HGID" "HOSTSFILE=$HOSTSFILE" >"$STATE/conf"
   fi
   need_tools
   [ -s "$STATE/keys/id_ed25519" ] || ssh-keygen -q -t ed25519 -N '' -C hosts-lab -f "$STATE/keys/id_ed25519"

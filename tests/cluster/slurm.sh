@@ -13,6 +13,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 GRACE_S=${SLURM_GRACE_S:-10}                       # from the first SIGTERM of a preemption to its second
 KILL_WAIT_S=${SLURM_KILL_WAIT_S:-30}               # from SIGTERM to SIGKILL; 30 is Slurm's own default
 SILENCE_S=${SLURM_SILENCE_S:-10}                   # after which slurmctld takes a silent slurmd for down
+READY_S=${SLURM_READY_S:-30}                       # in which all hosts must become usable
 
 usage() { cat <<EOF
 usage: $(basename "$0") COMMAND
@@ -24,7 +25,7 @@ usage: $(basename "$0") COMMAND
   ctld up|down            the same for slurmctld
   faults of hosts: HOSTS_STATE=$HOSTS_STATE $HERE/hosts.sh power|link|cut ...
 partitions: low (default; its jobs are requeued for those of high, $GRACE_S s after SIGTERM), high
-environment: SLURM_LAB=$LAB SLURM_GRACE_S=$GRACE_S SLURM_KILL_WAIT_S=$KILL_WAIT_S SLURM_SILENCE_S=$SILENCE_S
+environment: SLURM_LAB=$LAB SLURM_GRACE_S=$GRACE_S SLURM_KILL_WAIT_S=$KILL_WAIT_S SLURM_SILENCE_S=$SILENCE_S SLURM_READY_S=$READY_S
   HOSTS_SHARE=dir:dir (folders under /tmp that all hosts see) HOSTS_SUBNET=$HOSTS_SUBNET
 EOF
 }
@@ -89,13 +90,14 @@ running() { on "$1" bash -c "[ -s /run/$2.pid ] && kill -0 \$(cat /run/$2.pid) 2
 start_slurmd() { start_munge "$1"; running "$1" slurmd || on "$1" slurmd -N "$1"; }
 start_ctld() { start_munge node1; running node1 slurmctld || on node1 slurmctld; }
 wait_ready() {  # N: until every host is usable; a host that a fault or a test has taken out is brought back
-  local _ number
-  for _ in $(seq 150); do
+  local number
+  local until=$((SECONDS + READY_S))
+  while [ "$SECONDS" -lt "$until" ]; do
     [ "$(on node1 sinfo -h -N -p low -t idle,alloc,mix -o %N 2>/dev/null | sort -u | wc -l)" = "$1" ] && return
     for number in $(seq "$1"); do on node1 scontrol update nodename="node$number" state=resume; done >/dev/null 2>&1
     sleep 0.2
   done
-  on node1 sinfo -N -l >&2; echo "slurm.sh: not all hosts became usable within 30 s; see $LAB/log" >&2; exit 1
+  on node1 sinfo -N -l >&2; echo "slurm.sh: not all hosts became usable within $READY_S s; see $LAB/log" >&2; exit 1
 }
 
 case ${1:-} in

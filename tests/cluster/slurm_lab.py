@@ -14,6 +14,9 @@ DAEMONS = ("munged", "slurmctld", ":", "slurmd", "slurmstepd:")
 FIRST = "node1"
 """Has slurmctld. Commands are typed there, and it is the first host of every job that takes all hosts."""
 
+MANY = 32
+"""Hosts of which each speaking to each other one would fill the kernel's table of neighbours."""
+
 
 class SlurmLab(Lab):
     """A few hosts with a Slurm, from ``up`` to ``down``. Faults of hosts are those of ``Lab``."""
@@ -31,7 +34,9 @@ class SlurmLab(Lab):
         Raises:
             Unavailable: this machine cannot.
         """
-        result = self._slurm_script("up", str(count))
+        if count >= MANY:
+            self._times |= {"HOSTS_KNOWN": str(count), "SLURM_READY_S": str(10 * count), "SLURM_SILENCE_S": "60"}
+        result = self._slurm_script("up", str(count), timeout_s=120.0 + 10.0 * count)
         if result.returncode == SKIP:
             raise Unavailable(result.stderr.strip())
         assert result.returncode == 0, result.stderr
@@ -39,7 +44,7 @@ class SlurmLab(Lab):
 
     def down(self) -> None:
         """Remove them, with everything that runs on them."""
-        self._slurm_script("down")
+        self._slurm_script("down", timeout_s=300.0)
 
     def processes(self, node: str | None = None) -> list[Process]:
         """Return the processes on one host or on all, without those of Slurm."""
@@ -88,10 +93,10 @@ class SlurmLab(Lab):
         result = self._slurm_script(*words)
         assert result.returncode == 0, result.stderr
 
-    def _slurm_script(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def _slurm_script(self, *words: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         command: Sequence[str] = [str(SLURM), *words]
         return subprocess.run(
-            command, env=self._environ(), cwd=self.share, check=False, capture_output=True, text=True, timeout=120
+            command, env=self._environ(), cwd=self.share, check=False, capture_output=True, text=True, timeout=timeout_s
         )
 
     def _environ(self) -> dict[str, str]:

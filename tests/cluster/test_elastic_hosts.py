@@ -9,6 +9,7 @@ import pytest
 
 from mtrain.errors import LaunchError
 from mtrain.jobs.attempt import Limits
+from mtrain.jobs.hosts import elastic_hosts
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.preflight.findings import Finding
@@ -280,6 +281,21 @@ def test_a_host_that_does_not_fit_and_is_lost_is_fetched_anew(clock):
     job.reasons, job.gathering.coming[1] = [], member(1)
     job._candidates.look(job._absent())
     assert job._candidates.fitting == [1]
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 1.9, 3.0])
+def test_hosts_that_come_one_after_the_other_put_the_start_off_for_a_while_only(clock, pause_s):
+    job = hosts(*["step-00000004"] * 200)
+    job._candidates.clock, job._order, job._plan = clock, [0], plan()
+    absent = {node: job.members.pop(node) for node in range(1, 200)}
+    for node, coming in absent.items():
+        job.gathering.coming[node] = coming
+        job._looked_at = float("-inf")
+        if job._why_reform():
+            break
+        clock.now += pause_s
+    assert clock.now <= elastic_hosts.PUT_OFF_S + pause_s, "from the first one that fits"
+    assert node > 1
 
 
 def test_a_host_that_has_left_may_come_back(clock):

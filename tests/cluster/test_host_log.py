@@ -1,5 +1,6 @@
 """Hosts that come and go, as ``mtrain status`` shows them."""
 
+from mtrain.jobs.hosts import host_log
 from mtrain.jobs.hosts.host_log import FILE, HostLog, words
 
 
@@ -50,3 +51,16 @@ def test_a_job_of_many_hosts_is_read_to_the_beginning_of_its_attempt(tmp_path):
     found = log.read()
     assert (len(found["hosts"]), found["restarts"]) == (19_999, 1)
     assert hosts[7] not in found["hosts"]
+
+
+def test_a_job_of_any_number_of_attempts_keeps_the_newest_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_log, "MAX_BYTES", 10_000)
+    log = HostLog(tmp_path)
+    for number in range(1000):
+        log.began([f"gpu{each}" for each in range(50)], restarts=number)
+        log.lost("gpu7", f"loss {number}")
+        assert (tmp_path / FILE).stat().st_size < 11_000
+    found = log.read()
+    assert (found["restarts"], len(found["hosts"])) == (999, 49)
+    assert [loss["why"] for loss in found["lost"]] == ["loss 997", "loss 998", "loss 999"]
+    assert len((tmp_path / FILE).read_text().splitlines()) > 10, "half of the file stays"

@@ -49,6 +49,9 @@ class Direct:
     def deaths(self, log, status):
         return []
 
+    def own_logs(self, command):
+        return None
+
 
 def agents(environ) -> AgentProcesses:
     """Agents of the hosts, which are all this machine, so that no command is needed."""

@@ -56,6 +56,21 @@ def test_ranks_are_given_as_if_one_by_one():
         assert [(host.address, host.slots) for host in actual] == expected, (own, shards)
 
 
+def test_equal_hosts_are_asked_about_as_any_others():
+    for own in (1, 3, 8):
+        for count in range(1, 40):
+            for shards in range(1, 90):
+                ranks = [host.slots for host in elastic.spread(hosts(*[own] * count), range(count), shards=shards)]
+                ranks += [0] * (count - len(ranks))
+                assert elastic._of_equal_hosts(count, shards) == elastic._of_each_number(ranks), (own, count, shards)
+
+
+def test_numbers_of_equal_hosts_are_not_counted_host_by_host(monkeypatch):
+    """For each number of hosts that would be the square of them."""
+    monkeypatch.setattr(elastic, "_ranks", lambda *arguments, **named: pytest.fail("counted"))
+    elastic.check_every_number(hosts(*[8] * 100), fewest=1, shards=800, plan=lambda each: None)
+
+
 def test_every_number_of_a_thousand_hosts_is_checked_with_few_commands():
     asked = []
     elastic.check_every_number(hosts(*[8] * 1000), fewest=1, shards=8000, plan=asked.append)

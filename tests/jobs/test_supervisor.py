@@ -22,7 +22,7 @@ from mtrain.spec.model import CheckpointSpec
 from mtrain.system import described, disk, placement, processes, resuming, runfolder
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import cleaned, redacted
-from mtrain.system.failures import read_failures, write_failure
+from mtrain.system.failures import read_failures, set_aside_failures, write_failure
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
@@ -190,6 +190,18 @@ def outcome_of(run: RunFolder, deaths=(), *, failures=(), log: str = "", status:
 def judge(run: RunFolder, deaths: list[tuple[int, int]], *, log: str = "") -> Verdict:
     """Return the verdict on an attempt on one host, whose command ended with 1."""
     return outcome_of(run, deaths, failures=read_failures(run), log=log).judge()
+
+
+def test_of_a_ranks_failures_in_earlier_attempts_the_newest_are_kept(tmp_path):
+    run = RunFolder(tmp_path)
+    for attempt in range(30):
+        fail(run, 0, ValueError(f"of attempt {attempt}"), now=float(attempt))
+        set_aside_failures(run)
+    fail(run, 3, ValueError("of another rank"), now=0.0)
+    set_aside_failures(run, ranks=range(2))
+    kept = {path.name: json.loads(path.read_text())["message"] for path in run.failures.iterdir()}
+    earlier = {f"earlier-{number}-rank-0.json": f"of attempt {30 - number}" for number in range(1, 11)}
+    assert kept == {**earlier, "rank-3.json": "of another rank"}
 
 
 def test_of_two_failures_the_earlier_is_the_cause(tmp_path):

@@ -37,7 +37,13 @@ STARTERS = {"torchrun": Torchrun, "fleetrun": Fleetrun, "horovodrun": Horovodrun
 
 
 def make_plan(
-    run_dir: Path, behaviour: str, *, ranks: int = 1, max_restarts: int = 0, launcher_name: str = "torchrun"
+    run_dir: Path,
+    behaviour: str,
+    *,
+    ranks: int = 1,
+    max_restarts: int = 0,
+    launcher_name: str = "torchrun",
+    log_bytes: int | None = None,
 ) -> Plan:
     kind = STARTERS[launcher_name] if ranks > 1 else Local
     port = held_port()
@@ -56,6 +62,7 @@ def make_plan(
         commands=launcher.plan(argv, hosts, ranks),
         max_restarts=max_restarts,
         log_dir=None,
+        log_bytes=log_bytes,
         numbers={},
         on_cpu=True,
     )
@@ -91,10 +98,17 @@ def run_behaviour(tmp_path):
         max_restarts: int = 0,
         failure_s: float = 1.0,
         launcher_name: str = "torchrun",
+        log_bytes: int | None = None,
     ) -> Result:
         result = Result(tmp_path)
         planned = partial(
-            make_plan, tmp_path, behaviour, ranks=ranks, max_restarts=max_restarts, launcher_name=launcher_name
+            make_plan,
+            tmp_path,
+            behaviour,
+            ranks=ranks,
+            max_restarts=max_restarts,
+            launcher_name=launcher_name,
+            log_bytes=log_bytes,
         )
         plan = planned()
         job = Job(

@@ -22,6 +22,7 @@ MARK = attempts.read(os.environ)
 BEHAVIOUR = sys.argv[1]
 RUN = RunFolder(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 ASKED = []
+STARTERS_OUTPUT = os.dup(1)
 
 
 def report(kind: str, **fields: object) -> None:
@@ -161,6 +162,37 @@ def fail_the_first_time_when_told() -> None:
 def die_of_sigsegv() -> None:
     print("about to crash", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def print_too_much_and_die() -> None:
+    """Print numbered lines, also from a program that is not Python, until all files of output were shortened; then be killed."""
+    places = dict.fromkeys((RUN.rank_log(RANK), *growing_with_the_starter()), 0)
+    number = 0
+    while places:
+        text = "".join(f"line {number + more:09d}\n" for more in range(4000)).encode()
+        number += 4000
+        subprocess.run(["cat"], input=text, check=True)  # into the log of the rank
+        os.write(STARTERS_OUTPUT, text)
+        sizes = {path: path.stat().st_blocks * 512 for path in places}
+        places = {path: size for path, size in sizes.items() if size >= places[path]}
+        time.sleep(0.01)
+    print(f"the last words of rank {RANK}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def print_too_much_the_second_time() -> None:
+    mark = RUN.path / "printed-once"
+    if mark.exists():
+        print_too_much_and_die()
+    mark.touch()
+    print(900 * 1000 * "x", flush=True)
+    os._exit(3)
+
+
+def growing_with_the_starter() -> list[Path]:
+    """Return the file in which output ends that a rank writes before it has a log of its own."""
+    path = Path(os.readlink(f"/proc/self/fd/{STARTERS_OUTPUT}"))
+    return [path] if path.exists() else [RUN.starter_log]  # Horovod's starter passes on what it reads from a pipe.
 
 
 def show_environment() -> None:

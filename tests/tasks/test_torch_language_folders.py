@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
 from mtrain.errors import PluginError, SpecError
+from mtrain.tasks.language import known_types
 from mtrain.tasks.language.loading import array_by_array
 from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
 
@@ -128,9 +131,29 @@ def short_rows(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**TINY, "n_positions": 8}))
 
 
+def text_only(folder: Path) -> None:
+    (folder / "config.json").write_text('["gpt2"]')
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**TINY, "model_type": "gtp2"}))
+
+
+def of_images(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**TINY, "model_type": "vit", "architectures": ["ViTModel"]}))
+
+
+def numbered_type(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**TINY, "model_type": 2}))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (text_only, "config.json is no configuration"),
+        (unknown_type, "gpt2: 'gtp2' is no type of model of the installed transformers; did you mean 'gpt2'"),
+        (of_images, "gpt2: 'vit' (ViTModel) is no causal language model, and hf trains these alone"),
+        (numbered_type, "config.json has no model_type"),
         (shutil.rmtree, "no such folder"),
         (weightless, "its weights are in pytorch_model.bin"),
         (pointer, "cannot be read as safetensors: a header of"),
@@ -163,6 +186,44 @@ def test_a_folder_that_cannot_be_trained_is_refused_before_there_is_a_run_folder
     assert main(["train", "-c", "job.yml", "--quiet"]) == 2
     assert said in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("lama", "did you mean 'llama'"), (3, "has no model_type"), ("vit", "no causal")]
+)
+def test_a_configuration_without_a_folder_is_refused_before_there_is_a_run_folder(
+    kind: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.txt").write_text("one and one make two. " * 40)
+    model = {"name": "hf", "options": {"config": {"model_type": kind}}}
+    data = {"format": "text", "root": ".", "length": 16, "split": None}
+    spec = {"model": model, "data": data, "train": {"updates": 2, "batch_size": 2}, "evaluate": {"enabled": False}}
+    Path("job.yml").write_text(json.dumps({**spec, "backend": {"name": "solo"}}))
+    assert main(["train", "-c", "job.yml", "--quiet"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_types_of_models_are_read_as_transformers_has_them_without_importing_it() -> None:
+    """A table that is no longer found would let every type through."""
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert known_types._table(*known_types.CAUSAL) == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert (known_types._table(*known_types.TYPES) or {}).keys() <= CONFIG_MAPPING_NAMES.keys()
+    line = "import sys; from mtrain.tasks.language.known_types import check; check({'model_type': 'gpt2'}, path='x'); "
+    line += "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", line], check=True)
+
+
+def test_a_table_that_transformers_does_not_have_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="'gtp2'"):
+        known_types.check({"model_type": "gtp2"}, path="x")
+    monkeypatch.setattr(known_types, "CAUSAL", ("modeling_auto.py", "NO_SUCH_TABLE"))
+    known_types.check({"model_type": "gtp2"}, path="x")
+    monkeypatch.setattr(known_types, "CAUSAL", ("no_such_file.py", "X"))
+    known_types.check({"model_type": "gtp2"}, path="x")
 
 
 def test_a_tied_output_layer_is_not_missing(folder: Path) -> None:

@@ -296,10 +296,19 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def listed(folder: Path) -> list[Path]:
-    """Return all checkpoints in ``folder``, including damaged ones, in the order in which they were written."""
-    return sorted(
-        (path for path in Path(folder).glob(f"{PREFIX}*") if path.is_dir()), key=lambda p: (_serial(p), p.name)
-    )
+    """Return all checkpoints in ``folder``, including damaged ones, in the order in which they were written.
+
+    Raises:
+        PermissionError: the folder may not be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except PermissionError:  # Its checkpoints are not known, which is not the same as that it has none.
+        raise
+    except OSError:
+        return []
+    paths = (Path(folder) / name for name in names if name.startswith(PREFIX))
+    return sorted((path for path in paths if path.is_dir()), key=lambda p: (_serial(p), p.name))
 
 
 def kept(folder: Path) -> list[Path]:

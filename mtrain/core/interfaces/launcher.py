@@ -61,3 +61,7 @@ class Launcher(Protocol):
         They are read from the output ``log`` and the exit status ``status`` of the launcher's command.
         """
         ...
+
+    def own_logs(self, command: Command) -> str | None:
+        """Return the folder of files that the launcher itself writes while ranks run, which may become long; None: there is none."""
+        return None

@@ -131,6 +131,16 @@ class Model(Protocol):
         """
         return
 
+    def check_libraries(self) -> None:
+        """Refuse what the libraries of this Python cannot build, without importing a framework. The default refuses nothing.
+
+        Called before the ranks start, where they have the Python of the process that starts them.
+
+        Raises:
+            SpecError: a library does not know what the options name.
+        """
+        return
+
     def check_framework(self, framework: str) -> None:
         """Refuse a backend's framework on which the model cannot be built; called before the ranks join.
 

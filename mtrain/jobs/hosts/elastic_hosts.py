@@ -36,6 +36,8 @@ SETTLE_S = 2.0
 CHECK_S = 10.0
 """Seconds for which a job that starts again waits, beyond ``rejoin_s``, for a host that has come and is being checked; and for
 which hosts that fit wait for others that are being checked, while the job runs."""
+PUT_OFF_S = 30.0
+"""Seconds for which hosts that come one after the other put off the new start of a job, which runs without them meanwhile."""
 LEFT_S = 120.0
 """Seconds after which a host that was asked to end is fetched again, where this process starts its agent; twice as many
 each further time."""
@@ -201,7 +203,10 @@ class ElasticHosts(ConnectedHosts):
         """Return whether those that have come are no longer kept waiting for others, which come after them."""
         candidates = self._candidates
         now = candidates.clock()
-        if candidates.checking and now - candidates.first_fitting_since <= CHECK_S:
+        waited = now - candidates.first_fitting_since
+        if waited > PUT_OFF_S:
+            return True
+        if candidates.checking and waited <= CHECK_S:
             return False  # Each new start of the job costs all of its hosts some work.
         return now - candidates.fitting_since > SETTLE_S
 

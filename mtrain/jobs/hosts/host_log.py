@@ -21,6 +21,9 @@ TAIL_BYTES = 64 << 10
 """How much is read first, from the end of the file, in bytes: twice as much as long as no attempt begins there, because a
 line names all hosts of a job."""
 
+MAX_BYTES = 16 << 20
+"""Size above which old lines go when an attempt begins: an elastic job of many hosts may have any number of attempts."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostLog:
@@ -29,7 +32,9 @@ class HostLog:
     run_dir: Path
 
     def began(self, hosts: Sequence[str], *, restarts: int) -> None:
-        """Note the hosts that take part from now on."""
+        """Note the hosts that take part from now on. Of a file that has become long, the older half of the lines goes first."""
+        with contextlib.suppress(OSError):
+            self._forget_old()
         self._add({"hosts": list(hosts), "restarts": restarts})
 
     def lost(self, host: str, why: str) -> None:
@@ -43,6 +48,15 @@ class HostLog:
             outputs.open_to_write(self.run_dir / FILE, "a", encoding="utf-8", errors=outputs.LONE) as file,
         ):
             file.write(line)
+
+    def _forget_old(self) -> None:
+        path = self.run_dir / FILE
+        with open_file(path) as file:
+            if file.seek(0, 2) <= MAX_BYTES:
+                return
+            file.seek(-MAX_BYTES // 2, 2)
+            _, _, content = file.read().partition(b"\n")
+        outputs.write_bytes(path, content)
 
     def read(self) -> dict[str, Any]:
         """Return the hosts that take part, how often the job was started again, and the last losses; empty: not known.

@@ -1,6 +1,7 @@
 """Check data, classes, sizes and plugins of a job before any rank starts. Imports no framework."""
 
 import os
+import sys
 from pathlib import Path
 
 from mtrain.core import resumed_samples
@@ -80,6 +81,8 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
     if scored:
         _check_score(spec, task.evaluator())
     prepared = job.model.prepare_task(task.task(), {})
+    if spec.backend.python in (None, sys.executable):
+        job.model.check_libraries()
     if scored:
         augmented(job)
     classes = len(task.task().class_names)

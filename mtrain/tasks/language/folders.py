@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
@@ -110,8 +110,16 @@ def check_type(kind: str, architectures: Any, *, path: str) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        refuse_type(kind, architectures, path=path)
+
+
+def refuse_type(kind: str, architectures: Any, *, path: str) -> NoReturn:
+    """Refuse a type of model that is no causal language model; ``architectures``: those that its configuration names.
+
+    Raises:
+        SpecError: Always.
+    """
     known = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     names = f" ({', '.join(architectures)})" if known and architectures else ""
     raise SpecError(

@@ -12,8 +12,7 @@ from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
 from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
 from mtrain.spec.pathnames import PathText
-from mtrain.spec.suggest import hint
-from mtrain.tasks.language import adapters, folders, network
+from mtrain.tasks.language import adapters, folders, known_types, network
 from mtrain.tasks.language.adapters import LoraOptions
 from mtrain.tasks.language.base_weights import digest_of, weight_files
 from mtrain.tasks.language.loading import array_by_array
@@ -104,12 +103,19 @@ class HuggingFaceModel(Model):
         if self.options.path is not None:
             entries = folders.checked(self.options.path, from_scratch=self.options.from_scratch) | entries
             adapters.refuse_folder(self.folder())
-            folders.check_typed(entries, path=self.options.path)
+        folders.check_typed(entries, path=self._where())
         self._check_fits(entries.get("vocab_size"), folders.longest(entries), task.details)
         if self.options.lora is None:
             return task
         adapters.check_installed()
         return replace(task, details={**task.details, BASE: self.digest})
+
+    def check_libraries(self) -> None:
+        """Refuse a type of model that the transformers of this Python does not know; see ``Model.check_libraries``."""
+        entries = dict(self.options.config)
+        if self.options.path is not None:
+            entries = folders.checked(self.options.path, from_scratch=True) | entries
+        known_types.check(entries, path=self._where())
 
     def check_resumed(self, details: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of adapters that were trained on other weights; see ``Model.check_resumed``."""
@@ -227,8 +233,7 @@ class HuggingFaceModel(Model):
             entries = {**own, **stored, **given}
             folders.check_typed(entries, path=self._where())
             if entries["model_type"] not in CONFIG_MAPPING:
-                meant = hint(str(entries["model_type"]), list(CONFIG_MAPPING))
-                raise SpecError(f"model.options: {entries['model_type']!r} is no type of model of transformers{meant}")
+                raise SpecError(known_types.unknown(entries["model_type"], list(CONFIG_MAPPING), path=self._where()))
             folders.check_type(entries["model_type"], entries.get("architectures"), path=self._where())
             return AutoConfig.for_model(entries.pop("model_type"), **entries)
         except SpecError:

@@ -14,10 +14,12 @@ from mtrain.jobs.preflight.findings import Finding
 from mtrain.launchers.clusters._ray.bridge import Bridge
 from mtrain.launchers.clusters._ray.options import RayOptions
 from mtrain.launchers.clusters._ray.placement import Placement, connect
-from mtrain.launchers.clusters._ray.wire import Wire
+from mtrain.launchers.clusters._ray.wire import Wire, end_wires
 
 CLOSING_S = 5.0
 """Seconds that an agent may take to end after its channel was closed."""
+FLUSH_S = 0.5
+"""Seconds that the last messages to a host may take."""
 START_S = 30.0
 """Least seconds that agents have to come up once Ray has placed them: Ray starts a process for each, and may first install
 what the job's ``runtime_env`` asks for."""
@@ -56,13 +58,13 @@ class RayAgents:
         self.let_go(nodes)
         self._wires |= {node: self._started(placement, node) for node in nodes}
         deadline = max(deadline, time.monotonic() + START_S)
-        members, findings = {}, []
+        members, findings, failed = {}, [], []
         for node in nodes:
             wire = self._wires[node]
             greeting = self._hear(wire, deadline, stop=stop)
             if isinstance(greeting, Finding):
                 findings.append(greeting)
-                self.let_go([node])
+                failed.append(node)
             else:
                 wire.channel.peer = wire.host
                 former = self._addresses.get(node, wire.host)
@@ -70,6 +72,7 @@ class RayAgents:
                     self._job.note(f"Ray has placed {wire.host} in place of {former}")
                 self._addresses[node] = wire.host
                 members[node] = Member(node=node, host=wire.host, channel=wire.channel, hello=greeting)
+        self.let_go(failed)
         return members, findings
 
     def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
@@ -86,10 +89,7 @@ class RayAgents:
     def let_go(self, nodes: Sequence[int]) -> None:
         """End the connections to hosts."""
         wires = [wire for node in nodes if (wire := self._wires.pop(node, None)) is not None]
-        for wire in wires:
-            wire.channel.begin_closing(flush_s=0.5)
-        for wire in wires:
-            wire.end(wait_s=CLOSING_S)
+        end_wires(wires, wait_s=CLOSING_S, flush_s=FLUSH_S)
 
     def close(self) -> None:
         """End all connections, give the nodes back, and disconnect from Ray."""

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,8 @@ MAX_REASON = 200
 """How many characters are shown of what Ray says."""
 _UNREACHABLE = re.compile(r"temporarily unavailable: (?:RpcError: )?(?:RPC error: )?(.+?)(?: rpc_code|\. |$)")
 _DEAD = re.compile(r"The actor (?:died|is dead) because (.{1,200})")
+SILENT_END_S = 0.2
+"""Seconds that the agent of a silent host may take to end."""
 END_S = 5.0
 """Seconds that threads may take to notice that their actor was killed."""
 
@@ -31,7 +34,7 @@ class Wire:
     """The connection to one agent. Two threads pass its bytes on between the actor and a socket, which the channel reads."""
 
     def __init__(self, placement: Placement, actor: Any, *, host: str) -> None:
-        self._placement, self._ray, self._actor = placement, placement.ray, actor
+        self._placement, self.ray, self._actor = placement, placement.ray, actor
         self.host = host
         """The host's address, once it is known; its name in the plan before."""
         self.status: int | None = None
@@ -60,26 +63,42 @@ class Wire:
         how = f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
         return f"its agent ended with {how}" + (f": {self.lines[-1]}" if self.lines else "")
 
-    def end(self, *, wait_s: float) -> None:
-        """Close the connection, upon which the agent ends what it has started; then end the actor."""
-        silent = self.channel.lost is not None and self.channel.lost.is_silence
-        self.channel.close()
-        self._reader.join(0.2 if silent else wait_s)
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the host was lost because it fell silent."""
+        return self.channel.lost is not None and self.channel.lost.is_silence
+
+    def has_ended(self, *, wait_s: float) -> bool:
+        """Return whether the agent or its actor has ended, at the latest after ``wait_s``."""
+        self._reader.join(wait_s)
+        return not self._reader.is_alive()
+
+    def ask_to_kill(self) -> Any:
+        """Ask the actor to kill an agent that hangs; return Ray's reference to the answer, None where Ray is gone."""
+        with suppress(Exception):
+            return self._actor.kill.remote()
+        return None
+
+    def kill(self) -> None:
+        """Have Ray end the actor."""
         with suppress(Exception):  # Ray itself may be gone.
-            if self._reader.is_alive() and not silent:
-                self._ray.get(self._actor.kill.remote(), timeout=POLL_S)
-            self._ray.kill(self._actor)
+            self.ray.kill(self._actor)
+
+    def join(self, *, until: float) -> None:
+        """Wait for the threads to notice that the actor is gone, and close their socket; ``until``: monotonic time."""
         for thread in (self._reader, self._writer):
-            thread.join(END_S)
+            thread.join(max(0.0, until - time.monotonic()))
+        if not self._reader.is_alive() and not self._writer.is_alive():
+            self._outer.close()
 
     def _read(self) -> None:
         """Pass bytes from the agent on to the channel, until the agent or the actor has ended."""
         try:
-            self._node_id = self._ray.get(self._actor.node.remote())
+            self._node_id = self.ray.get(self._actor.node.remote())
             self.host = self._placement.address(self._node_id)
-            while (content := self._ray.get(self._actor.receive.remote(POLL_S))) is not None:
+            while (content := self.ray.get(self._actor.receive.remote(POLL_S))) is not None:
                 self._outer.sendall(content)
-            self.status, self.lines = self._ray.get(self._actor.words.remote(WORDS_S))
+            self.status, self.lines = self.ray.get(self._actor.words.remote(WORDS_S))
         except OSError:  # The channel was closed here.
             pass
         except Exception as error:  # Whatever Ray raises means that the actor, or Ray, is gone.
@@ -92,8 +111,8 @@ class Wire:
         """Pass bytes from the channel on to the agent, until the channel is closed."""
         with suppress(Exception):  # The reader finds out why.
             while content := self._outer.recv(CHUNK_BYTES):
-                self._ray.get(self._actor.send.remote(content))
-            self._ray.get(self._actor.close.remote())
+                self.ray.get(self._actor.send.remote(content))
+            self.ray.get(self._actor.close.remote())
 
     def _cause(self, error: Exception) -> str:
         """Return why the actor has ended, in one sentence."""
@@ -105,3 +124,34 @@ class Wire:
         text = " ".join(str(error).split())
         reason = _UNREACHABLE.search(text) or _DEAD.search(text)
         return f"its Ray actor is gone: {reason[1] if reason else text[:MAX_REASON]}"
+
+
+def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
+    """Close connections, upon which the agents end what they have started; then end the actors.
+
+    All that takes its time happens beside one another: it may be hundreds of hosts that hang.
+    """
+    if not wires:
+        return
+    # An agent that was told to end may have closed its end first and needs its time; one of a silent host cannot be heard.
+    began = time.monotonic()
+    ends_at = [began + (min(SILENT_END_S, wait_s) if wire.is_silent else wait_s) for wire in wires]
+    silent = [wire.is_silent for wire in wires]
+    for wire in wires:
+        wire.channel.begin_closing(flush_s=flush_s)
+    for wire in wires:
+        wire.channel.close(flush_s=flush_s)
+    hanging = [
+        wire
+        for wire, at, is_silent in zip(wires, ends_at, silent, strict=True)
+        if not wire.has_ended(wait_s=max(0.0, at - time.monotonic())) and not is_silent
+    ]
+    answers = [answer for wire in hanging if (answer := wire.ask_to_kill()) is not None]
+    if answers:
+        with suppress(Exception):  # Ray itself may be gone.
+            wires[0].ray.wait(answers, num_returns=len(answers), timeout=POLL_S)
+    for wire in wires:
+        wire.kill()
+    until = time.monotonic() + END_S
+    for wire in wires:
+        wire.join(until=until)
