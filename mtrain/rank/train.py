@@ -27,8 +27,8 @@ from mtrain.rank.inspection import Inspection
 from mtrain.rank.profiling import Profile
 from mtrain.rank.records import log_to_stderr, report_weights, reporter
 from mtrain.rank.tracing import Tracing
-from mtrain.rank.utilisation import Utilisation, peak_of
 from mtrain.rank.training_records import TrainingRecords
+from mtrain.rank.utilisation import Utilisation, peak_of
 from mtrain.spec.disclosure import without_places
 from mtrain.spec.resolved import Resolved
 from mtrain.system.runfolder import RunFolder
