@@ -3,9 +3,9 @@
     python -m benchmarks.language_speed
 
 On ddp the peers are Accelerate and transformers' Trainer, on fsdp Accelerate and a loop by hand with FSDP2, each block a unit.
-Accelerate leaves FSDP out on a CPU without a word, so it is told so from outside, and the Trainer is no peer there. All have AdamW and clipping, the same
-model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER`` torchtitan's loop
-is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
+Accelerate leaves FSDP out on a CPU without a word, so its state is set from outside; the Trainer is no peer there. All have AdamW and
+clipping, the same model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER``
+torchtitan's loop is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
 """
 
 import argparse
