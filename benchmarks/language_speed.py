@@ -2,10 +2,10 @@
 
     python -m benchmarks.language_speed
 
-On ddp the peers are Accelerate and transformers' Trainer, on fsdp a loop by hand with FSDP2, each block a unit. Accelerate
-leaves FSDP out on a CPU without a word, so neither it nor the Trainer is a peer there. All have AdamW and clipping, the same
-model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER`` torchtitan's loop
-is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
+On ddp the peers are Accelerate and transformers' Trainer, on fsdp Accelerate and a loop by hand with FSDP2, each block a unit.
+Accelerate leaves FSDP out on a CPU without a word, so its state is set from outside; the Trainer is no peer there. All have AdamW and
+clipping, the same model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER``
+torchtitan's loop is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
 """
 
 import argparse
@@ -138,6 +138,25 @@ def accelerated(inner: Any, made: Any) -> tuple[Any, Any, Any]:
     return model, optimizer, accelerator.backward
 
 
+def accelerated_fsdp(inner: Any, made: Any) -> tuple[Any, Any, Any]:
+    """Accelerate with FSDP2, which it leaves out on a CPU unless its state is told from outside."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    sharding = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        state_dict_type="SHARDED_STATE_DICT",
+        cpu_ram_efficient_loading=False,
+    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=sharding)
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = sharding
+    model, optimizer = accelerator.prepare(inner, made(inner))
+    return model, optimizer, accelerator.backward
+
+
 def trainer(rank: int, folder: Path) -> Timed:
     """Return transformers' Trainer; it is made anew for each turn, and its first two updates are not timed."""
     import torch
@@ -199,6 +218,7 @@ def rank_main(options: argparse.Namespace) -> None:
         loops: dict[str, Timed] = {"mtrain": ours(session)}
         if options.backend == "fsdp":
             loops["FSDP2 by hand"] = plain(rank, by_hand)
+            loops["Accelerate with FSDP2"] = plain(rank, accelerated_fsdp)
             if options.titan:
                 loops["torchtitan"] = titan(rank, options)
         else:

@@ -19,8 +19,8 @@ class Model(TypedDict, total=False):
     package.module:Name"""
 
     weights: str | None
-    """file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are taken, the others
-    are reported"""
+    """what to start from (.safetensors, .pdparams, .pt, DCP folder, checkpoint, run); entries that fit are taken,
+    the others are reported"""
 
     options: Mapping[str, Any]
     """the model plugin's own options"""

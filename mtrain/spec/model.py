@@ -70,7 +70,7 @@ class ModelSpec(Section):
     )
     weights: PathText | None = Field(
         default=None,
-        description="file to start from (.safetensors, .pdparams, .pt, checkpoint, run); entries that fit are "
+        description="what to start from (.safetensors, .pdparams, .pt, DCP folder, checkpoint, run); entries that fit are "
         "taken, the others are reported",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")

@@ -76,6 +76,7 @@ def test_a_job_records_its_utilisation(backend, tmp_path, monkeypatch, capsys):
     lines = [json.loads(line) for line in (tmp_path / "runs/job/metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if line["kind"] == "update"]
     count = flops.of_plugin(plugin(LLAMA), TASK, 1)
+    ranks = next(line["ranks"] for line in lines if line["kind"] == "start")
     for update in updates:
-        assert update["mfu"] == pytest.approx(count * update["samples_per_second"] / 0.002e12)
+        assert update["mfu"] == pytest.approx(count * update["samples_per_second"] / (ranks * 0.002e12))
     assert f"{100 * updates[-1]['mfu']:.1f}% MFU" in capsys.readouterr().out
