@@ -68,11 +68,11 @@ class ManyNodes:
         self._calls.unlink(missing_ok=True)
         self.stages[stage] = dict(Counter(calls))
 
-    def submit(self, nodes: int) -> str:
-        """Submit the job; return its id."""
+    def submit(self, nodes: int, *words: str) -> str:
+        """Submit the job, with further words of the command; return its id."""
         spec = ("-c", "vit.yml", "--backend", "ddp", "-o", f"train.batch_size={2 * nodes}")
         placed = (*spec, "--cluster", "slurm", "-N", str(nodes), *RANK_FLAGS)
-        printed = self.mtrain("submit", *placed, "--name", "many", "-o", f"backend.python={self._python}")
+        printed = self.mtrain("submit", *placed, "--name", "many", "-o", f"backend.python={self._python}", *words)
         found = re.search(r"submitted job (\d+)", printed)
         assert found is not None, printed
         return found[1]
