@@ -44,6 +44,10 @@ assert "deepspeed_shm_comm" in operators, library.wrong("there is no operator de
 patch = "deepspeed.runtime.zero.partition_parameters:InsertPostInitMethodToModuleSubClasses._set_dtype"
 library.takes(patch, ["self", "ds_config", "dtype"])
 library.takes(f"{engine}._do_optimizer_sanity_check", ["self", "basic_optimizer"])
+gather = "deepspeed.runtime.utils:all_gather_dp_groups"
+arguments = ["groups_flat", "partitioned_param_groups", "dp_process_group", "start_alignment_factor", "allgather_bucket_size"]
+library.takes(gather, arguments)
+library.takes("deepspeed.runtime.zero.stage_1_and_2:all_gather_dp_groups", arguments)
 library.reads("deepspeed.runtime.engine", ["scale_wrt_gas=True"])
 library.reads("deepspeed.runtime.zero.parameter_offload", ["vars("])
 assert callable(library.get("deepspeed.accelerator:get_accelerator")().supported_dtypes)
@@ -103,4 +107,28 @@ from types import SimpleNamespace
 Returned = make_dataclass("Returned", ["scores", "boxes"], frozen=True, slots=True)
 assert internals.attributes(Returned(1, 2)) == {"scores": 1, "boxes": 2}
 assert internals.attributes(SimpleNamespace(scores=1)) == {"scores": 1}
+""")
+
+
+def test_shares_are_gathered_in_pieces() -> None:
+    check("""
+import torch
+from deepspeed.comm import comm
+whole, sizes = torch.arange(26.0), []
+flat = torch.zeros(26)
+parts = [flat[:13], flat[13:]]
+parts[1].copy_(whole[13:])
+comm.get_world_size, comm.get_rank = lambda group: 2, lambda group: 1
+
+def gather(output, own, group):
+    sizes.append(output.numel())
+    first = int(own[0])
+    assert torch.equal(own, whole[first : first + own.numel()])
+    output.copy_(torch.cat([whole[first - 13 : first - 13 + own.numel()], own]))
+
+comm.all_gather_into_tensor = gather
+internals.prepare_start()
+library.get("deepspeed.runtime.zero.stage_1_and_2:all_gather_dp_groups")([flat], [parts], ["group"], 2, 8)
+assert torch.equal(flat, whole), flat
+assert sizes == [8, 8, 8, 2], sizes
 """)

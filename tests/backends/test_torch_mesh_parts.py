@@ -1,5 +1,7 @@
 """Meshes without ranks: where parts lie, random numbers of a tensor group, and the figures of a plan."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from mtrain.backends._fsdp import tensor_random
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.tensor_adapters import with_adapters
 from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
+from mtrain.backends._fsdp.tensor_styles import output_of
 from mtrain.backends._torch.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
@@ -167,6 +170,23 @@ def test_the_plan_of_a_spec_comes_before_those_of_the_model():
     model.parallelize_plan = {"a": "moe_tp_experts"}
     with pytest.raises(SpecError, match="shares a in the way 'moe_tp_experts', which is not known here"):
         plan_of(model, Mesh(replicate=1, shard=1, tensor=2))
+
+
+def test_models_are_compared_without_tensorfloat_32(monkeypatch):
+    matmul, seen = SimpleNamespace(allow_tf32=True), []
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+
+    class Answer(nn.Linear):
+        config = SimpleNamespace(vocab_size=4)
+        tp_plan = None
+
+        def forward(self, input_ids, use_cache):
+            seen.append(matmul.allow_tf32)
+            return SimpleNamespace(logits=self.weight)
+
+    assert output_of(Answer(2, 2)).shape == (2, 2)
+    assert seen == [False]
+    assert matmul.allow_tf32
 
 
 def test_a_plan_counts_what_a_rank_holds_and_sends():

@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero import parameter_offload
+from deepspeed.runtime.zero import parameter_offload, stage_1_and_2
 from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as ModulePatch
 from deepspeed.utils import groups
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ def prepare_start() -> None:
     # In stage 3, DeepSpeed searches a layer's output for weights with vars(), which fails for dataclasses with slots. A
     # module attribute of that name shadows the built-in function.
     vars(parameter_offload)["vars"] = attributes
+    vars(stage_1_and_2)["all_gather_dp_groups"] = gather_groups
     # DeepSpeed calls torch's collectives by their deprecated names.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
@@ -134,6 +135,34 @@ def share_gradients(zero: Any) -> list[Tensor]:
         zero.averaged_gradients[group] = [flat]
         flats.append(flat)
     return flats
+
+
+def gather_groups(
+    groups_flat: Sequence[Tensor],
+    partitioned_param_groups: Sequence[Sequence[Tensor]],
+    dp_process_group: Sequence[Any],
+    start_alignment_factor: int,
+    allgather_bucket_size: int,
+) -> None:
+    """Gather the shares of all groups of weights in stages 1 and 2, on the CPU in pieces; has DeepSpeed's parameters.
+
+    DeepSpeed leaves ``allgather_bucket_size`` out where torch has one operation for it, and gloo's copies all weights.
+    """
+    for flat, parts, group in zip(groups_flat, partitioned_param_groups, dp_process_group, strict=True):
+        size, own = comm.get_world_size(group), parts[comm.get_rank(group)]
+        if size == 1:
+            continue
+        if flat.is_cuda:
+            comm.all_gather_into_tensor(flat, own, group)
+            continue
+        each = min(max(allgather_bucket_size // size, 1), own.numel())
+        room = flat.new_empty(size * each)
+        for first in range(0, own.numel(), each):
+            pieces = [part[first : first + each] for part in parts]
+            gathered = room[: size * pieces[0].numel()]
+            comm.all_gather_into_tensor(gathered, own[first : first + each], group)
+            for piece, found in zip(pieces, gathered.view(size, -1), strict=True):
+                piece.copy_(found)
 
 
 def publish_shares(zero: Any) -> None:

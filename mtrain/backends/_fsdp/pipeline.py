@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from mtrain.backends._fsdp.stages import Division
-from mtrain.backends._fsdp.tensor_styles import FAILURES, ROUNDING, first_line, short_text
+from mtrain.backends._fsdp.tensor_styles import FAILURES, ROUNDING, first_line, full_products, short_text
 from mtrain.backends._fsdp.units import Unit
 from mtrain.backends._torch import precision
 from mtrain.core.interfaces import Precision
@@ -169,7 +169,8 @@ class Stage(nn.Module):
             return
         was_training, self._is_checked = model.training, True
         model.eval()
-        output, problem = self._checked_output(tokens)
+        with full_products():
+            output, problem = self._checked_output(tokens)
         model.train(was_training)
         self._is_checked = False
         worst = torch.zeros(1, dtype=torch.float64, device=device)

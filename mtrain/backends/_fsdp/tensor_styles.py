@@ -1,6 +1,7 @@
 """Let the ranks of a tensor group share the layers of a model, through torch's ``parallelize_module``."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -136,6 +137,17 @@ def short_text(model: nn.Module, device: torch.device) -> Tensor | None:
     return (7 * torch.arange(16, device=device) + 3).view(1, -1) % vocabulary
 
 
+@contextmanager
+def full_products() -> Iterator[None]:
+    """Compute products on CUDA in float32 and not in TensorFloat-32, whose rounding would pass for another model."""
+    matmul = torch.backends.cuda.matmul
+    former, matmul.allow_tf32 = matmul.allow_tf32, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = former
+
+
 @torch.no_grad()
 def output_of(model: nn.Module) -> Tensor | None:
     """Return what a language model of transformers computes for a short text; None: it is no such model."""
@@ -145,7 +157,8 @@ def output_of(model: nn.Module) -> Tensor | None:
     was_training = model.training
     model.eval()
     try:
-        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        with full_products():
+            logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     finally:
         model.train(was_training)
     return logits.double()
