@@ -49,6 +49,8 @@ ARRAYS: Mapping[Part, str] = {
 }
 """File of each part of ``State``."""
 CHUNK_BYTES = 8 << 20
+HASHED_BESIDE_BYTES = 256 << 10
+"""Size from which another thread takes the digest of an array while it is written; for less, telling it costs as much."""
 MAX_JSON_BYTES = 256 << 20
 """Largest MANIFEST.json or state.json that is read, in bytes."""
 
@@ -205,7 +207,7 @@ class _Writer:
             for content in contents:
                 view = memoryview(content)
                 size += len(view)
-                if len(view) < CHUNK_BYTES:
+                if len(view) < HASHED_BESIDE_BYTES:
                     digest.update(view)
                     _write_all(file, view)
                     continue
