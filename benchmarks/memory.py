@@ -405,26 +405,37 @@ def plot(everything: list[dict[str, Any]], path: Path) -> None:
     """Draw, over the number of ranks, what a rank needed above its imports, and what a build may need."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
-    ranks = [case["ranks"] for case in everything]
-    labels = {"build": "build", "save": "save", "save in the background": "save, background", "restore": "restore"}
-    for phase, label in labels.items():
-        peaks = [
-            max(of["phases"][phase]["peak"] - of["phases"]["build"]["before"] for of in case["results"]) / MIB
-            for case in everything
-        ]
-        axes.plot(ranks, peaks, "o-", label=label)
-    first = everything[0]["results"][0]
-    extra = 3 * first["largest"] / MIB + ALLOWED_MIB
-    bound = [held(case["backend"], case["ranks"], first["parameters"]) / MIB + extra for case in everything]
-    axes.plot(ranks, bound, "k--", label="bound of build and restore")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, [str(count) for count in ranks])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("MiB of a rank above imports")
-    axes.legend(frameon=False)
+    backends = list(dict.fromkeys(case["backend"] for case in everything))
+    size = (5.2 * len(backends), 3.8)
+    figure, plots = pyplot.subplots(1, len(backends), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axes, backend in zip(plots[0], backends, strict=True):
+        _plot_backend(axes, [case for case in everything if case["backend"] == backend])
+        axes.set_title(backend.replace("deepspeed:", "ZeRO-"))
+    plots[0][0].set_ylabel("MiB of a rank above imports")
+    plots[0][0].legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _plot_backend(axes: Any, cases: list[dict[str, Any]]) -> None:
+    """Draw the peaks of one backend; both axes are logarithmic, so that a straight line is a power."""
+    ranks = [case["ranks"] for case in cases]
+    for phase in ("build", "save", "save in the background", "restore"):
+        if phase in cases[0]["results"][0]["phases"]:
+            peaks = [
+                max(of["phases"][phase]["peak"] - of["phases"]["build"]["before"] for of in case["results"]) / MIB
+                for case in cases
+            ]
+            axes.plot(ranks, peaks, "o-", label=phase)
+    first = cases[0]["results"][0]
+    extra = 3 * first["largest"] / MIB + ALLOWED_MIB
+    bound = [held(case["backend"], case["ranks"], first["parameters"]) / MIB + extra for case in cases]
+    axes.plot(ranks, bound, "k--", label="bound of a build")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    marks = [512, 1024, 2048, 4096]
+    axes.set_yticks(marks, [f"{mark:,}" for mark in marks])
+    axes.set_xlabel("ranks")
 
 
 def main() -> None:
