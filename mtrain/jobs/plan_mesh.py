@@ -89,6 +89,7 @@ def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | Non
         "details": {**_BYTE_TOKENS, "length": _length(spec)},
         "rows": micro,
         "passes": passes,
+        "frozen": list(spec.train.freeze),
         "device": str(spec.backend.options.get("device", "auto")),
         "dtype": "float64" if spec.train.precision == "fp64" else "float32",
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
@@ -191,7 +192,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
     is_whole_norm = mesh.shard == mesh.size
     if is_whole_norm:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
-    # What is not trained is the base of adapters, which no average follows.
+    # No average follows what is not trained.
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
     step = learns
     if is_whole_norm and mesh.shard > 1:

@@ -123,7 +123,8 @@ class TrainingRun:
         self._inspection = Inspection(job, self.report, total_updates=self.updates)
         self._profile = Profile(job.session, job.spec.report.profile, run_folder)
         peak = peak_of(job.spec, precision=job.recipe.precision, device=job.session.device)
-        self._utilisation = Utilisation(job.session, job.plugin, job.task, peak_tflops=peak)
+        frozen = job.spec.train.freeze
+        self._utilisation = Utilisation(job.session, job.plugin, job.task, peak_tflops=peak, frozen=frozen)
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
         self._stop: Callable[[], bool] = lambda: False
         self._save_request = process.SaveRequest()

@@ -6,6 +6,7 @@ neither the process that starts a job nor a rank on Paddle has torch.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import Any
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.spec.files import read_bytes
-from mtrain.weights.arrays import check_growth
+from mtrain.weights.arrays import check_growth, dimensions
 from mtrain.weights.dcp_names import DescriptionVocabulary, Index, Properties
 from mtrain.weights.dcp_pieces import Piece, SplitTensor
 from mtrain.weights.pickles import Inert, Refused, load
-from mtrain.weights.trees import MAX_ENTRIES, weights_of
+from mtrain.weights.trees import MAX_ENTRIES, WRAPPERS, weights_of
 
 DESCRIPTION = ".metadata"
 """File that describes the others; it is written last."""
@@ -26,9 +27,8 @@ PIECES = "*.distcp"
 _MAX_DESCRIPTION_BYTES = 256 << 20
 _MAX_INSTRUCTIONS = 20_000_000
 """Largest number of instructions in the description; a piece of an array on one rank needs some 60."""
-_WRAPPERS = ("ema", "state_dict", "model")
-"""Keys of a state, one of which holds the weights; see ``trees``."""
 _OF_OPTIMIZER = ("optimizer", "optimizers", "optim", "optims")
+_STARTS_OF_OPTIMIZER = tuple(f"{name}.{part}." for name in _OF_OPTIMIZER for part in ("state", "param_groups"))
 _MAX_DEPTH = 8
 """Largest number of dictionaries in each other that are opened."""
 
@@ -105,19 +105,18 @@ def _tensors(path: Path, described: Mapping[str, Any]) -> Iterator[tuple[str, Sp
 
 
 def _tensor(path: Path, key: str, entry: Mapping[str, Any], place_of: Mapping[Any, Any]) -> SplitTensor:
-    properties, shape, chunks = entry.get("properties"), entry.get("size"), entry.get("chunks")
-    if not isinstance(properties, Properties) or not isinstance(shape, tuple) or not isinstance(chunks, list):
-        raise Refused(f"{key[:80]}: an array without type, shape or pieces")
+    properties, chunks = entry.get("properties"), entry.get("chunks")
+    if not isinstance(properties, Properties) or not isinstance(chunks, list):
+        raise Refused(f"{key[:80]}: an array without type or pieces")
     pieces = []
     for chunk in chunks:
         state = chunk.state if isinstance(chunk, Inert) else {}
-        offsets, sizes = state.get("offsets"), state.get("sizes")
-        if not isinstance(offsets, tuple) or not isinstance(sizes, tuple):
-            raise Refused(f"{key[:80]}: a piece without place or size")
+        # Checked before they are looked up: the hash of tuples in tuples without end overflows the stack.
+        offsets, sizes = dimensions(state.get("offsets")), dimensions(state.get("sizes"))
         if 0 in sizes:  # a rank that has nothing of a short array
             continue
         pieces.append(_piece(path, key, offsets, sizes, place_of.get((key, offsets))))
-    return SplitTensor(key=key, shape=shape, dtype=properties.dtype, pieces=pieces)
+    return SplitTensor(key=key, shape=dimensions(entry.get("size")), dtype=properties.dtype, pieces=pieces)
 
 
 def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...], place: object) -> Piece:
@@ -133,11 +132,13 @@ def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...
 
 
 def _check_files(path: Path, tensors: Any) -> None:
-    """Refuse a folder in which a file is missing or too short, before anything is read."""
+    """Refuse a folder in which a file is missing, too short, or would be read several times, before anything is read."""
     ends: dict[Path, int] = {}
+    to_read: Counter[Path] = Counter()
     for tensor in tensors:
         for piece in tensor.pieces:
             ends[piece.file] = max(ends.get(piece.file, 0), piece.start + piece.length)
+            to_read[piece.file] += piece.length
     missing = sorted(file.name for file in ends if not file.is_file())
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -149,6 +150,8 @@ def _check_files(path: Path, tensors: Any) -> None:
             raise CheckpointError(
                 f"{file}: ends too early, {file.stat().st_size} bytes of at least {end}; copy it again"
             )
+        if to_read[file] > end:
+            raise Refused(f"{file.name}: pieces of {to_read[file]} bytes within {end}, so some lie on each other")
 
 
 # --------------------------------------------------------------------------------------------------- the state's nesting
@@ -174,14 +177,15 @@ def _tree(tensors: Mapping[str, SplitTensor], paths: object) -> dict[Any, Any]:
 def _weights_in(tree: dict[Any, Any]) -> dict[Any, Any]:
     """Return the dictionary that holds the weights or a known wrapper of them: ``{"app": {"model": ...}}`` has one inside.
 
-    Without paths the keys of an optimizer are whole names, which are left out.
+    In a state without dictionaries the keys of an optimizer are whole names, which are left out.
     """
     for _ in range(_MAX_DEPTH):
-        if any(isinstance(value, SplitTensor) for value in tree.values()) or any(key in tree for key in _WRAPPERS):
+        if any(isinstance(value, SplitTensor) for value in tree.values()) or any(key in tree for key in WRAPPERS):
             break
         inner = [value for key, value in tree.items() if isinstance(value, dict) and key not in _OF_OPTIMIZER]
         if len(inner) != 1:
             break
         tree = inner[0]
-    starts = tuple(f"{name}." for name in _OF_OPTIMIZER)
-    return {key: value for key, value in tree.items() if not (isinstance(key, str) and key.startswith(starts))}
+    return {
+        key: value for key, value in tree.items() if not (isinstance(key, str) and key.startswith(_STARTS_OF_OPTIMIZER))
+    }

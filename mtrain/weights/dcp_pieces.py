@@ -66,7 +66,9 @@ class Piece:
         if not isinstance(tensor, TorchTensor) or tensor.shape != self.sizes:
             raise Refused(f"{self.file.name}: at byte {self.start} no tensor of shape {self.sizes}")
         check_growth([tensor], file_bytes=len(content))
-        return tensor.array()
+        array = tensor.array()
+        # A view would keep all of its storage.
+        return array if tensor.storage.length == array.size else array.copy()
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

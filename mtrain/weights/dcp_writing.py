@@ -42,14 +42,17 @@ def write_folder(folder: Path, arrays: Mapping[str, Array]) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for former in [folder / DESCRIPTION, *folder.glob(PIECES)]:
-            former.unlink(missing_ok=True)
         lengths = {}
         with outputs.replaced(folder / _FILE) as file:
             for name, array in arrays.items():
                 lengths[name] = file.write(tensor_bytes(name, array))
             file.flush()
             os.fsync(file.fileno())
+            # Until here a former save is whole. From here on it is an unfinished one, which readers refuse.
+            (folder / DESCRIPTION).unlink(missing_ok=True)
+        for former in folder.glob(PIECES):
+            if former.name != _FILE:
+                former.unlink()
         with outputs.replaced(folder / DESCRIPTION) as file:
             file.write(_description(arrays, lengths))
             file.flush()

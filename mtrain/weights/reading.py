@@ -246,13 +246,13 @@ def _read_folder(path: Path) -> Weights:
     if dcp.is_folder_of_dcp(path):
         arrays, description = dcp.read_folder(path)
         return _checked(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
-    if (inside := dcp.newest_inside(path)) is not None:
-        raise CheckpointError(
-            f"{path}: holds folders of torch.distributed.checkpoint; give one of them, such as {inside}"
-        )
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
         runs = [candidate for candidate in (path / "checkpoints", path) if store.listed(candidate)]
+        if not runs and (inside := dcp.newest_inside(path)) is not None:
+            raise CheckpointError(
+                f"{path}: holds folders of torch.distributed.checkpoint; give one of them, such as {inside}"
+            )
         if not runs:
             raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with checkpoints; {EXPECTED}")
         folder = store.best(runs[0]) or store.newest(runs[0])

@@ -15,7 +15,7 @@ PARAMETER_NAMES = "StructuredToParameterName@@"
 """Key in Paddle's state dicts of the map from each array to its name inside Paddle."""
 SLICES = "UnpackBigParamInfor@@"
 """Key in Paddle's files of protocol 2 and 3 that describes how arrays of a GiB and more were cut into slices."""
-_WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`", "model": "its `model`"}
+WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`", "model": "its `model`"}
 """Maps a key under which checkpoints keep weights to its description; the preferred key comes first."""
 _MAX_WRAPPERS = 4
 """Largest number of checkpoints inside each other that are opened."""
@@ -40,14 +40,14 @@ def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
         return _filled(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
     if not isinstance(value, dict):
         raise Refused("no dictionary of arrays and no model; expected weights by name")
-    for key, words in _WRAPPERS.items():
+    for key, words in WRAPPERS.items():
         inside = _inside(value.get(key), depth=1)
         if inside:
             return inside, f"a checkpoint, {words}"
     flat = _state_dict(value)
     if flat:
         return flat, "a state dict"
-    for key in _WRAPPERS:
+    for key in WRAPPERS:
         if isinstance(value.get(key), Inert):
             return _filled({}, value[key]), ""
     keys = ", ".join(ascii(key)[:40] for key in list(value)[:8])
@@ -60,7 +60,7 @@ def _inside(entry: object, *, depth: int) -> dict[str, Leaf]:
         return _of_module(entry)
     if not isinstance(entry, dict) or depth > _MAX_WRAPPERS:
         return {}
-    deeper = (_inside(entry.get(key), depth=depth + 1) for key in _WRAPPERS)
+    deeper = (_inside(entry.get(key), depth=depth + 1) for key in WRAPPERS)
     return next(filter(None, deeper), {}) or _state_dict(entry)
 
 

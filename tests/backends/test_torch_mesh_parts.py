@@ -5,18 +5,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from mtrain.backends._fsdp import tensor_random
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._fsdp.tensor_adapters import with_adapters
 from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
-from mtrain.backends._fsdp.tensor_styles import output_of
+from mtrain.backends._fsdp.tensor_styles import output_of, share, short_length
 from mtrain.backends._torch.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.meshes import mesh_of
 from mtrain.errors import SpecError
-from mtrain.jobs.plan_mesh import estimate, estimates, layout_words, rows
+from mtrain.jobs.plan_mesh import Estimate, estimate, estimates, layout_words, rows
 from mtrain.spec import config
 from mtrain.spec.model import Spec
 
@@ -172,6 +173,19 @@ def test_the_plan_of_a_spec_comes_before_those_of_the_model():
         plan_of(model, Mesh(replicate=1, shard=1, tensor=2))
 
 
+@pytest.mark.parametrize(("ranks", "length"), [(1, 16), (2, 16), (3, 18), (8, 16), (32, 32)])
+def test_models_are_compared_on_a_text_that_a_tensor_group_divides(ranks, length):
+    assert short_length(ranks) == length
+
+
+def test_a_style_that_rearranges_values_is_refused():
+    class Own(ColwiseParallel):
+        pass
+
+    with pytest.raises(SpecError, match=r"parallelize_plan: 0 is to be shared by Own"):
+        share(nn.Sequential(nn.Linear(2, 2)), {"0": Own()}, None)
+
+
 def test_models_are_compared_without_tensorfloat_32(monkeypatch):
     matmul, seen = SimpleNamespace(allow_tf32=True), []
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
@@ -184,7 +198,7 @@ def test_models_are_compared_without_tensorfloat_32(monkeypatch):
             seen.append(matmul.allow_tf32)
             return SimpleNamespace(logits=self.weight)
 
-    assert output_of(Answer(2, 2)).shape == (2, 2)
+    assert output_of(Answer(2, 2), length=16).shape == (2, 2)
     assert seen == [False]
     assert matmul.allow_tf32
 
@@ -236,6 +250,29 @@ def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
     assert found.sent_to_shards == (3 + 1) * found.weights_bytes + found.gradients_bytes
     alone = estimate(spec, Mesh(replicate=1, shard=2, tensor=1), arrays, size=2, on_cpu=False)
     assert alone.sent_to_shards == 2 * 3 * alone.weights_bytes + 2 * alone.gradients_bytes
+
+
+def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path, monkeypatch):
+    """Whatever the type of a model's files, and whether or not its first block is trained."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+
+    def found(dtype: str, freeze: str) -> Estimate:
+        (tmp_path / "small.yml").write_text(
+            "model: {name: hf, options: {attention: sdpa, config: {model_type: llama, vocab_size: 64, hidden_size: 32, "
+            f"intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, dtype: {dtype}}}}}}}\n"
+            f"data: {{format: text, root: ., length: 16}}\ntrain: {{updates: 1, batch_size: 16, freeze: [{freeze}]}}\n"
+            "optimizer: {rule: adamw}\nparallel: {shard: 2}\nbackend: {name: fsdp}\n"
+        )
+        loaded = config.load("small.yml")
+        (one,) = estimates(loaded, mesh_of(loaded.spec, size=2), size=2, on_cpu=True)
+        return one
+
+    whole = found("float32", "")
+    assert found("bfloat16", "") == whole
+    frozen = found("float32", "embed_tokens")
+    assert frozen.weights_bytes == whole.weights_bytes
+    assert frozen.gradients_bytes == whole.gradients_bytes - 4 * 64 * 32 / 2
 
 
 def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_alike(tmp_path, monkeypatch):

@@ -97,4 +97,4 @@ def test_a_job_of_a_script_takes_the_limit_from_its_spec(tmp_path, limit, kept):
     log = tmp_path / "runs" / "talks" / "logs" / "rank-0.log"
     assert log.read_text().startswith("000000000 xxx")
     assert log.read_text().endswith("xxx\nthe end\n")
-    assert kept // 2 <= log.stat().st_size <= kept + 4096
+    assert kept // 2 <= 512 * log.stat().st_blocks <= kept + 4096  # a file with a hole is as long as before

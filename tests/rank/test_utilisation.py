@@ -35,6 +35,8 @@ class Session:
         ("cuda:1 (NVIDIA H100 80GB HBM3)", 989.0),
         ("cuda:1 (NVIDIA H100 PCIe)", 756.0),
         ("cuda:0 (NVIDIA H200)", 989.0),
+        ("cuda:0 (NVIDIA H200 NVL)", 835.0),
+        ("cuda:0 (NVIDIA H100 80GB HBM3 MIG 1g.10gb)", None),
         ("cuda:0 (NVIDIA GeForce RTX 3060)", None),
         ("cpu", None),
     ],
@@ -46,8 +48,8 @@ def test_the_published_peak_counts_for_bf16_on_devices_that_are_known(device, pe
 
 
 def test_it_is_the_share_of_the_peak_of_all_devices():
-    session = Session(Ranks(0, 4), Capabilities(operations=lambda plugin, task, rows: rows * 3 * 10**12))
-    made = Utilisation(session, None, None, peak_tflops=100.0)  # type: ignore[arg-type]
+    session = Session(Ranks(0, 4), Capabilities(operations=lambda plugin, task, rows, frozen: rows * 3 * 10**12))
+    made = Utilisation(session, None, None, peak_tflops=100.0, frozen=[])  # type: ignore[arg-type]
     assert made.of({"samples_per_second": 40.0}) == {"mfu": pytest.approx(0.3)}
 
 
@@ -58,4 +60,14 @@ def test_it_is_the_share_of_the_peak_of_all_devices():
 )
 def test_nothing_is_shown_where_it_is_not_known(count, peak, rank):
     session = Session(Ranks(rank, 4), Capabilities(operations=count))
-    assert Utilisation(session, None, None, peak_tflops=peak).of({"samples_per_second": 40.0}) == {}  # type: ignore[arg-type]
+    made = Utilisation(session, None, None, peak_tflops=peak, frozen=[])  # type: ignore[arg-type]
+    assert made.of({"samples_per_second": 40.0}) == {}
+
+
+def test_a_model_that_cannot_be_counted_trains_all_the_same(caplog):
+    def count(*_: object) -> int:
+        raise AttributeError("no values here")
+
+    made = Utilisation(Session(Ranks(0, 1), Capabilities(operations=count)), None, None, peak_tflops=1.0, frozen=[])  # type: ignore[arg-type]
+    assert made.of({"samples_per_second": 40.0}) == {}
+    assert "no mfu is recorded" in caplog.text

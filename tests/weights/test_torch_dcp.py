@@ -233,6 +233,40 @@ def test_a_hostile_description_is_refused_and_not_executed(place, folder, capsys
     assert not (folder / "executed").exists()
 
 
+@pytest.mark.parametrize("field", ["size", "offsets", "sizes"])
+def test_a_place_that_is_nested_without_end_is_refused(field, tmp_path):
+    """A hash or a comparison of such a tuple overflows the stack of C, so it is tried in a process of its own."""
+    folder = described_as(tmp_path / "dcp", (4,), ((0,), (4,)))
+    content = (folder / ".metadata").read_bytes()
+    start = content.index(field.encode())
+    start = content.index(b"K", start)  # the number in its tuple
+    assert content[start + 2 : start + 3] == b"\x85"
+    (folder / ".metadata").write_bytes(content[: start + 3] + b"\x85" * 400_000 + content[start + 3 :])
+    shown = subprocess.run(
+        [sys.executable, "-m", "mtrain", "weights", "show", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 2, shown.stderr
+    assert "refused, nothing of it was executed" in shown.stderr
+
+
+def test_a_view_does_not_keep_its_storage(tmp_path, capsys):
+    """One piece of 4 MiB, of which an array names one number."""
+    folder = described_as(tmp_path / "dcp", (1,), ((0,), (1,)))
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(1 << 20)[:1], buffer)
+    (folder / "__0_0.distcp").write_bytes(buffer.getvalue())
+    change(folder, lambda index, place: _StorageInfo(place.relative_path, 0, len(buffer.getvalue())))
+    found = read(folder).arrays["w"]
+    while found.base is not None and isinstance(found.base, np.ndarray):
+        found = found.base
+    assert found.nbytes == 4
+
+
+def test_pieces_that_lie_on_each_other_in_their_file_are_refused(tmp_path, capsys):
+    folder = described_as(tmp_path / "dcp", (8,), ((4,), (4,)), ((0,), (4,)))
+    assert "so some lie on each other" in refused(folder, capsys)
+
+
 def test_a_hostile_piece_is_refused_and_not_executed(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     buffer = io.BytesIO()
@@ -240,7 +274,8 @@ def test_a_hostile_piece_is_refused_and_not_executed(folder, capsys, monkeypatch
     file = folder / "__0_0.distcp"
     content = buffer.getvalue()
     file.write_bytes(content + bytes(file.stat().st_size))
-    change(folder, lambda index, place: _StorageInfo(place.relative_path, 0, len(content)))
+    hostile = iter([_StorageInfo(file.name, 0, len(content))])
+    change(folder, lambda index, place: next(hostile, place))
     assert "the name posix.system" in refused(folder, capsys)
     assert not (folder / "executed").exists()
 
@@ -297,8 +332,12 @@ def test_pieces_that_do_not_make_up_their_array_are_refused(shape, chunks, tmp_p
 
 
 def test_pieces_that_make_up_their_array_are_read(tmp_path):
-    found = read(described_as(tmp_path / "dcp", (8,), ((4,), (4,)), ((0,), (4,)))).arrays
-    assert np.array_equal(found["w"], np.ones(8, np.float32))
+    folder = described_as(tmp_path / "dcp", (8,), ((4,), (4,)), ((0,), (4,)))
+    file = folder / "__0_0.distcp"
+    content = file.read_bytes()
+    file.write_bytes(content + content)
+    change(folder, lambda index, old: _StorageInfo(old.relative_path, old.length * (index.offset[0] == 4), old.length))
+    assert np.array_equal(read(folder).arrays["w"], np.ones(8, np.float32))
 
 
 def test_a_type_that_numpy_lacks_is_named(tmp_path, capsys):
@@ -388,3 +427,25 @@ def test_force_replaces_what_another_save_left(run, folder, model, capsys):
     assert main(["weights", "export", str(run), "--format", "dcp", "--to", str(folder), "--force"]) == 0
     assert {file.name for file in folder.iterdir()} == {".metadata", "__0_0.distcp"}
     assert set(read(folder).arrays) == set(arrays_of(model))
+
+
+def test_a_former_folder_stays_whole_until_the_new_one_is(folder, tmp_path):
+    from mtrain.weights.dcp_writing import write_folder
+
+    before = read(folder).arrays
+    with pytest.raises(CheckpointError, match="uint32"):
+        write_folder(folder, {"a": np.zeros(2, np.float32), "w": np.zeros(2, np.uint32)})
+    assert set(read(folder).arrays) == set(before)
+
+
+def test_a_module_that_is_called_as_an_optimizer_keeps_its_weights(tmp_path):
+    from mtrain.weights.dcp_writing import write_folder
+
+    arrays = {"optim.weight": np.ones(2, np.float32), "head.weight": np.zeros(2, np.float32)}
+    write_folder(tmp_path / "dcp", arrays)
+    assert set(read(tmp_path / "dcp").arrays) == set(arrays)
+
+
+def test_a_run_that_also_holds_such_a_folder_is_read_as_a_run(run, model, capsys):
+    assert main(["weights", "export", str(run), "--format", "dcp", "--to", str(run / "dcp")]) == 0
+    assert set(read(run).arrays) == set(arrays_of(model))

@@ -81,8 +81,8 @@ class ZeroEngine(SplitEngine):
             internals.leave_norm_out(engine)
         optimizer.follow_ranges(quantising.ranges(model, recipe, self.collective))
         if self._sharding.stage > 0:
-            # Also in stages 1 and 2: the next update overwrites whole weights with the parts of all ranks.
-            whole_states.refuse(model, lambda weight, value: True)
+            # Also in stages 1 and 2: the next update overwrites whole weights that are trained with the parts of all ranks.
+            whole_states.refuse(model, lambda weight, value: self._sharding.stage == 3 or weight.requires_grad)
         compiling.attach(model, recipe)
         self._recipe = recipe
         return model, optimizer

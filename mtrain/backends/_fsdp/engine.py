@@ -163,12 +163,14 @@ class FsdpEngine(SplitEngine):
             if mesh.tensor > 1:
                 plan = whole_plan(model, mesh)
             if mesh.pipeline > 1:
-                division = divide(model, mesh.pipeline)
+                division = divide(model, mesh.pipeline, length=tensor_styles.short_length(mesh.tensor))
                 expected = division.output
             elif plan:
-                expected = tensor_styles.output_of(model)
+                expected = tensor_styles.output_of(model, length=tensor_styles.short_length(mesh.tensor))
         if expected is not None:
             spread.fill_for_good(expected)
+        for buffer in model.buffers():
+            spread.fill(buffer)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.target))

@@ -1,8 +1,8 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, the ``dtype`` of training, the ``device``, and the backend's
-``unit``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, what is ``frozen``, the ``dtype`` of training, the ``device``,
+and the backend's ``unit``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
 """
 
 import json
@@ -40,7 +40,11 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     def build() -> nn.Module | None:
         with torch.device("meta"):
             model: nn.Module | None = plugin.without_values(task)
-        return model.double() if model is not None and question["dtype"] == "float64" else model
+        if model is None:
+            return None
+        flops.freeze(model, question["frozen"])
+        # Masters are float32 whatever the type of a model's files.
+        return model.double() if question["dtype"] == "float64" else model.float()
 
     model = build()
     if model is None:

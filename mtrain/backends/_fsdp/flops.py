@@ -5,7 +5,7 @@ all tokens of its row, whatever its kernel leaves out, and what ``train.recomput
 operations of Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), by which utilisations are compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,17 +15,27 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtrain.backends._fsdp.internals import exchange_attention
 from mtrain.core import likelihoods
 from mtrain.core.interfaces import Model, Task
+from mtrain.core.recipe import is_frozen
 
 ATTENTION = "mtrain_operations"
 """Name of the attention in plain matrix products among transformers' implementations."""
 
 
-def of_plugin(plugin: Model, task: Task, rows: int) -> int | None:
-    """Return the operations of ``rows`` samples; None: they are not known for this model."""
+def of_plugin(plugin: Model, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
+    """Return the operations of ``rows`` samples; None: they are not known for this model. ``frozen``: as in ``train.freeze``."""
     with torch.device("meta"):
         model = plugin.without_values(task)
+    if model is not None:
+        freeze(model, frozen)
     batch = plugin.blank_batch(task, rows=rows)
     return None if model is None or batch is None else of_micro_batch(model, batch)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Leave the parameters that ``patterns`` find untrained."""
+    for name, parameter in model.named_parameters():
+        if is_frozen(name, patterns):
+            parameter.requires_grad = False
 
 
 def of_micro_batch(model: nn.Module, batch: Mapping[str, tuple[tuple[int, ...], str]]) -> int | None:

@@ -164,7 +164,7 @@ class Stage(nn.Module):
             SpecError: It does.
         """
         model = self.model
-        tokens = short_text(model, device)
+        tokens = None if expected is None else short_text(model, device, expected.shape[1])
         if expected is None or tokens is None:
             return
         was_training, self._is_checked = model.training, True

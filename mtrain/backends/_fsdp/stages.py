@@ -52,8 +52,8 @@ class _Call:
     dtype: torch.dtype
 
 
-def divide(model: nn.Module, count: int) -> Division:
-    """Divide a model into ``count`` stages; it computes a short text for that, so every rank must call.
+def divide(model: nn.Module, count: int, *, length: int = 16) -> Division:
+    """Divide a model into ``count`` stages; it computes ``length`` tokens for that, so every rank must call.
 
     Blocks are divided evenly, and the first stages have one more where they do not divide. What is called before the first
     block belongs to the first stage, what is called after the last one to the last stage.
@@ -74,7 +74,7 @@ def divide(model: nn.Module, count: int) -> Division:
             f"{len(listed)}"
         )
     owners = [name for name, module in model.named_modules() if _owns(module) and not _is_within(name, listed)]
-    calls, output = _calls(model, [*owners, *listed])
+    calls, output = _calls(model, [*owners, *listed], length=length)
     _check(count, calls, owners, listed)
     order = [name for name, _ in calls]
     first, last = order.index(listed[0]), order.index(listed[-1])
@@ -114,7 +114,7 @@ def _is_within(name: str, listed: Sequence[str]) -> bool:
     return any(name == block or name.startswith(f"{block}.") for block in listed)
 
 
-def _calls(model: nn.Module, names: Sequence[str]) -> tuple[list[tuple[str, _Call]], Tensor | None]:
+def _calls(model: nn.Module, names: Sequence[str], *, length: int) -> tuple[list[tuple[str, _Call]], Tensor | None]:
     """Return the calls of the modules ``names`` in a forward pass, in their order, and what it has computed."""
     found: list[tuple[str, _Call]] = []
 
@@ -131,7 +131,7 @@ def _calls(model: nn.Module, names: Sequence[str]) -> tuple[list[tuple[str, _Cal
 
     hooks = [model.get_submodule(name).register_forward_hook(note(name), with_kwargs=True) for name in names]
     try:
-        output = output_of(model)
+        output = output_of(model, length=length)
     finally:
         for hook in hooks:
             hook.remove()

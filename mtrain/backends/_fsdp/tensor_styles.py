@@ -99,12 +99,26 @@ def share(
         if style != "grad_allreduce":
             module = model.get_submodule(name)
             style = "colwise" if name in split else style
-            chosen = style if isinstance(style, ParallelStyle) else _made(name, module, style, sequence=sequence)
+            chosen = (
+                _known(name, style)
+                if isinstance(style, ParallelStyle)
+                else _made(name, module, style, sequence=sequence)
+            )
             parallelize_module(module, tensor, chosen, src_data_rank=None)
     for places in tied:
         _, first, key = places[0]
         for _, module, other in places[1:]:
             module.register_parameter(other, first._parameters[key])
+
+
+def _known(name: str, style: ParallelStyle) -> ParallelStyle:
+    """Return a style of torch's own. Of another one, what it does to values would be lost: layers are shared without them."""
+    if type(style).__module__.partition(".")[0] != "torch":
+        raise SpecError(
+            f"parallelize_plan: {name} is to be shared by {type(style).__name__}, a class of its own; give a name such as colwise, or a "
+            "style of torch.distributed.tensor.parallel"
+        )
+    return style
 
 
 def _made(name: str, module: nn.Module, style: str, *, sequence: bool) -> ParallelStyle:
@@ -129,12 +143,17 @@ def reduced_alone(model: nn.Module, plan: Mapping[str, Style]) -> list[str]:
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in layers]
 
 
-def short_text(model: nn.Module, device: torch.device) -> Tensor | None:
-    """Return 16 tokens, (1, 16), for a language model of transformers; None: it is no such model."""
+def short_length(ranks: int) -> int:
+    """Return how many tokens models are compared on: 16, or the next number that the ``ranks`` of a tensor group divide."""
+    return -(-16 // ranks) * ranks
+
+
+def short_text(model: nn.Module, device: torch.device, length: int) -> Tensor | None:
+    """Return tokens, (1, length), for a language model of transformers; None: it is no such model."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocabulary, int) or not hasattr(model, "tp_plan"):
         return None
-    return (7 * torch.arange(16, device=device) + 3).view(1, -1) % vocabulary
+    return (7 * torch.arange(length, device=device) + 3).view(1, -1) % vocabulary
 
 
 @contextmanager
@@ -149,9 +168,9 @@ def full_products() -> Iterator[None]:
 
 
 @torch.no_grad()
-def output_of(model: nn.Module) -> Tensor | None:
-    """Return what a language model of transformers computes for a short text; None: it is no such model."""
-    tokens = short_text(model, next(model.parameters()).device)
+def output_of(model: nn.Module, *, length: int) -> Tensor | None:
+    """Return what a language model of transformers computes for ``length`` tokens; None: it is no such model."""
+    tokens = short_text(model, next(model.parameters()).device, length)
     if tokens is None:
         return None
     was_training = model.training
@@ -176,7 +195,7 @@ def check_same(model: nn.Module, expected: Tensor) -> None:
     """
     problem = ""
     try:
-        shared = output_of(model)
+        shared = output_of(model, length=expected.shape[1])
         assert shared is not None
         worst = float((shared - expected.to(shared.device)).abs().max() / expected.abs().max().clamp(min=1e-30))
         if not worst <= ROUNDING:

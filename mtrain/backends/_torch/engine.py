@@ -344,11 +344,11 @@ class TorchEngine(RankSession):
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
 
-    def operations(self, plugin: Model, task: Task, rows: int) -> int | None:
+    def operations(self, plugin: Model, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
         """See ``Capabilities.operations``."""
         from mtrain.backends._fsdp import flops  # which few jobs need
 
-        return flops.of_plugin(plugin, task, rows)
+        return flops.of_plugin(plugin, task, rows, frozen)
 
     def profile(self, file: Path) -> AbstractContextManager[None]:
         """See ``Capabilities.profile``."""

@@ -25,7 +25,8 @@ class Piece:
         if not isinstance(value, Tensor) or value.shape != whole or value.dim() == 0:
             return copy.deepcopy(value)
         end = self.first + self.tensor.numel()
-        return value.detach().reshape(-1)[self.first : end].clone().reshape(self.tensor.shape)
+        piece = value.detach().reshape(-1)[self.first : end]
+        return piece.to(self.tensor.device, copy=True).reshape(self.tensor.shape)
 
 
 def moved(made: Made, pieces: Mapping[int, Piece]) -> Any:

@@ -1,7 +1,7 @@
 """The torch engine of backends that split arrays over the ranks: it saves whole arrays, and each rank restores its parts."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import numpy as np
@@ -30,8 +30,8 @@ class SplitEngine(TorchEngine):
     """The backend's option ``keep_memory``."""
 
     def returning_memory(self) -> AbstractContextManager[None]:
-        """Return freed memory of the host to the kernel at once, while a model is built: see ``system.memory``."""
-        return returned_memory(keep=self.keep_memory and self.target.type == "cpu")
+        """Return freed memory to the kernel at once, while a model is built on the CPU: see ``system.memory``."""
+        return returned_memory(keep=self.keep_memory) if self.target.type == "cpu" else nullcontext()
 
     def release(self, optimizer: PartsOptimizer) -> None:
         """Prepare for changes to this rank's parts of weights; ``publish`` follows. Every rank must call."""

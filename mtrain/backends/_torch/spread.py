@@ -246,7 +246,7 @@ class Spread(TorchDispatchMode):
         return memory is not None and memory.part is not None
 
     def part(self, x: Tensor, box: Box, *, is_even: bool) -> Tensor:
-        """Return a copy of the elements of ``x`` in ``box``; every rank must call.
+        """Return the elements of ``x`` in ``box``, in memory that nothing else uses; every rank must call.
 
         ``is_even``: all ranks ask for equal parts of the flattened array, one after the other.
         """

@@ -24,8 +24,8 @@ names of the program's outputs, in order.
 """
 
 
-Operations: TypeAlias = Callable[[Model, Task, int], int | None]
-"""Returns the operations of (plugin of the model, task, number of samples)."""
+Operations: TypeAlias = Callable[[Model, Task, int, Sequence[str]], int | None]
+"""Returns the operations of (plugin of the model, task, number of samples, patterns of what is not trained)."""
 
 
 class StreamState(Protocol):

@@ -106,6 +106,9 @@ def explain(
         remedy = next((remedy for pattern, remedy in means.causes if re.search(pattern, text, re.IGNORECASE)), "")
         remedy = (remedy or means.trial).format(host=shlex.quote(host))
         return _finding(means, host, f"cannot be reached by {means.name}: {last}", remedy)
+    if broken := next((line for line in lines if line.startswith("setpriv: ")), ""):
+        remedy = f"try here: {means.name} -V"
+        return _finding(means, host, f"{means.name} cannot be executed on this machine: {broken}", remedy)
     if status in NO_SUCH_COMMAND:
         remedy = f"install Python and mtrain there at the same path{other_python.format('them')}"
         return _finding(means, host, f"cannot run {python}: {last}", remedy)
