@@ -379,11 +379,12 @@ def test_what_ssh_says_becomes_a_remedy(output, remedy):
     ("status", "output", "text"),
     [
         (127, "bash: line 1: /py: No such file or directory", "cannot run /py: bash"),
+        (127, "setpriv: failed to execute ssh: No such file or directory", "ssh cannot be executed on this machine: setpriv"),
         (1, "/py: Error while finding module specification: No module named 'mtrain'", "/py has no mtrain there"),
         (1, "ImportError: libfoo", "its agent did not start: ImportError: libfoo"),
         (255, "", "its agent did not start: exit code 255"),
     ],
-    ids=["no interpreter", "no mtrain", "broken", "the agent's own status"],
+    ids=["no interpreter", "no ssh", "no mtrain", "broken", "the agent's own status"],
 )
 def test_an_agent_that_does_not_start_says_why(status, output, text):
     actual = start_failures.explain("b", status=status, printed=[output], python="/py", local=status == 255)
