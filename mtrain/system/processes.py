@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,10 +51,11 @@ def start(
 
 
 def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a command like ``start``, but with pipes to its standard input, output and error. Call it from the main thread.
+    """Start a command like ``start``, but with pipes to its standard input, output and error.
 
     A leader of a thousand hosts starts a thousand, and a function that runs before the command makes Python copy the tables of this
-    process's memory for each (fork instead of vfork). So ``setpriv`` asks for the signal in its place, where it is installed.
+    process's memory for each (fork instead of vfork). So ``setpriv`` asks for the signal in its place, where it is installed; other threads
+    than the main one, which alone may set aside a signal, go the long way.
 
     Raises:
         OSError: the program cannot be executed.
@@ -66,7 +68,7 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
         "bufsize": 0,
         "start_new_session": True,
     }
-    before = _asking_for_signal()
+    before = _asking_for_signal() if threading.current_thread() is threading.main_thread() else None
     if before is None:
         return subprocess.Popen(list(argv), **common, preexec_fn=prepared())  # noqa: S603
     if shutil.which(argv[0], path=env.get("PATH")) is None:

@@ -379,7 +379,11 @@ def test_what_ssh_says_becomes_a_remedy(output, remedy):
     ("status", "output", "text"),
     [
         (127, "bash: line 1: /py: No such file or directory", "cannot run /py: bash"),
-        (127, "setpriv: failed to execute ssh: No such file or directory", "ssh cannot be executed on this machine: setpriv"),
+        (
+            127,
+            "setpriv: failed to execute ssh: No such file or directory",
+            "ssh cannot be executed on this machine: setpriv",
+        ),
         (1, "/py: Error while finding module specification: No module named 'mtrain'", "/py has no mtrain there"),
         (1, "ImportError: libfoo", "its agent did not start: ImportError: libfoo"),
         (255, "", "its agent did not start: exit code 255"),

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,3 +70,10 @@ def test_no_function_runs_before_a_command_for_which_the_memory_of_this_process_
     monkeypatch.setattr(processes.subprocess, "Popen", lambda argv, **named: asked.append(named))
     processes.start_piped([sys.executable, "-c", ""], env=os.environ)
     assert [named.get("preexec_fn") for named in asked] == [None]
+
+
+def test_a_thread_may_start_a_command_too(way):
+    with ThreadPoolExecutor(1) as thread:
+        process = thread.submit(processes.start_piped, [sys.executable, "-c", TELLS], env=os.environ).result()
+        with process:
+            assert process.stdout.read() == b"True True True\n"
