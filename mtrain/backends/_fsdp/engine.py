@@ -69,8 +69,6 @@ class FsdpEngine(SplitEngine):
         with self._spread:
             model = self._place(build(), recipe)
         self._spread.check_equal_start(model)
-        for buffer in model.buffers():
-            self._spread.fill(buffer)  # which may lie in the memory of a weight
         self._spread.fill_rest(model.parameters())
         return model
 
@@ -170,7 +168,7 @@ class FsdpEngine(SplitEngine):
         if expected is not None:
             spread.fill_for_good(expected)
         for buffer in model.buffers():
-            spread.fill(buffer)
+            spread.fill(buffer)  # which may lie in the memory of a weight
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.target))
