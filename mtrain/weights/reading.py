@@ -20,7 +20,7 @@ from mtrain.weights import dcp
 from mtrain.weights.arrays import MIB, check_growth, widened
 from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
-from mtrain.weights.pickles import Name, Refused, load
+from mtrain.weights.pickles import MEMBER, Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
 from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, joined, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
@@ -157,7 +157,7 @@ def _is_safetensors(start: bytes) -> bool:
 
 def _remedy(refused: Name | None) -> str:
     """Return advice for a refused name that harmless files contain too: fused modules are pickled with a method."""
-    if refused not in (Name("builtins", "getattr"), Name("__builtin__", "getattr")):
+    if refused not in MEMBER:
         return ""
     return (
         " (a model after YOLOv5's `model.fuse()` is saved so; give the file that training saved, weights/best.pt or "
