@@ -131,10 +131,8 @@ def _ending(status: int, limit_bytes: int, seconds: int | None) -> str:
     if status == -signal.SIGXCPU:
         return f"takes more than {seconds} s of processor time"
     name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    return (
-        f"has ended the process that works with it by {name}: a fault in the library, or more than {limit_bytes / 2**30:.1f} GiB of "
-        "memory"
-    )
+    memory = "" if name in ("SIGFPE", "SIGILL") else f", or more than {limit_bytes / 2**30:.1f} GiB of memory"
+    return f"has ended the process that works with it by {name}: a fault in the library{memory}"
 
 
 def _send(stream: BinaryIO, message: dict[str, Any], payloads: Payloads) -> None:

@@ -116,11 +116,11 @@ class MappedArrays(Mapping[str, Array]):
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path.name}: is no regular file")
-        self._places = _places(self._file)
         try:
+            self._places = _places(self._file)
             with safe_open(path, framework="numpy"):
                 pass  # the library checks that the arrays fill the file without gaps
-        except SafetensorError as error:
+        except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name}: {error}") from error
 
     @property
