@@ -1,11 +1,13 @@
 """Plans: the commands, the environment and the numbers of a training job, of which nothing is started."""
 
 import difflib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mtrain.api.training import TrainRequest
+from mtrain.errors import SpecError
 from mtrain.jobs import plan_mesh, plan_sent, start, submission
 from mtrain.jobs.hosts import allocated_hosts
 from mtrain.jobs.plan import Plan
@@ -67,12 +69,25 @@ def _planned(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None
     missing = plugin_packages.missing(loaded.job, is_script=loaded.script is not None)
     for note in [*loaded.notes, *([missing] if missing else [])]:
         tell(note)
+    _check_model(loaded, tell)
     planned = start.planned(loaded, start.locate(loaded, resume=request.resume))
     more = {
         **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
         **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
     }
     return replace(planned, numbers={**planned.numbers, **more})
+
+
+def _check_model(loaded: "Loaded", tell: Callable[[str], None]) -> None:
+    """Refuse a model whose files cannot be read; of a job on hosts that are named, which may have others, only tell it."""
+    if loaded.script is not None or loaded.spec.backend.python not in (None, sys.executable):
+        return
+    try:
+        loaded.job.model.check_libraries()
+    except SpecError as error:
+        if not loaded.spec.cluster.ips:
+            raise
+        tell(f"on this machine: {error}")
 
 
 def _line_for(backend: str, typed: Sequence[str]) -> list[str]:

@@ -61,15 +61,22 @@ def print_part(console: "Console", part: "Table | Remark") -> None:
 
     if isinstance(part, Remark):
         colours = {True: "green", False: "yellow", None: None}
-        console.print(part.text, style=colours[part.good])
+        console.print(terminal.printable(part.text), style=colours[part.good], markup=False)
         return
-    table = rich_table.Table(*part.columns)
+    table = rich_table.Table(*map(_cell, part.columns))
     for row in part.rows:
         if row is None:
             table.add_section()
         else:
-            table.add_row(*row)
+            table.add_row(*map(_cell, row))
     console.print(table)
+
+
+def _cell(text: str) -> str:
+    """Return what a file of data says, without what a terminal obeys, and without brackets that are markup."""
+    from rich.markup import escape
+
+    return escape(terminal.one_line(text))
 
 
 @data.command(cls=JobCommand)

@@ -49,6 +49,8 @@ class _Reader(pickle.Unpickler):
         """Return the type that a message names; refuse it unless it holds data."""
         if name in _CONTAINERS.get(module, ()) or (name in _ARRAYS and module in _ARRAY_MODULES):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and _holds_data(kind):
             return kind
@@ -56,6 +58,15 @@ class _Reader(pickle.Unpickler):
             f"another rank sent a value that is made with {module}.{name}; ranks exchange numbers, text, "
             "arrays, plain containers, dataclasses, named tuples and enumerations of modules that both have imported"
         )
+
+
+def _member(kind: Any, name: Any, /) -> enum.Enum:
+    """Return a member of an enumeration: Python 3.11.0 to 3.11.3 make one by ``getattr(Class, "NAME")``."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind[name]
+    raise TrainingError(
+        f"another rank sent an attribute of {kind!r:.100}; ranks exchange data and members of enumerations"
+    )
 
 
 def _holds_data(kind: type) -> bool:

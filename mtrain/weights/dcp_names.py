@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrain.weights.arrays import dimensions
-from mtrain.weights.pickles import Inert, Key, Name, Refused
+from mtrain.weights.pickles import MEMBER, Inert, Key, Name, Refused, member
 
 _OWN = "torch.distributed.checkpoint"
 _SIZE = Name("torch", "Size")
 _INDEX = Name(f"{_OWN}.metadata", "MetadataIndex")
 _PROPERTIES = Name(f"{_OWN}.metadata", "TensorProperties")
+_ENUMS = frozenset({Name(f"{_OWN}.metadata", "_MEM_FORMAT_ENCODING")})
 _DICTIONARY = Name("collections", "OrderedDict")
 _LISTED = re.compile(
     r"torch\.distributed\.checkpoint\.metadata "
@@ -59,11 +60,13 @@ class DescriptionVocabulary:
 
     def check(self, name: Name) -> None:
         """Refuse names that are not listed."""
-        if not _LISTED.fullmatch(f"{name.module} {name.name}"):
+        if name not in MEMBER and not _LISTED.fullmatch(f"{name.module} {name.name}"):
             raise Refused(f"the name {name}", name=name)
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
         """Return shapes as tuples, and records without behaviour for everything else."""
+        if name in MEMBER:
+            return member(name, arguments, of=_ENUMS)
         if name == _SIZE:
             return dimensions(arguments[0] if arguments else ())
         if name == _INDEX:

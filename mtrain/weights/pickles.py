@@ -51,6 +51,22 @@ class Inert:
     state: Mapping[Any, Any] = field(default_factory=dict)
 
 
+MEMBER = frozenset(Name(module, "getattr") for module in ("builtins", "__builtin__"))
+"""What Python 3.11.0 to 3.11.3 call to make a member of an enumeration: ``getattr(Class, "NAME")``; others call the class."""
+
+
+def member(function: Name, arguments: tuple[Any, ...], *, of: frozenset[Name]) -> Inert:
+    """Return a record for a member of one of the listed enumerations, as ``MEMBER`` makes it; ``function``: one of ``MEMBER``.
+
+    Raises:
+        Refused: It is anything else than a plain name in one of them.
+    """
+    match arguments:
+        case (Name() as kind, str(name)) if kind in of and name.isidentifier() and not name.startswith("_"):
+            return Inert(kind)
+    raise Refused(f"the name {function}", name=function)
+
+
 class Buildable(Protocol):
     """A value that a BUILD instruction completes."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mtrain.core.checkpoint import store
+from mtrain.core.checkpoint.arrays_file import MAX_HEADER_BYTES, read_header
 from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, UsageError
@@ -20,7 +21,7 @@ from mtrain.weights import dcp
 from mtrain.weights.arrays import MIB, check_growth, widened
 from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
-from mtrain.weights.pickles import Name, Refused, load
+from mtrain.weights.pickles import MEMBER, Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
 from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, joined, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
@@ -33,8 +34,6 @@ Layout = Literal["neutral", "torch", "paddle"]
 """Conventions of names and shapes that a file may follow."""
 _PICKLE_START = b"\x80"
 _START = 16
-MAX_HEADER_BYTES = 100_000_000
-"""Longest description of the arrays in safetensors; the format's own limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +141,7 @@ def _check_header(path: Path, start: bytes) -> None:
     """
     length = int.from_bytes(start[:8], "little")
     if _is_safetensors(start) and length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{path}: a header of {length} bytes; safetensors have at most {MAX_HEADER_BYTES}")
+        raise CheckpointError(f"{path}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
 
 
 def _is_safetensors(start: bytes) -> bool:
@@ -157,7 +156,7 @@ def _is_safetensors(start: bytes) -> bool:
 
 def _remedy(refused: Name | None) -> str:
     """Return advice for a refused name that harmless files contain too: fused modules are pickled with a method."""
-    if refused not in (Name("builtins", "getattr"), Name("__builtin__", "getattr")):
+    if refused not in MEMBER:
         return ""
     return (
         " (a model after YOLOv5's `model.fuse()` is saved so; give the file that training saved, weights/best.pt or "
@@ -203,7 +202,7 @@ def _from_paddle(array: Array) -> Array:
 
 def _described_safetensors(path: Path, content: bytes) -> Weights:
     arrays = _safetensors(path, content)
-    said = said_by(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
+    said = said_by(read_header(BytesIO(content))[0])
     return Weights(
         path=path,
         arrays=arrays,

@@ -9,12 +9,13 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.weights.arrays import PickledArray, PickledDtype, TorchTensor, numeric
-from mtrain.weights.pickles import Inert, Name, Refused
+from mtrain.weights.pickles import MEMBER, Inert, Name, Refused, member
 
 _NUMPY_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMPY_BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 _BUILTINS = ("builtins", "__builtin__")
 _ENCODE = Name("_codecs", "encode")
+_ENUMS = frozenset({Name("deepspeed.runtime.zero.config", "ZeroStageEnum")})
 _INERT = re.compile(
     r"torch\.nn\.modules\.[a-z_]+ [A-Za-z_]\w*"
     r"|torch\.nn\.backends\.thnn _get_thnn_function_backend"  # an attribute of every module before torch 1.4
@@ -40,7 +41,7 @@ class WeightsVocabulary:
     def check(self, name: Name) -> None:
         """Refuse names that are not listed; a dotted name, which would walk through attributes, never is."""
         if (
-            name != _ENCODE
+            name not in {_ENCODE, *MEMBER, *_ENUMS}
             and (name.module, name.name) not in _FUNCTIONS
             and not _INERT.fullmatch(f"{name.module} {name.name}")
         ):
@@ -48,6 +49,8 @@ class WeightsVocabulary:
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> Any:
         """Return a value for a listed function, or a record for a listed class."""
+        if name in MEMBER:
+            return member(name, arguments, of=_ENUMS)
         function = self._encoded if name == _ENCODE else _FUNCTIONS.get((name.module, name.name))
         if function is None:
             return Inert(name)

@@ -156,3 +156,25 @@ def test_no_program_is_started_for_an_image(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(DataError, match="not an image"):
         decode(tmp_path / "a.jpg")
     assert image()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "vast", "cut"])
+def test_a_strange_file_in_the_cache_of_images_counts_as_absent(kind, tmp_path):
+
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from mtrain.tasks.detection.image_cache import DiskCache
+
+    file = tmp_path / "x.npy"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        np.save(file, np.zeros((2, 2, 3), np.uint8))
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"(2, 2, 3)", b"(2, 99999999999, 3)") if kind == "vast" else content[:-1])
+    store = SimpleNamespace(_samples=[None], _file=lambda _: Path(file))
+    assert DiskCache.get(store, 0) is None

@@ -447,3 +447,33 @@ def test_a_module_that_is_called_as_an_optimizer_keeps_its_weights(tmp_path):
 def test_a_run_that_also_holds_such_a_folder_is_read_as_a_run(run, model, capsys):
     assert main(["weights", "export", str(run), "--format", "dcp", "--to", str(run / "dcp")]) == 0
     assert set(read(run).arrays) == set(arrays_of(model))
+
+
+@pytest.mark.parametrize("moment", ["description", "pieces", "removed"])
+def test_a_save_that_ends_early_over_a_former_one_is_never_read_as_a_whole_one(moment, folder, monkeypatch):
+    """The former description does not fit the new pieces: where the save ends before its own, there is none."""
+    from mtrain.weights import dcp_writing
+
+    before = read(folder).arrays
+
+    def stop(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if moment == "description":
+        monkeypatch.setattr(dcp_writing, "_description", stop)
+    elif moment == "removed":
+        monkeypatch.setattr(Path, "glob", stop)
+    else:
+        monkeypatch.setattr(dcp_writing, "tensor_bytes", stop)
+    with pytest.raises(CheckpointError, match="No space left"):
+        dcp_writing.write_folder(folder, {"w": np.arange(3, dtype=np.float32)})
+    monkeypatch.undo()
+    if moment == "pieces":
+        assert set(read(folder).arrays) == set(before), (
+            "nothing of the former save is touched until the new pieces are there"
+        )
+        return
+    with pytest.raises(CheckpointError, match=r"without \.metadata"):
+        read(folder)
+    dcp_writing.write_folder(folder, {"w": np.arange(3, dtype=np.float32)})
+    assert read(folder).arrays["w"].tolist() == [0, 1, 2]

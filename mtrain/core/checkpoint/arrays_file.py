@@ -13,13 +13,14 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mtrain.core.interfaces import Array, Outline
 from mtrain.core.overriding import override
+from mtrain.spec.files import parse_json
 
 TYPES: Mapping[str, str] = {
     "U64": "uint64",
@@ -39,8 +40,8 @@ TYPES: Mapping[str, str] = {
 """Types of the format and of numpy, in the order in which a file has its arrays."""
 _CODES = {np.dtype(name): code for code, name in TYPES.items()}
 _PLACES = {code: place for place, code in enumerate(TYPES)}
-MAX_HEADER_BYTES = 100_000_000
-"""Largest header of the format."""
+MAX_HEADER_BYTES = 32 << 20
+"""Largest header that is read: it may take twenty times its size, and 200,000 arrays need less. The format allows 100 MB."""
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -116,11 +117,11 @@ class MappedArrays(Mapping[str, Array]):
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path.name}: is no regular file")
         try:
+            self._places = _places(self._file)
             with safe_open(path, framework="numpy"):
                 pass  # the library checks that the arrays fill the file without gaps
-        except SafetensorError as error:
+        except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name}: {error}") from error
-        self._places = _places(self._file)
 
     @property
     def outlines(self) -> dict[str, Outline]:
@@ -152,16 +153,33 @@ class MappedArrays(Mapping[str, Array]):
         return len(self._places)
 
 
-def _places(file: int) -> dict[str, _Place]:
-    length = int.from_bytes(os.pread(file, 8, 0), "little")
+def read_header(content: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the entries that describe the arrays of a file, and where their values begin.
+
+    Raises:
+        ValueError: It has no such header, or a longer one than is read.
+    """
+    length = int.from_bytes(content.read(8), "little")
     if length > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
-    entries: dict[str, Any] = json.loads(os.pread(file, length, 8))
+        raise ValueError(f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
+    entries = parse_json(content.read(length))
+    if not isinstance(entries, dict):
+        raise ValueError("a header without names")
+    return entries, 8 + length
+
+
+def _places(file: int) -> dict[str, _Place]:
+    with os.fdopen(os.dup(file), "rb") as content:
+        content.seek(0)
+        entries, begin = read_header(content)
     entries.pop("__metadata__", None)
-    return {
-        name.removeprefix("/"): _Place(
-            Outline(tuple(entry["shape"]), np.dtype(TYPES[entry["dtype"]]).newbyteorder("<")),
-            8 + length + int(entry["data_offsets"][0]),
-        )
-        for name, entry in entries.items()
-    }
+    try:
+        return {
+            name.removeprefix("/"): _Place(
+                Outline(tuple(entry["shape"]), np.dtype(TYPES[entry["dtype"]]).newbyteorder("<")),
+                begin + int(entry["data_offsets"][0]),
+            )
+            for name, entry in entries.items()
+        }
+    except (TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
+        raise ValueError(f"a header of another form ({error!r:.80})") from error

@@ -53,6 +53,9 @@ HASHED_BESIDE_BYTES = 256 << 10
 """Size from which another thread takes the digest of an array while it is written; for less, telling it costs as much."""
 MAX_JSON_BYTES = 256 << 20
 """Largest MANIFEST.json or state.json that is read, in bytes."""
+_FLOAT, _INTEGER = "__float__", "__int__"
+"""Key of the text of a number that JSON cannot hold."""
+_HUGE = 1 << 4096
 
 
 @dataclass(kw_only=True)
@@ -107,16 +110,17 @@ def write(folder: Path, saved: Saved | Content) -> None:
         files = {name: writer.write(folder / name, _packed(content, part)) for part, name in ARRAYS.items()}
         flushing.wait()
     body = {
-        "progress": _strict(asdict(saved.progress)),
-        "counters": _strict(content.stream.counters),
+        "progress": asdict(saved.progress),
+        "counters": content.stream.counters,
         "spec": saved.spec,
-        "extra": _strict(saved.meta.get("extra", {})),
+        "extra": saved.meta.get("extra", {}),
     }
-    files[STATE] = _write_file(folder / STATE, _json(body))
+    files[STATE] = _write_file(folder / STATE, _json(as_json(body)))
+    score = as_json(saved.meta.get("score"))
     manifest = {
         "format": FORMAT,
         "update": saved.progress.update,
-        "score": _strict(saved.meta.get("score")),
+        "score": score[_FLOAT] if isinstance(score, dict) else score,
         "serial": saved.meta.get("serial", 0),
         "versions": versions(),
         "files": files,
@@ -237,15 +241,31 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def _strict(value: Any) -> Any:
-    """Return ``value`` with infinities and nan as text, since JSON lacks them; ``float(text)`` restores the number."""
+def as_json(value: Any) -> Any:
+    """Return plain values as JSON can hold them: infinities, nan and huge integers, which it lacks, by name; see ``from_json``."""
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [as_json(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(value)}
+    # Python neither writes nor reads the decimal digits of longer integers.
+    return {_INTEGER: hex(value)} if isinstance(value, int) and abs(value) >= _HUGE else value
+
+
+def from_json(value: Any) -> Any:
+    """Return the values of which ``as_json`` made ``value``, tuples as lists."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1 and isinstance(text := value.get(_FLOAT), str):
+        return float(text)
+    if len(value) == 1 and isinstance(text := value.get(_INTEGER), str):
+        return int(text, 16)
+    return {key: from_json(item) for key, item in value.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -331,7 +351,7 @@ def load(folder: Path) -> Saved:
     if problems:
         raise CheckpointError(f"{folder}: cannot be read: {'; '.join(problems)}")
     try:
-        body = parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES))
+        body = _body(folder)
         progress = _progress(body)
         parts = {part: MappedArrays(folder / name) for part, name in ARRAYS.items()}
         counters = {name: float(value) for name, value in body["counters"].items()}
@@ -345,12 +365,12 @@ def load(folder: Path) -> Saved:
 
 def progress_of(folder: Path) -> Progress:
     """Return the progress of the job in an intact checkpoint, without reading its arrays."""
-    return _progress(parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES)))
+    return _progress(_body(folder))
 
 
 def described(folder: Path) -> dict[str, Any]:
     """Return ``progress``, ``counters``, ``spec`` and ``extra`` of an intact checkpoint, without reading its arrays."""
-    body = parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES))
+    body = _body(folder)
     return body if isinstance(body, dict) else {}
 
 
@@ -362,6 +382,10 @@ def shapes_of(folder: Path, part: Part) -> dict[str, tuple[int, ...]]:
 def size_of(folder: Path) -> int:
     """Return the total size of a checkpoint's files in bytes, according to its manifest."""
     return sum(int(entry["size_bytes"]) for entry in manifest_of(folder).get("files", {}).values())
+
+
+def _body(folder: Path) -> Any:
+    return from_json(parse_json(read_bytes(folder / STATE, limit=MAX_JSON_BYTES)))
 
 
 def _progress(body: Mapping[str, Any]) -> Progress:

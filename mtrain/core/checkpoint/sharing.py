@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.core.checkpoint.format import ARRAYS as FILES
-from mtrain.core.checkpoint.format import MANIFEST, Saved, load, manifest_of
+from mtrain.core.checkpoint.format import MANIFEST, Saved, as_json, from_json, load, manifest_of
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Collective, Progress, State
 from mtrain.errors import CheckpointError
@@ -64,7 +65,7 @@ def _mark(folder: Path) -> str | None:
 def _send(own: Saved | None, collective: Collective) -> Saved:
     """Send the checkpoint of rank 0 to all ranks. Every rank must call; one that has its ``own`` keeps that."""
     source = own if collective.rank == 0 else None
-    head = json.loads(broadcast(collective, "" if source is None else json.dumps(_head(source))))
+    head = from_json(json.loads(broadcast(collective, "" if source is None else json.dumps(as_json(_head(source))))))
     received: dict[str, dict[str, Array]] = {part: {} for part in ARRAYS}
     for part, name, kind, shape in head["arrays"]:
         array = np.empty(shape, dtype=kind)
@@ -82,7 +83,7 @@ def _send(own: Saved | None, collective: Collective) -> Saved:
         return own
     return Saved(
         state=State(counters=head["counters"], **received),
-        progress=Progress(**head["progress"] | {"best": float(head["progress"]["best"])}),
+        progress=Progress(**head["progress"]),
         spec=head["spec"],
         meta=head["meta"],
     )
@@ -90,7 +91,6 @@ def _send(own: Saved | None, collective: Collective) -> Saved:
 
 def _head(saved: Saved) -> dict[str, Any]:
     """Return everything in a checkpoint but the arrays' content, as plain values for JSON."""
-    progress = {name: getattr(saved.progress, name) for name in Progress.__dataclass_fields__}
     return {
         "arrays": [
             (part, name, array.dtype.str, list(array.shape))
@@ -98,7 +98,7 @@ def _head(saved: Saved) -> dict[str, Any]:
             for name, array in _arrays(saved, part).items()
         ],
         "counters": saved.state.counters,
-        "progress": progress | {"best": str(progress["best"])},
+        "progress": asdict(saved.progress),
         "spec": saved.spec,
         "meta": saved.meta,
     }

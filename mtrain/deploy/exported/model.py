@@ -13,10 +13,11 @@ import numpy as np
 from mtrain.core.interfaces import Array, HostBatch, Model
 from mtrain.deploy.exported.graph_check import check_graph
 from mtrain.deploy.exported.metadata import COUNTS, DETECTIONS, Input, Metadata, parsed
+from mtrain.deploy.exported.session import Session
 from mtrain.deploy.exported.values import check_outputs, check_predictions
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import config, references, remedies
-from mtrain.spec.bounds import bounded_growth, memory_limit
+from mtrain.spec.bounded_process import Failed
 from mtrain.spec.registry import Registry
 from mtrain.system.placement import usable_cores
 
@@ -36,10 +37,9 @@ def is_exported(path: str | Path | None) -> bool:
 class ExportedModel:
     """An ONNX file that ``mtrain export`` wrote, ready to compute. No framework is imported."""
 
-    def __init__(self, path: Path, session: Any, metadata: Metadata) -> None:
+    def __init__(self, path: Path, session: Session, metadata: Metadata) -> None:
         self.path = path
         self.session = session
-        """The ``onnxruntime.InferenceSession``."""
         self.metadata = metadata
 
     @classmethod
@@ -56,13 +56,8 @@ class ExportedModel:
         """
         file = Path(path)
         session = _session(file, threads=usable_cores() if threads is None else threads)
-        try:
-            metadata = parsed(session.get_modelmeta().custom_metadata_map, name=str(file))
-            _check_inputs(file, session, metadata)
-        except UnicodeDecodeError:
-            raise CheckpointError(
-                f"{file}: holds text that is not UTF-8; it is damaged, export the model again"
-            ) from None
+        metadata = parsed(session.get_modelmeta().custom_metadata_map, name=str(file))
+        _check_inputs(file, session, metadata)
         return cls(file, session, metadata)
 
     @cached_property
@@ -147,9 +142,8 @@ class ExportedModel:
     def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         names = [output.name for output in self.session.get_outputs()]
         try:
-            with bounded_growth(memory_limit()):
-                values = self.session.run(names, dict(feed))
-        except Exception as error:  # its errors have no common class
+            values = self.session.run(names, feed)
+        except Failed as error:
             raise CheckpointError(
                 f"{self.path}: cannot be computed ({_reason(error)}); export the model again"
             ) from None
@@ -255,8 +249,8 @@ def plugin_of(metadata: Metadata) -> Model:
     return plugin
 
 
-def _session(path: Path, *, threads: int) -> Any:
-    """Load a file into ONNX Runtime.
+def _session(path: Path, *, threads: int) -> Session:
+    """Load a file into ONNX Runtime, in a process of its own.
 
     Raises:
         CheckpointError: It cannot be loaded.
@@ -265,15 +259,13 @@ def _session(path: Path, *, threads: int) -> Any:
     _check_file(path)
     check_graph(path)
     remedies.need(["onnxruntime"], what=str(path), extra="onnx")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # errors are raised, and worded here
     try:
-        with bounded_growth(memory_limit()):
-            return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no common class
+        return Session(path, threads=threads)
+    except Failed as error:
+        if error.kind == "UnicodeDecodeError":
+            raise CheckpointError(
+                f"{path}: holds text that is not UTF-8; it is damaged, export the model again"
+            ) from None
         raise CheckpointError(
             f"{path}: cannot be loaded as an ONNX file; it is damaged or of another kind ({_reason(error)})"
         ) from None
@@ -282,7 +274,7 @@ def _session(path: Path, *, threads: int) -> Any:
 def _reason(error: Exception) -> str:
     """Return the words of an error on one line. Where memory lacks, the library only names its own functions."""
     words = " ".join(str(error).split())
-    lacks_memory = any(name in words.lower() for name in ("bad_alloc", "arena", "allocate"))
+    lacks_memory = any(name in words.lower() for name in ("bad_alloc", "arena", "allocate", "takes more than"))
     return "not enough memory" if lacks_memory else words[:200]
 
 
@@ -300,7 +292,7 @@ def _check_file(path: Path) -> None:
         raise CheckpointError(f"{path}: cannot be read: permission denied")
 
 
-def _check_inputs(path: Path, session: Any, metadata: Metadata) -> None:
+def _check_inputs(path: Path, session: Session, metadata: Metadata) -> None:
     """Check that metadata and graph belong together.
 
     Raises:

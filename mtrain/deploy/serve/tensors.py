@@ -220,7 +220,13 @@ def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
             limits = np.iinfo(dtype)
             if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
                 raise Refusal(400, problem)
-        return array.reshape(shape).astype(dtype)
+        if dtype.kind == "b" and not np.isin(array, (0, 1)).all():
+            raise Refusal(400, problem)
+        with np.errstate(over="ignore"):
+            found = array.reshape(shape).astype(dtype)
+        if not np.isfinite(found).all():  # 1e400, which JSON can say and no type holds, or 1e300 of float32
+            raise Refusal(400, problem)
+        return found
     except (ValueError, TypeError, OverflowError):
         raise Refusal(400, problem) from None
 

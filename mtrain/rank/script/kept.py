@@ -39,7 +39,12 @@ def as_plain(value: Any, *, name: str) -> Any:
             f"{LARGEST_BYTES >> 20} MiB are kept: make it a buffer of the model"
         )
     content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    return {"array": [array.dtype.str, list(array.shape), content], "tensor": not isinstance(value, np.ndarray)}
+    kind = "numpy" if isinstance(value, np.ndarray) else "scalar" if isinstance(value, np.generic) else "tensor"
+    return {
+        "array": [array.dtype.str, list(array.shape), content],
+        "tensor": kind == "tensor",
+        "scalar": kind == "scalar",
+    }
 
 
 def from_plain(value: Any, tensor: Callable[[Array], Any]) -> Any:
@@ -51,6 +56,8 @@ def from_plain(value: Any, tensor: Callable[[Array], Any]) -> Any:
     if "array" in value:
         dtype, shape, content = value["array"]
         array = np.frombuffer(base64.b64decode(content), dtype=np.dtype(dtype)).reshape(shape).copy()
+        if value.get("scalar"):
+            return array[()]
         return tensor(array) if value["tensor"] else array
     if "tuple" in value:
         return tuple(from_plain(item, tensor) for item in value["tuple"])

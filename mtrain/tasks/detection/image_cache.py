@@ -20,6 +20,7 @@ from mtrain.data.images.fast_decode import decode_quickly, decode_top
 from mtrain.data.images.header import MAX_PIXELS
 from mtrain.data.loader.shared_memory import shared_bytes
 from mtrain.errors import DataError, SpecError
+from mtrain.spec.files import open_file
 from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.cache_size import Sizing
 
@@ -117,8 +118,9 @@ class DiskCache:
         """Return the stored image; a missing or damaged file counts as absent."""
         sample = self._samples[index]
         try:
-            image = np.load(self._file(sample), allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+            with open_file(self._file(sample)) as content:
+                image = np.load(content, allow_pickle=False)
+        except (OSError, ValueError, EOFError, MemoryError):
             return None
         return image if isinstance(image, np.ndarray) and image.dtype == np.uint8 else None
 

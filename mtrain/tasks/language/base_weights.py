@@ -1,20 +1,16 @@
 """Weights that a job reads and does not train: found in their folder, and told apart from others by a digest."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from mtrain.core.checkpoint.arrays_file import read_header
 from mtrain.errors import SpecError
 from mtrain.spec.files import open_file
 
 PATTERN = "*.safetensors"
-_LENGTH_BYTES = 8
-"""Bytes of the number before the header of a safetensors file."""
-_MAX_HEADER_BYTES = 100_000_000
-"""Longest header; the format's own limit."""
 _CHUNK_BYTES = 1 << 24
 
 
@@ -86,24 +82,18 @@ def digest_of(folder: Path) -> str:
 
 
 def _places(file: Path) -> dict[str, _Place]:
-    """Read the header of a safetensors file: its length in 8 bytes, JSON, then the arrays' bytes."""
+    """Return the place of each array in a safetensors file."""
     with open_file(file) as content:
-        length = int.from_bytes(content.read(_LENGTH_BYTES), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {length} bytes, more than the format allows")
-        entries = json.loads(content.read(length))
-    begin = _LENGTH_BYTES + length
-    return {
-        name: _Place(
-            file=file,
-            kind=str(entry["dtype"]),
-            shape=tuple(entry["shape"]),
-            start=begin + int(entry["data_offsets"][0]),
-            end=begin + int(entry["data_offsets"][1]),
-        )
-        for name, entry in entries.items()
-        if name != "__metadata__"
-    }
+        entries, begin = read_header(content)
+    entries.pop("__metadata__", None)
+    places = {}
+    for name, entry in entries.items():
+        start, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        if not all(type(number) is int and number >= 0 for number in (start, end - start, *shape)):
+            raise ValueError(f"{name[:80]}: no place in the file")
+        places[name] = _Place(file=file, kind=str(entry["dtype"]), shape=shape, start=begin + start, end=begin + end)
+    return places
 
 
 def _chunks(content: BinaryIO, size: int) -> Iterator[bytes]:

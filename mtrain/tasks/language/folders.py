@@ -1,20 +1,22 @@
 """Refuse folders of models from which training would not start as their owner means it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.tasks.language.base_weights import arrays_of, weight_files
+from mtrain.tasks.model_config import CONFIG, MAX_INDEX_BYTES, check_sizes, read_entries
 
-CONFIG = "config.json"
 UNREAD = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 """Files in which other programs keep weights, and which mtrain does not read."""
+GENERATION = "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights in one file, and the list of the files that hold them, which counts where there is no such file."""
 SAY_N_POSITIONS = ("gpt2", "gptj", "openai-gpt", "codegen", "ctrl")
 """Types of models whose configuration calls the longest row so."""
+_ONE_FILE = re.compile(r"[\w.-]+\.safetensors")
 SHOWN = 3
 """Names that a message lists."""
 
@@ -53,11 +55,14 @@ def checked(path: str, *, from_scratch: bool) -> dict[str, Any]:
     """
     check(path, from_scratch=from_scratch)
     given = Path(path).expanduser()
-    entries = _json_of(given if given.is_file() else given / CONFIG)
+    entries = read_entries(given if given.is_file() else given / CONFIG)
+    check_sizes(entries, path=path)
     folder = given.parent if given.is_file() else given
     if not from_scratch:
+        if (folder / GENERATION).is_file():
+            read_entries(folder / GENERATION)  # transformers reads it without a limit
         if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-            parts = _json_of(folder / INDEX).get("weight_map")
+            parts = read_entries(folder / INDEX, limit=MAX_INDEX_BYTES).get("weight_map")
             _check_parts(folder, parts if isinstance(parts, dict) else {})
         arrays_of(folder)
     return entries
@@ -83,23 +88,19 @@ def longest(entries: Mapping[str, Any]) -> Any:
 
 
 def _check_parts(folder: Path, places: Mapping[str, Any]) -> None:
-    """Refuse a folder in which files of weights are missing that its index names."""
+    """Refuse a folder whose index names files that are missing, lie elsewhere, or are none of safetensors, which torch would unpickle."""
+    odd = sorted({str(name) for name in places.values() if not _ONE_FILE.fullmatch(str(name))})
+    if odd:
+        raise SpecError(
+            f"model.options.path: {folder}: {INDEX} names {ascii(odd[0])[:80]}, and only .safetensors in the folder itself are read; "
+            "convert them (load with transformers, then save_pretrained), or set from_scratch: true to start from random ones"
+        )
     missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
     if missing:
         raise SpecError(
             f"model.options.path: {folder}: {len(missing)} files of weights that {INDEX} names are not there: "
             f"{', '.join(missing[:SHOWN])}; copy the whole folder"
         )
-
-
-def _json_of(file: Path) -> dict[str, Any]:
-    try:
-        entries = parse_json(read_bytes(file, limit=MAX_OWN_BYTES))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"model.options.path: {file} cannot be read: {error}; copy it again") from error
-    if not isinstance(entries, dict):
-        raise SpecError(f"model.options.path: {file} is no configuration (JSON with keys and values); copy it again")
-    return entries
 
 
 def check_type(kind: str, architectures: Any, *, path: str) -> None:

@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
 from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
+from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.pathnames import PathText
 from mtrain.tasks.language import adapters, folders, known_types, network
 from mtrain.tasks.language.adapters import LoraOptions
 from mtrain.tasks.language.base_weights import digest_of, weight_files
 from mtrain.tasks.language.loading import array_by_array
+from mtrain.tasks.model_config import check_sizes, entries_for_transformers
 
 BASE = "base"
 """Key, in the details of a task, of the digest of the weights that are read and not trained."""
@@ -104,6 +106,7 @@ class HuggingFaceModel(Model):
             entries = folders.checked(self.options.path, from_scratch=self.options.from_scratch) | entries
             adapters.refuse_folder(self.folder())
         folders.check_typed(entries, path=self._where())
+        check_sizes(entries, path=self._where())
         self._check_fits(entries.get("vocab_size"), folders.longest(entries), task.details)
         if self.options.lora is None:
             return task
@@ -115,6 +118,7 @@ class HuggingFaceModel(Model):
         entries = dict(self.options.config)
         if self.options.path is not None:
             entries = folders.checked(self.options.path, from_scratch=True) | entries
+        check_sizes(entries, path=self._where())
         known_types.check(entries, path=self._where())
 
     def check_resumed(self, details: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -151,6 +155,8 @@ class HuggingFaceModel(Model):
                     "same files"
                 )
         module = network.adapt(self.module(config), path=self._where())
+        if not any(parameter.numel() for parameter in module.parameters()):
+            raise SpecError(f"model.options: {self._where()}: has no parameter to train; give sizes above 0")
         network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
 
@@ -182,7 +188,8 @@ class HuggingFaceModel(Model):
         adapters.refuse_folder(folder)
         try:
             if folder is None or self.options.from_scratch or not weight_files(folder):
-                module = library.from_config(config, attn_implementation=self.options.attention)
+                with bounded_growth(memory_limit()):
+                    module = library.from_config(config, attn_implementation=self.options.attention)
                 return module.float()
             with array_by_array():
                 module, told = library.from_pretrained(
@@ -216,7 +223,7 @@ class HuggingFaceModel(Model):
         Raises:
             SpecError: There is none, or transformers does not know the type of model.
         """
-        from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+        from transformers import CONFIG_MAPPING, AutoConfig
 
         given = dict(self.options.config)
         if self.options.path is not None:
@@ -225,13 +232,11 @@ class HuggingFaceModel(Model):
         try:
             stored: dict[str, Any] = {}
             if self.options.path is not None:
-                stored, _ = PretrainedConfig.get_config_dict(
-                    Path(self.options.path).expanduser(), local_files_only=True
-                )
-                stored = {name: value for name, value in stored.items() if not name.startswith("_")}
+                stored = entries_for_transformers(self.options.path)
             own = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end}
             entries = {**own, **stored, **given}
             folders.check_typed(entries, path=self._where())
+            check_sizes(entries, path=self._where())
             if entries["model_type"] not in CONFIG_MAPPING:
                 raise SpecError(known_types.unknown(entries["model_type"], list(CONFIG_MAPPING), path=self._where()))
             folders.check_type(entries["model_type"], entries.get("architectures"), path=self._where())

@@ -90,8 +90,12 @@ def _stream(
     parts: list[NDArray[np.int32]] = []
     targets: list[NDArray[np.int32]] = []
     lengths = []
-    for document in documents:
-        tokens, learned = _encoded(document, tokenizer, template)
+    texts = [_texts(document, template) for document in documents]
+    if template is not None:
+        template.close()
+    encoded = iter(tokenizer.encode_all([text for pieces in texts for text, _ in pieces]))
+    for document, pieces in zip(documents, texts, strict=True):
+        tokens, learned = _joined(document, [(next(encoded), learned) for _, learned in pieces], end=tokenizer.end)
         label = np.full(len(tokens), NONE, np.int32)
         label[:-1] = np.where(learned[1:], tokens[1:], NONE)
         parts.append(tokens)
@@ -101,10 +105,8 @@ def _stream(
     return np.concatenate(parts), np.concatenate(targets), starts
 
 
-def _encoded(
-    document: Document, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Return the tokens of a document, and which of them are learned; the last one ends it."""
+def _texts(document: Document, template: ChatTemplate | None) -> list[tuple[str, bool]]:
+    """Return the texts that make up a document, none of them empty, each with whether it is learned."""
     if document.messages and template is None:
         raise DataError(
             "data.options.messages: conversations given, but data.tokenizer brings no chat template; name one with "
@@ -113,14 +115,18 @@ def _encoded(
     texts = [(document.prompt, False), (document.text, True)]
     if document.messages and template is not None:
         texts = template.parts(document.messages)
-    pieces = [(tokenizer.encode(text), learned) for text, learned in texts if text]
+    return [(text, learned) for text, learned in texts if text]
+
+
+def _joined(
+    document: Document, pieces: Sequence[tuple[NDArray[np.int32], bool]], *, end: int
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Return the tokens of a document, and which of them are learned; the last one ends it."""
     tokens = np.concatenate([*(piece for piece, _ in pieces), np.zeros(0, np.int32)])
-    learned = np.concatenate(
-        [*(_learned(piece, tokenizer.end) & is_learned for piece, is_learned in pieces), np.zeros(0, bool)]
-    )
-    if document.messages and tokenizer.end in pieces[-1][0]:
+    learned = np.concatenate([*(_learned(piece, end) & is_learned for piece, is_learned in pieces), np.zeros(0, bool)])
+    if document.messages and end in pieces[-1][0]:
         return tokens, learned  # templates of many models end a turn with the token that ends a text
-    return np.append(tokens, np.int32(tokenizer.end)), np.append(learned, True)
+    return np.append(tokens, np.int32(end)), np.append(learned, True)
 
 
 def _learned(tokens: NDArray[np.int32], end: int) -> NDArray[np.bool_]:

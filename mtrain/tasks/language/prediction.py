@@ -40,7 +40,7 @@ class Prompts:
     """Texts of files as samples, of which the last ``data.length`` tokens are read. Implements ``Source``."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, *, length: int, section: GenerateSpec) -> None:
-        self._tokens = [tokenizer.encode(text) for text in texts]
+        self._tokens = tokenizer.encode_all(texts)
         # A prompt leaves room for what is added: a model has a longest input.
         self._room = max(length - section.tokens, length // 2, 1)
         self._end = tokenizer.end

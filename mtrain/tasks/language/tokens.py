@@ -1,7 +1,6 @@
 """Turn text into tokens and back: by bytes, or by a ``tokenizer.json`` as Hugging Face's models have."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,13 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.errors import DataError
+from mtrain.spec.bounded_process import BoundedProcess, Failed
+from mtrain.spec.bounds import limit_of
 from mtrain.spec.files import parse_json, read_bytes
 from mtrain.tasks.language.section import BYTES, LanguageDataSpec
+from mtrain.tasks.language.tokenizer_library import Library, open_tokenizer
 
 Tokens = NDArray[np.int32]
 FILE = "tokenizer.json"
-MAX_BYTES = 256 << 20
-"""Largest ``tokenizer.json`` that is read."""
+CONFIG = "tokenizer_config.json"
+MAX_CONFIG_BYTES = 4 << 20
+"""Largest ``tokenizer_config.json`` that is read."""
+_SECONDS, _BYTES_PER_S = 60, 50_000
+"""Processor time that a call may take, and how many bytes of texts add a second to it."""
+_CALL_BYTES = 1 << 20
+"""Bytes of texts that a process receives at once."""
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 """Tokens that end a document in the tokenizers of published models, for files that do not name theirs."""
 
@@ -36,6 +43,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text, int32 (T,), without one that begins or ends it."""
+        ...
+
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of each text."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -60,6 +71,10 @@ class Bytes:
         """See ``Tokenizer.encode``."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), np.uint8).astype(np.int32)
 
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        """See ``Tokenizer.encode_all``."""
+        return list(map(self.encode, texts))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokenizer.decode``."""
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
@@ -77,28 +92,31 @@ class FromFile:
         self.path = path / FILE if path.is_dir() else path
         self._end_token = end_token
 
-    @cached_property
-    def library(self) -> Any:
-        """The tokenizer as the library has it."""
-        from tokenizers import Tokenizer as Library
-
-        try:
-            text = read_bytes(self.path, limit=MAX_BYTES).decode("utf-8")
-            found = Library.from_str(text)
-        except OSError as error:
-            raise DataError(
-                f"data.tokenizer: {self.path}: {error.strerror}; give a {FILE}, a folder with one, or `bytes`"
-            ) from error
-        except Exception as error:  # the library raises Exception itself
-            raise DataError(f"data.tokenizer: {self.path} is no {FILE} that can be read: {error}") from error
-        found.no_truncation()
-        found.no_padding()
-        return found
-
     @property
+    def library(self) -> Any:
+        """The tokenizer as the library has it, in this process."""
+        return open_tokenizer(self.path)
+
+    @cached_property
+    def _process(self) -> BoundedProcess:
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        worker = f"{Library.__module__}:Library"
+        return BoundedProcess(worker, str(self.path), limit_bytes=limit_of(size), seconds=_SECONDS)
+
+    def _asked(self, method: str, *arguments: Any, texts: Sequence[bytes] = ()) -> tuple[Any, list[bytes]]:
+        size = sum(map(len, texts))
+        limit, seconds = limit_of(size), _SECONDS + size // _BYTES_PER_S
+        try:
+            return self._process.call(method, *arguments, payloads=texts, limit_bytes=limit, seconds=seconds)
+        except Failed as error:
+            raise DataError(
+                f"data.tokenizer: {self.path}: {error}; give a {FILE} of a model, a folder with one, or `bytes`"
+            ) from error
+
+    @cached_property
     def size(self) -> int:
         """Return the number of different tokens."""
-        return int(self.library.get_vocab_size(with_added_tokens=True))
+        return int(self._asked("size")[0])
 
     @cached_property
     def end(self) -> int:
@@ -109,7 +127,7 @@ class FromFile:
         """
         named = self._end_token or self._named_end()
         names = [named] if named else list(_USUAL_ENDS)
-        found = next((token for name in names if (token := self.library.token_to_id(name)) is not None), None)
+        found = next((place for place in self._asked("places", names)[0] if place is not None), None)
         if found is None:
             why = f"has no token {named!r}" if named else "does not say which token ends a document"
             raise DataError(f"data.tokenizer: {self.path} {why}; name one of its tokens with data.end_token")
@@ -117,22 +135,62 @@ class FromFile:
 
     def _named_end(self) -> str | None:
         """Return the token that ``tokenizer_config.json`` beside the file names; None: there is no such file."""
-        beside = self.path.parent / "tokenizer_config.json"
-        if not beside.is_file():
-            return None
-        try:
-            found: Any = parse_json(read_bytes(beside, limit=MAX_BYTES)).get("eos_token")
-        except (OSError, ValueError, AttributeError, json.JSONDecodeError) as error:
-            raise DataError(f"data.tokenizer: {beside} cannot be read: {error}") from error
-        return found.get("content") if isinstance(found, dict) else found
+        found = read_config(self.path.parent).get("eos_token")
+        found = found.get("content") if isinstance(found, dict) else found
+        if found is not None and not isinstance(found, str):
+            raise DataError(
+                f"data.tokenizer: {self.path.parent / CONFIG}: eos_token is no text; name a token with data.end_token"
+            )
+        return found
 
     def encode(self, text: str) -> Tokens:
         """See ``Tokenizer.encode``."""
-        return np.asarray(self.library.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        """See ``Tokenizer.encode_all``."""
+        found: list[Tokens] = []
+        for part in _parts(texts):
+            lengths, (content,) = self._asked("encode", texts=part)
+            found += np.split(np.frombuffer(content, np.int32), np.cumsum(lengths)[:-1])
+        self._process.close()  # a rank trains for days, and the process may hold much
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokenizer.decode``."""
-        return str(self.library.decode([int(token) for token in tokens], skip_special_tokens=True))
+        return str(self._asked("decode", [int(token) for token in tokens])[0])
+
+
+def _parts(texts: Sequence[str]) -> Iterator[list[bytes]]:
+    """Yield the texts in UTF-8, as many at once as a process receives."""
+    part: list[bytes] = []
+    size = 0
+    for text in texts:
+        if part and size > _CALL_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(text.encode("utf-8", errors="replace"))
+        size += len(part[-1])
+    if part:
+        yield part
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the entries of ``tokenizer_config.json`` in the folder of a tokenizer; none where there is no such file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        return {}
+    try:
+        found = parse_json(read_bytes(file, limit=MAX_CONFIG_BYTES))
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.tokenizer: {file} cannot be read: {error}; copy it again") from error
+    if not isinstance(found, dict):
+        raise DataError(f"data.tokenizer: {file} is no configuration (JSON with keys and values); copy it again")
+    return found
 
 
 def tokenizer_of(section: LanguageDataSpec) -> Tokenizer:

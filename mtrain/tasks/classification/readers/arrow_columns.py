@@ -5,7 +5,6 @@ thread does not survive that.
 """
 
 import importlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from mtrain.data.images.header import read_image
 from mtrain.data.reading import listed, order_names
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
+from mtrain.spec.files import parse_json
 from mtrain.spec.remedies import install
 from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
@@ -256,10 +256,10 @@ def _numbers(
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
     """Return Hugging Face's description of the columns; empty without one."""
     try:
-        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        content = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = content["info"]["features"]
         return {name: value for name, value in features.items() if isinstance(value, dict) and name in schema.names}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -5,7 +5,6 @@ the detection task and decodes what they predict.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from mtrain.core.interfaces.program import Format, Program
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.pathnames import PathText
 from mtrain.tasks.detection.detr import network
+from mtrain.tasks.model_config import check_sizes, entries_for_transformers
 
 STRIDE = 32
 """Pixels of the input per cell of the coarsest feature map."""
@@ -154,16 +154,10 @@ class TransformersDetector(Model):
         Raises:
             SpecError: There is none, or it is of another type of model.
         """
-        from transformers import AutoConfig, PretrainedConfig
+        from transformers import AutoConfig
 
-        stored: dict[str, Any] = {}
         try:
-            if self.options.path is not None:
-                stored, _ = PretrainedConfig.get_config_dict(
-                    Path(self.options.path).expanduser(), local_files_only=True
-                )
-            entries = {name: value for name, value in stored.items() if not name.startswith("_")}
-            entries.update(self.options.config)
+            entries = self._given()
             self._check_type(entries.pop("model_type", self.model_type))
             labels = dict(enumerate(class_names))
             own = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}, "eval_size": None}
@@ -189,6 +183,17 @@ class TransformersDetector(Model):
         sides = np.array([width, height, width, height], np.float32)
         pairs = zip(output["boxes"], output["scores"], strict=True)
         return [best(boxes_Q4 * sides, scores_QC, self.options.max_detections) for boxes_Q4, scores_QC in pairs]
+
+    def check_libraries(self) -> None:
+        """Refuse a configuration that cannot be read, or is of another model; see ``Model.check_libraries``."""
+        self._check_type(self._given().get("model_type", self.model_type))
+
+    def _given(self) -> dict[str, Any]:
+        """Return the entries of the configuration that the options name, which are not those of transformers."""
+        stored = {} if self.options.path is None else entries_for_transformers(self.options.path)
+        entries = {**stored, **self.options.config}
+        check_sizes(entries, path=self.options.path or "config")
+        return entries
 
     def _check_type(self, given: str) -> None:
         if given != self.model_type:

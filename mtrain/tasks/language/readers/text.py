@@ -1,7 +1,6 @@
 """Read documents from files of text, JSON lines, Parquet and Arrow."""
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +11,10 @@ from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, limit_of
-from mtrain.spec.files import read_text
+from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.remedies import install
-from mtrain.tasks.language.chat import ASSISTANT
 from mtrain.tasks.language.documents import Document, Documents
+from mtrain.tasks.language.rendering import ASSISTANT
 
 PLAIN = (".txt", ".md", ".rst", ".py")
 """Suffixes of files that are one document each."""
@@ -146,8 +145,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield f"{file}:{number}", json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+            yield f"{file}:{number}", parse_json(line)
+        except ValueError as error:  # also integers of more digits than Python reads
             raise DataError(f"{file}:{number}: no JSON ({error}); correct the line") from error
 
 
