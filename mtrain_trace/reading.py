@@ -54,6 +54,10 @@ class Update:
     """Targets of all ranks; None where it was not recorded."""
     real_targets: bool = False
     """Whether some targets are floating point numbers, which the training itself may have computed."""
+    summed: bool = False
+    """Whether a loss was asked for the sum over its targets."""
+    cleared: bool = False
+    """Whether gradients were cleared after the last backward pass, before the step."""
     losses: list[float] = field(default_factory=list)
     """Sum over the micro batches of each rank."""
     pass_losses: list[float] = field(default_factory=list)
@@ -339,6 +343,8 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     if all("target_count" in micro for micro in micro_batches):
         update.target_count = (update.target_count or 0) + sum(micro["target_count"] for micro in micro_batches)
     update.real_targets = update.real_targets or any(micro.get("real_targets") for micro in micro_batches)
+    update.summed = update.summed or any(micro.get("summed") for micro in micro_batches)
+    update.cleared = update.cleared or any(micro.get("cleared") for micro in micro_batches[-1:])
     update.losses.append(sum(micro["loss"] for micro in micro_batches))
     update.pass_losses += [micro["loss"] for micro in micro_batches]
     update.clips.append(record["clip"])

@@ -108,5 +108,5 @@ print([os.getpid(), copy.pid])
 
 def test_ranks_on_other_hosts_get_the_variables_of_the_recorder() -> None:
     names = [startup.VARIABLE, recorder.EVERY_VARIABLE, recorder.AT_VARIABLE, recorder.UPDATES_VARIABLE]
-    sent = environment.forwarded({name: "1" for name in (*names, "MTRAIN_JOB_SECRET")})
+    sent = environment.forwarded(dict.fromkeys((*names, "MTRAIN_JOB_SECRET"), "1"))
     assert sorted(sent) == sorted(names)
