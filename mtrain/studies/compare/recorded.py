@@ -13,12 +13,17 @@ from mtrain.core.checkpoint import store
 from mtrain.core.recipe import make_recipe
 from mtrain.errors import MtrainError, UsageError
 from mtrain.records.history import History, read_history
+from mtrain.records.pages.folder import flattened
 from mtrain.spec import config
 from mtrain.spec.model import Spec
 from mtrain.studies.compare.traces import SCRIPT_LOSS, read_records, with_recipe
 from mtrain.system.runfolder import RunFolder
 from mtrain_trace.comparing import Comparison
 from mtrain_trace.reading import Trace, TraceError, read_all
+
+
+MOST_KEYS = 6
+"""Most keys of two specs that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +76,9 @@ def compare(request: RecordedRequest) -> list[RecordedResult]:
         for folder in others:
             theirs = read(folder, optimizer=request.optimizer)
             found = mtrain_trace.command.compare_traces(ours, theirs, calibration=nudged)
+            for comparison in found:
+                told = _other_keys(comparison)
+                (comparison.remarks if comparison.parting is None else comparison.sentences)[:0] = told
             agree = not mtrain_trace.command.parted(found, bits=request.bits)
             results.append(RecordedResult(folder=folder, comparisons=found, agree=agree))
     except TraceError as error:
@@ -107,8 +115,22 @@ def _read_run(run: RunFolder) -> Trace:
         remark = f"{run.path}: its spec cannot be read, so settings but the rates are not seen ({error})"
         return replace(trace, remarks=[*trace.remarks, remark])
     trace = with_recipe(trace, recipe, ranks=ranks)
-    process = {**trace.processes[0], "samples_per_update": spec.train.batch_size}
+    keys = dict(flattened(spec.model_dump(mode="json")))
+    process = {**trace.processes[0], "samples_per_update": spec.train.batch_size, "spec": keys}
     return replace(_with_clips(trace, recipe.clip_norm), processes=[process])
+
+
+def _other_keys(comparison: Comparison) -> list[str]:
+    """Say in which keys the specs of two runs differ, but for those that train nothing; empty where one of them is not known."""
+    mine, other = (trace.processes[0].get("spec", {}) for trace in (comparison.a, comparison.b))
+    names = [
+        name
+        for name in (mine if mine and other else {})
+        if mine[name] != other.get(name) and name.partition(".")[0] not in ("report", "checkpoint", "cluster")
+    ]
+    shown = [f"{name} {mine[name]} and {other.get(name, 'none')}" for name in names[:MOST_KEYS]]
+    more = f" and {len(names) - MOST_KEYS} more" if len(names) > MOST_KEYS else ""
+    return [f"the specs differ (A and B): {'; '.join(shown)}{more}"] if names else []
 
 
 def _spec(run: RunFolder, *, is_script: bool) -> Spec:
