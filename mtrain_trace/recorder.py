@@ -17,6 +17,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import IO, Any
 
+from mtrain_trace import masking
+
 FIRST_DETAILED = 8
 """Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
 DETAILED_EVERY = 50
@@ -84,7 +86,8 @@ class Recorder:
         self._facts.update(facts)
         path = self._open_folder() / PROCESS
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._facts, indent=1, default=str))
+        with _open_own(temporary, "w") as file:
+            file.write(json.dumps(self._facts, indent=1, default=str))
         temporary.replace(path)
 
     def write(self, file: str, record: Mapping[str, Any]) -> None:
@@ -92,7 +95,7 @@ class Recorder:
         if self._is_in_a_copy():
             return
         if file not in self._files:
-            self._files[file] = (self._open_folder() / file).open("a", encoding="utf-8")
+            self._files[file] = _open_own(self._open_folder() / file, "a")
         self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
         self._files[file].flush()  # a training that is killed leaves a whole trace up to there
 
@@ -130,6 +133,11 @@ class Recorder:
         return self._folder
 
 
+def _open_own(path: Path, mode: str) -> IO[str]:
+    """Open a file that its owner alone may read: names of samples and command lines are nobody else's business."""
+    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 def place() -> tuple[int, int]:
     """Return (number of this process, number of processes) of the training, from 0."""
     torch = sys.modules.get("torch")
@@ -151,7 +159,7 @@ def facts_of_process() -> dict[str, Any]:
         "ranks": ranks,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": sys.argv,
+        "command": masking.masked_words(sys.argv),
         "python": sys.version.split()[0],
         "stacks": [name for name in STACKS if name in sys.modules],
     }
