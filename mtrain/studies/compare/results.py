@@ -80,6 +80,8 @@ class Comparison:
     """Comparison with the reference by label, for each other backend that is done."""
     referee: Referee | None = None
     """Float64 measurements. None: all have the same bits, or float64 is not available."""
+    load: float = 0.0
+    """Processes that waited or ran on each core of this machine before the first job."""
 
     @property
     def reference(self) -> Row | None:
