@@ -24,7 +24,7 @@ def length(a: Trace, b: Trace) -> list[str]:
     if not a.updates or len(a.updates) == len(b.updates):
         return []
     factor, ranks = len(b.updates) / len(a.updates), b.ranks / a.ranks
-    if ranks != 1 and math.isclose(factor, ranks) and a.samples_per_update == b.samples_per_update:
+    if math.isclose(factor, ranks) and a.samples_per_update == b.samples_per_update:
         return [
             f"B makes {len(b.updates)} updates, A {len(a.updates)}, as many times as it has ranks: the steps of an epoch are not "
             "divided by the number of ranks (steps_per_epoch // hvd.size())"
