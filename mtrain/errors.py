@@ -11,6 +11,7 @@
     │   └── CheckpointError   2    no intact checkpoint where one is required
     ├── UnboundError          1    a neutral layer or function was used before a backend was loaded
     ├── LaunchError           1    the ranks could not be started, or one of them failed
+    ├── CannotTell            3    nothing can be said about two trainings
     ├── TrainingError         1    training cannot go on
     │   └── NonFiniteError    1    too many updates in a row were not finite
     └── Interrupted           143  ended from outside, state saved (130 at the starter for Ctrl-C)
@@ -74,6 +75,12 @@ class UnboundError(MtrainError):
 
 class LaunchError(MtrainError):
     """The ranks could not be started, or one of them failed."""
+
+
+class CannotTell(MtrainError):
+    """Nothing can be said about two trainings; an error is never the verdict that they differ, which has exit code 1."""
+
+    exit_code = 3
 
 
 class TrainingError(MtrainError):

@@ -9,14 +9,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mtrain_trace import bisecting, causes, comparing, rank_checks, reading, running, wording
+from mtrain_trace.files import CannotTell, TraceError, say
 from mtrain_trace.reading import Trace
 
-SAME, DIFFERENT, WRONG_USE = 0, 1, 2
+SAME, DIFFERENT, WRONG_USE, CANNOT_TELL = 0, 1, 2, 3
+"""Exit codes of all commands that compare, here and in mtrain. An error is never the verdict that trainings differ."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0 the same, 1 different, 2 wrong use; ``run`` returns that of its command."""
+    """Run the command and return its exit code, see ``SAME``; ``run`` returns that of its command."""
     words = list(sys.argv[1:] if argv is None else argv)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options = parser().parse_args(own)
@@ -24,12 +28,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.verb == "run":
             return _run(options, command)
         return _bisect(options, command) if options.verb == "bisect" else _compare(options)
-    except reading.TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG_USE
+    except TraceError as error:
+        say(f"error: {error}", file=sys.stderr)
+        return code_of(error)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return WRONG_USE
+        return CANNOT_TELL
+    except Exception as error:
+        if os.environ.get("MTRAIN_DEBUG"):
+            raise
+        say(
+            f"error: {type(error).__name__}: {error}; nothing is said about the trainings (MTRAIN_DEBUG=1 shows where this comes from)",
+            file=sys.stderr,
+        )
+        return CANNOT_TELL
+
+
+def code_of(error: TraceError) -> int:
+    """Return the exit code for an error: whether the folders are wrong, or what they hold tells nothing."""
+    return CANNOT_TELL if isinstance(error, CannotTell) else WRONG_USE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="move each start weight by one unit in the last place: a repetition that shows how rounding grows",
     )
-    compare = verbs.add_parser("compare", help="compare two traces; exit code 0 the same, 1 different")
+    compare = verbs.add_parser(
+        "compare", help="compare two traces; exit code 0 the same, 1 different, 2 wrong use, 3 cannot tell"
+    )
     compare.add_argument("a", type=Path, help="folder of the training that counts as right")
     compare.add_argument("b", type=Path, help="folder of the training whose differences are explained")
     compare.add_argument("--calibration", type=Path, help="a again, recorded with --calibrate")
@@ -93,12 +112,12 @@ def _count(text: str) -> int:
 def _run(options: argparse.Namespace, command: list[str]) -> int:
     """Start the command with the recorder in its Python processes, and say what was recorded."""
     if not command:
-        raise reading.TraceError("no command; write it after --, such as: mtrain-trace run --out A -- python train.py")
+        raise TraceError("no command; write it after --, such as: mtrain-trace run --out A -- python train.py")
     settings = running.Settings(options.every, tuple(options.at), options.calibrate, options.updates)
     status = running.run(command, options.out, settings)
     traces = sorted(options.out.glob("rank-*")) if options.out.exists() else []
     if not traces:
-        print(
+        say(
             f"mtrain-trace: nothing was recorded: no process took a step of an optimizer of torch, Paddle or Keras "
             f"(exit code {status})",
             file=sys.stderr,
@@ -106,8 +125,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         return status or WRONG_USE
     trace = reading.read(options.out)
     for remark in trace.remarks:
-        print(f"mtrain-trace: {remark}", file=sys.stderr)
-    print(f"mtrain-trace: {len(trace.updates)} updates of {len(traces)} process(es) in {options.out}", file=sys.stderr)
+        say(f"mtrain-trace: {remark}", file=sys.stderr)
+    say(f"mtrain-trace: {len(trace.updates)} updates of {len(traces)} process(es) in {options.out}", file=sys.stderr)
     return 128 - status if status < 0 else status
 
 
@@ -127,17 +146,33 @@ def compare_traces(
     ours: Sequence[Trace], theirs: Sequence[Trace], *, calibration: Sequence[Trace] = ()
 ) -> list[comparing.Comparison]:
     """Compare two trainings, given by the traces of their optimizers: one comparison for each that both have."""
-    results = []
+    results: list[comparing.Comparison] = []
     for number, traces in enumerate(zip(ours, theirs)):
-        nudged = calibration[number] if number < len(calibration) else None
-        result = comparing.compare(*traces, calibration=nudged)
-        result.sentences = causes.explain(result)
-        known = {*rank_checks.findings(traces[0])}
-        result.findings = [words for words in rank_checks.findings(traces[1]) if words not in known]
-        if result.parting is None:
-            result.findings += rank_checks.length(*traces)
-        results.append(result)
+        with np.errstate(all="ignore"):  # numbers without end are compared like all others
+            results.append(_compare_one(*traces, calibration[number] if number < len(calibration) else None))
+    if not any(result.holds_anything for result in results):
+        raise CannotTell(f"{ours[0].folder} and {theirs[0].folder}: hold nothing that can be compared")
+    if len(ours) != len(theirs):
+        counts = f"A has {len(ours)} optimizer(s), B {len(theirs)}"
+        results[0].remarks.append(f"{counts}: the further ones are not compared, so this is not told to be the same")
+        results[0].is_partial = True
     return results
+
+
+def _compare_one(a: Trace, b: Trace, nudged: Trace | None) -> comparing.Comparison:
+    """Compare one optimizer of two trainings, and explain what parts them.
+
+    Raises:
+        CannotTell: a trace holds what no recorder writes.
+    """
+    with reading.refusing_what_is_broken(f"{a.folder} and {b.folder}"):
+        result = comparing.compare(a, b, calibration=nudged)
+        result.sentences = causes.explain(result)
+        known = {*rank_checks.findings(a)}
+        result.findings = [words for words in rank_checks.findings(b) if words not in known]
+        if result.parting is None:
+            result.findings += rank_checks.length(a, b)
+        return result
 
 
 def parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bool:
@@ -145,6 +180,13 @@ def parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bo
     return any(
         result.parting is not None or result.findings or (bits and result.verdict != "same bits") for result in results
     )
+
+
+def verdict_code(results: Sequence[comparing.Comparison], *, bits: bool = False) -> int:
+    """Return the exit code for comparisons."""
+    if parted(results, bits=bits):
+        return DIFFERENT
+    return CANNOT_TELL if any(result.is_partial for result in results) else SAME
 
 
 def json_of(results: Sequence[comparing.Comparison]) -> str:
@@ -155,28 +197,28 @@ def json_of(results: Sequence[comparing.Comparison]) -> str:
 
 def _compare(options: argparse.Namespace) -> int:
     results = compare_folders(options.a, options.b, calibration=options.calibration, optimizer=options.optimizer)
-    print(json_of(results) if options.json else "\n".join(wording.text(results)))
-    return DIFFERENT if parted(results, bits=options.bits) else SAME
+    say(json_of(results) if options.json else "\n".join(wording.text(results)))
+    return verdict_code(results, bits=options.bits)
 
 
 def _bisect(options: argparse.Namespace, command: list[str]) -> int:
     """Find the settings that part a training; exit code 1 where there are some."""
     if not command:
-        raise reading.TraceError("no command; write it after --, such as: mtrain-trace bisect ... -- python train.py")
+        raise TraceError("no command; write it after --, such as: mtrain-trace bisect ... -- python train.py")
     bisector = bisecting.Bisector(
         command,
         (options.a, options.b),
         out=options.out,
         record=running.Settings(options.every, tuple(options.at), updates=options.updates),
         bits=options.bits,
-        tell=lambda line: print(line, flush=True),
+        tell=say,
     )
     result = bisector.find()
     if not result.culprits:
-        print(f"\nTHE SAME under both settings ({result.starts} trainings)")
+        say(f"\nTHE SAME under both settings ({result.starts} trainings)")
         return SAME
     for words, comparison in result.culprits:
-        print(f"\nPARTED BY {words}")
-        print("\n".join(wording.parting(comparison)))
-    print(f"\n{len(result.culprits)} of {len(result.differences)} differences matter ({result.starts} trainings)")
+        say(f"\nPARTED BY {words}")
+        say("\n".join(wording.parting(comparison)))
+    say(f"\n{len(result.culprits)} of {len(result.differences)} differences matter ({result.starts} trainings)")
     return DIFFERENT

@@ -68,6 +68,8 @@ class Comparison:
     remarks: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     """What is wrong among the ranks of B, whether or not it has parted the trainings."""
+    is_partial: bool = False
+    """Whether one side holds optimizers that the other one has not."""
 
     @property
     def curves(self) -> dict[str, list[float]]:
@@ -87,6 +89,15 @@ class Comparison:
             for name in ORDER
             if name in self.gaps and self.first is not None and self.gaps[name].first == self.first
         ]
+
+    @property
+    def holds_anything(self) -> bool:
+        """Return whether both sides have recorded something of an update that can be compared."""
+        pairs = zip(self.a.updates, self.b.updates)
+        return any(
+            (x.parts or x.micro_batches or x.told_norm) and (y.parts or y.micro_batches or y.told_norm)
+            for x, y in pairs
+        ) or (self.parting is not None)
 
     @property
     def verdict(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Sequence
 
+from mtrain_trace import differences
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import SAMPLES, some
-from mtrain_trace.reading import Trace, Update
+from mtrain_trace.reading import Row, Trace, Update
 
 _ORDER = (
     "{} goes through the data in the same order in every epoch, {} in a new one: one does not shuffle, or sampler.set_epoch(epoch) "
@@ -25,25 +28,50 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
     ours, theirs = ({*trace.start} if a.measured == b.measured else {*trace.groups} for trace in (a, b))
     missing, further = sorted(ours - theirs), sorted(theirs - ours)
     if missing or further:
+        strangers = _strangers("B", b, further) or _strangers("A", a, missing)
         parts = [f"B does not train {some(missing)}"] if missing else []
         parts += [f"B trains {some(further)} besides"] if further else []
         return [
             "the optimizers hold other arrays: "
             + "; ".join(parts)
-            + ": frozen or forgotten parts, tied weights, another model"
+            + (": frozen or forgotten parts, tied weights, another model" if not strangers else "")
+            + strangers
         ]
     if a.measured != b.measured:
         return ["start weights differ: another seed, other weights loaded; in which arrays, one side does not say"]
     if not parting.arrays:
         return ["trained weights start the same, other parts of the model (statistics, frozen weights) do not"]
-    if len(parting.arrays) == len(a.start):
-        return [
-            "all weights start otherwise: another seed, random numbers drawn before the model is built, other weights loaded"
-        ]
+    alike, shapes = [name for name in a.start if name not in parting.arrays], a.described["shapes"]
+    if all(_is_constant(a.start[name], shapes.get(name)) for name in alike):
+        which = (
+            "all weights start otherwise"
+            if not alike
+            else "all weights that are drawn start otherwise (the others are zeros or ones)"
+        )
+        seeds = [next(iter(trace.updates[0].seeds), None) if trace.updates else None for trace in (a, b)]
+        if None not in seeds and seeds[0] != seeds[1]:
+            return [f"{which}: another seed ({seeds[0]} in A, {seeds[1]} in B)"]
+        return [f"{which}: another seed, random numbers drawn before the model is built, or other weights loaded"]
     return [
         f"{len(parting.arrays)} of {len(a.start)} arrays start otherwise ({some(parting.arrays)}): weights that were loaded on "
         "one side only, or a part that is initialised on its own"
     ]
+
+
+def _is_constant(row: Row, shape: Sequence[int] | None) -> bool:
+    """Return whether an array holds zeros or ones alone, as biases and scales of norms do at the start."""
+    return row.norm == 0 or (shape is not None and math.isclose(row.norm**2, math.prod(shape), rel_tol=1e-6))
+
+
+def _strangers(side: str, trace: Trace, names: Sequence[str]) -> str:
+    """Say that an optimizer holds arrays which are no part of the model that is called; empty where it holds none."""
+    found = [name for name in names if differences.is_anonymous(name)]
+    if not found:
+        return ""
+    return (
+        f". {len(found)} of the arrays that the optimizer of {side} holds are no part of the model that is called: layers were replaced "
+        "after the optimizer was made (a new head), so the new ones are not trained, or they belong to another model"
+    )
 
 
 def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
@@ -58,40 +86,59 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             ]
     if count_a != count_b:
         return _sizes(comparison, ours, theirs, count_a, count_b, place=place)
-    known = _begun_anew(comparison, place) or _repeated(comparison, place)
+    known = _begun_anew(comparison, place) or _repeated(comparison, place) or _own_order(comparison)
     if known:
         return [known]
-    everything_a, everything_b = _all_samples(a), _all_samples(b)
-    common = len(everything_a & everything_b) / max(len(set(theirs.samples)), 1)
-    shared = len(set(theirs.samples) & everything_a) / max(len(set(theirs.samples)), 1)
-    if _repeats_order(b) and not _repeats_order(a):
-        return [_ORDER.format("B", "A")]
-    if _repeats_order(a) and not _repeats_order(b):
-        return [_ORDER.format("A", "B")]
     if parting.update > 1 and len(b.processes[0]["optimizers"]) > 1 and set(theirs.samples) & set(ours.samples):
         return [
             "some samples differ: another model of the training computes them (a generator), and has parted before; see the other "
             "optimizers"
         ]
-    if shared > 0.5:
-        shift = _shift(a, b, place)
-        if shift:
-            return [
-                f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
-                "skipped or repeated, at a resume, at the end of an epoch (drop_last) or by one that was drawn to look at"
-            ]
-        return [
-            "B sees the same samples in another order: another seed of the shuffle, or another division among ranks"
-        ]
+    everything = _all_samples(a)
+    if len(set(theirs.samples) & everything) > 0.5 * len(set(theirs.samples)):
+        return [_another_order(a, b, place)]
     if a.measured.get(SAMPLES):  # an update's samples are known as a whole
         return ["the ranks of B received other samples, in another order, or augmented differently"]
-    if common == 0 and parting.update == 1:
+    if parting.update == 1 and not everything & _all_samples(b):
         return [
-            "no sample of B occurs in A: the data differ, or are prepared otherwise (normalisation, augmentation, dtype)"
+            "no sample of B occurs in A: the data differ, or are prepared otherwise (normalisation, augmentation, dtype), or what the "
+            "model is given beside them does (labels, masks)"
         ]
     return [
         "some samples differ: augmentation draws from another state of the random numbers, or samples are prepared otherwise"
     ]
+
+
+def _own_order(comparison: Comparison) -> str:
+    """Name a side that alone repeats the order of an epoch, or whose ranks alone share no order; empty where there is none."""
+    for (side, trace), (rest, other) in itertools.permutations((("B", comparison.b), ("A", comparison.a))):
+        if _repeats_order(trace) and not _repeats_order(other):
+            return _ORDER.format(side, rest)
+        if _overlaps(trace) and not _overlaps(other):
+            return (
+                f"a rank of {side} reads samples that another rank has read in the same epoch: each rank divides or shuffles the data for "
+                "itself (random_split without a generator, a shuffle or a sampler with another seed on each rank)"
+            )
+    return ""
+
+
+def _another_order(a: Trace, b: Trace, place: int) -> str:
+    """Explain samples that both sides have, but not in the same updates."""
+    shift = _shift(a, b, place)
+    if shift:
+        return (
+            f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
+            "skipped or repeated, at a resume, at the end of an epoch (drop_last) or by one that was drawn to look at"
+        )
+    further, missing = len(_all_samples(b) - _all_samples(a)), len(_all_samples(a) - _all_samples(b))
+    if (further and _epoch(a)[1]) or (missing and _epoch(b)[1]):
+        return (
+            f"B sees {further} samples that A never sees, and A {missing} that B never sees: the data are divided otherwise into those "
+            "for training and others (random_split without a seed, another seed, another list of files)"
+        )
+    split = ", or another part of the data (random_split without a seed)" if further else ""
+    which = "samples" if further else "the same samples"
+    return f"B sees {which} in another order: another seed of the shuffle, another division among ranks{split}"
 
 
 def _sizes(
@@ -110,6 +157,11 @@ def _sizes(
             ]
     if (theirs.number > 1 and count_b != b.samples_per_update) or count_a != a.samples_per_update:
         return [f"{words}: the last, incomplete batch is kept on one side only (drop_last)"]
+    if ours.targets and ours.targets == theirs.targets:
+        return [
+            f"{words}, and both have the same labels: is the first axis of the inputs that of samples, or that of steps, as torch's "
+            "recurrent layers have it? If it is that of samples, the batch sizes differ"
+        ]
     factor = count_b / count_a
     if math.isclose(factor, b.ranks / a.ranks):
         return [
@@ -167,6 +219,27 @@ def _positions(ours: Update, theirs: Update) -> str:
                 "samples of a rank where the outputs of all ranks are gathered; or they are not gathered"
             )
     return ""
+
+
+def _epoch(trace: Trace) -> tuple[list[tuple[int, str]], bool]:
+    """Return (rank, sample) up to the first sample that comes again, and whether one does; the last pair is that sample's."""
+    seen: set[str] = set()
+    found = []
+    for update in (*trace.earlier, *trace.updates):
+        for rank, read in enumerate(update.rank_samples):
+            for sample in read:
+                found.append((rank, sample))
+                if sample in seen:
+                    return found, True
+                seen.add(sample)
+    return found, False
+
+
+def _overlaps(trace: Trace) -> bool:
+    """Return whether two ranks read one sample long before the data have been read once."""
+    read, is_again = _epoch(trace)
+    first = {sample: rank for rank, sample in read[:-1]}
+    return is_again and first[read[-1][1]] != read[-1][0] and len(read) < 0.75 * len(_all_samples(trace))
 
 
 def _all_samples(trace: Trace) -> set[str]:

@@ -6,6 +6,7 @@ Quantities are in the order in which an update computes them, so the first one t
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -87,12 +88,20 @@ def renamed(a: Trace, b: Trace) -> bool:
     """Return whether both train arrays of the same shapes under other names: a model that is wrapped or was renamed."""
     if not a.groups or not b.groups or set(a.groups) == set(b.groups) or len(a.groups) != len(b.groups):
         return False
+    strangers = [sum(map(is_anonymous, trace.groups)) for trace in (a, b)]
+    if strangers[0] != strangers[1] and max(strangers) < len(a.groups):
+        return False  # arrays of one side alone are none of the model that is called
     shapes = [list(trace.described["shapes"].values()) for trace in (a, b)]
     if across_frameworks(
         a, b
     ):  # which may list arrays in another order; those that are no weights of `Linear` may be transposed, too
         shapes = [sorted(sorted(shape) for shape in side) for side in shapes]
     return not all(shapes) or shapes[0] == shapes[1]
+
+
+def is_anonymous(name: str) -> bool:
+    """Return whether a recorder has found an array in no model that was called, and named it by its place in the optimizer."""
+    return re.fullmatch(r"group\d+\.\d+", name) is not None
 
 
 def across_frameworks(a: Trace, b: Trace) -> bool:

@@ -26,6 +26,31 @@ def factor_words(
     rest = _short_window(factor, comparison, ours, theirs)
     if rest:
         return f"{front}: {rest}"
+    total = _sum_words(factor, comparison, ours, theirs) if what == "loss" else ""
+    if total and (ours.summed or theirs.summed):
+        return f"{front}: {total}"
+    origin = _origin_words(front, factor, comparison, theirs, ours, what)
+    return f"{origin}. Or it is {total}" if total else origin
+
+
+def _sum_words(factor: float, comparison: Comparison, ours: Update, theirs: Update) -> str:
+    """Say that a loss is a sum over samples where the factor is what becomes of one; empty where it is not."""
+    if ours.summed != theirs.summed:
+        side, other = ("A", "B") if ours.summed else ("B", "A")
+        return f"a loss of {side} is a sum over its targets (reduction='sum'), that of {other} is not"
+    passes = [
+        trace.ranks * max(update.micro_batches, 1) for trace, update in ((comparison.a, ours), (comparison.b, theirs))
+    ]
+    if passes[0] == passes[1] or not math.isclose(factor, passes[0] / passes[1], rel_tol=1e-3):
+        return ""
+    return (
+        f"a sum over the samples of a pass (reduction='sum'), and the mean over ranks and micro batches is taken of {passes[0]} such "
+        f"sum(s) in A and {passes[1]} in B: train the mean over samples, or multiply by the number of passes"
+    )
+
+
+def _origin_words(front: str, factor: float, comparison: Comparison, theirs: Update, ours: Update, what: str) -> str:
+    """Say what a whole factor may come from, among the numbers of ranks and micro batches."""
     ranks = {comparison.a.ranks, comparison.b.ranks} - {1}
     passes = {ours.micro_batches, theirs.micro_batches} - {1}
     size = factor if factor > 1 else 1 / factor

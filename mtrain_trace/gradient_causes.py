@@ -24,12 +24,9 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             )
     if sentences:
         return sentences
-    if math.isinf(parting.size) and ("gradients" in ours.parts) != ("gradients" in theirs.parts):
-        side = "A" if "gradients" in theirs.parts else "B"
-        return [
-            f"no array that the optimizer of {side} holds has a gradient: they are frozen (requires_grad), detached, or belong to "
-            "another model than the one that is trained"
-        ]
+    known = _unused(parting, ours, theirs) or _clipped_early(ours, theirs)
+    if known:
+        return [known]
     place = parting.place or 0
     missing = set(ours.arrays.get("gradients", {})) ^ set(theirs.arrays.get("gradients", {}))
     if missing:
@@ -56,6 +53,32 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     if factor is not None and abs(factor - 1) > factors.EXPLAINED:
         return [f"the gradient of B is {factor:.4g} times that of A, in the same direction"]
     return [_partial(comparison, parting, ours, theirs)]
+
+
+def _unused(parting: Parting, ours: Update, theirs: Update) -> str:
+    """Name an optimizer that has no gradient, or none but zeros; empty where both sides have some."""
+    has_one_none = math.isinf(parting.size) and ("gradients" in ours.parts) != ("gradients" in theirs.parts)
+    for side, update in (("B", theirs), ("A", ours)):
+        if update.cleared and (update.norm == 0 or (has_one_none and "gradients" not in update.parts)):
+            return f"{side} clears its gradients (zero_grad) after the backward pass and before the step: the optimizer has none to use"
+    if not has_one_none:
+        return ""
+    return (
+        f"no array that the optimizer of {'A' if 'gradients' in theirs.parts else 'B'} holds has a gradient: they are frozen "
+        "(requires_grad), detached, cleared before the step, or belong to another model than the one that is trained"
+    )
+
+
+def _clipped_early(ours: Update, theirs: Update) -> str:
+    """Name clipping before the backward passes whose gradient it is meant for; empty where there is none."""
+    for side, clip, other, update in (("B", theirs.clip, ours.clip, theirs), ("A", ours.clip, theirs.clip, ours)):
+        is_early = clip and (clip.get("early") or (clip["before"] == 0 and (update.norm or 0) > 0))
+        if is_early and not (other and other.get("early")):
+            return (
+                f"{side} clips before the backward pass of the update has ended: what is added afterwards is not clipped; clip between the "
+                "last backward pass and the step"
+            )
+    return ""
 
 
 def _norms(comparison: Comparison, ours: Update, theirs: Update) -> str:

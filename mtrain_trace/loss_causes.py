@@ -66,8 +66,9 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
         )
     elif not sentences:
         sentences.append(
-            "the loss parts although the weights agreed before: what a model carries from update to update has parted (a hidden state, "
-            "a queue, a teacher)"
+            "the loss parts although the weights that the optimizer holds agreed before: what it does not hold has parted (a layer made "
+            "after the optimizer), what a model carries from update to update (a hidden state, a queue, a teacher), or how the loss is "
+            "computed from here on"
             + _chances(
                 comparison, ours, theirs, norms=", or buffers (BatchNorm) in a forward pass that is not recorded"
             )
@@ -132,7 +133,7 @@ def _chances(comparison: Comparison, ours: Update, theirs: Update, *, norms: str
     """Return further causes of another loss that the models and the states of random numbers do not exclude."""
     words = norms if _has(comparison, "batch_norms") else ""
     known = all("dropouts" in process for trace in (comparison.a, comparison.b) for process in trace.processes)
-    is_drawing = _has(comparison, "dropouts") or not known or ours.rng != theirs.rng
+    is_drawing = _has(comparison, "dropouts") or not known or set(ours.rng) != set(theirs.rng)
     return words + (", or random numbers (dropout, noise) are drawn in another order" if is_drawing else "")
 
 
@@ -195,9 +196,10 @@ def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
 
 def _means_words(ours: Update, theirs: Update) -> str:
     return (
-        f"a mean of means: the loss of A is the mean of {len(ours.pass_losses)} pass(es), that of B of {len(theirs.pass_losses)} "
-        "(ranks and micro batches), and each pass divides by its own number of labels (tokens, boxes, pixels); where these "
-        "numbers differ, a label counts more in a pass that has few. Divide by the number in the whole update"
+        f"the loss depends on which samples share a pass; that of A is the mean of {len(ours.pass_losses)} pass(es), that of B of "
+        f"{len(theirs.pass_losses)} (ranks and micro batches). It is a mean of means if each pass divides by its own number of labels "
+        "(tokens, boxes, pixels): a label counts more in a pass that has few; divide by the number in the whole update. Otherwise "
+        "something mixes the samples of a pass: a softmax or a mean over the axis of samples (dim=0), a loss over pairs"
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from typing import Any
 
+from mtrain_trace.files import read_lines
 from mtrain_trace.reading import Trace
 from mtrain_trace.recorder import ARRAYS
 
@@ -25,7 +24,7 @@ def length(a: Trace, b: Trace) -> list[str]:
     if not a.updates or len(a.updates) == len(b.updates):
         return []
     factor, ranks = len(b.updates) / len(a.updates), b.ranks / a.ranks
-    if ranks != 1 and math.isclose(factor, ranks) and a.samples_per_update == b.samples_per_update:
+    if math.isclose(factor, ranks) and a.samples_per_update == b.samples_per_update:
         return [
             f"B makes {len(b.updates)} updates, A {len(a.updates)}, as many times as it has ranks: the steps of an epoch are not "
             "divided by the number of ranks (steps_per_epoch // hvd.size())"
@@ -38,7 +37,7 @@ def _starts(trace: Trace) -> list[str]:
     first: dict[str, str] = {}
     others = []
     for process in sorted(trace.processes, key=lambda process: int(process["rank"])):
-        for record in _lines(process, ARRAYS):
+        for record in read_lines(process["folder"] / ARRAYS):
             if record["update"] == 0 and record["optimizer"] == trace.optimizer:
                 digests = {name: row[0] for name, row in record["weights"].items()}
                 first = first or digests
@@ -68,7 +67,7 @@ def _metrics(trace: Trace) -> list[str]:
     """Say which metrics of an epoch the ranks do not share."""
     by_epoch: dict[int, list[dict[str, float]]] = {}
     for process in trace.processes:
-        for record in _lines(process, EPOCHS):
+        for record in read_lines(process["folder"] / EPOCHS):
             by_epoch.setdefault(int(record["epoch"]), []).append(record["logs"])
     for epoch, logs in sorted(by_epoch.items()):
         for name in logs[0]:
@@ -94,11 +93,3 @@ def _random_numbers(trace: Trace) -> list[str]:
             "hvd.rank() to the seed after the model is built)"
         ]
     return []
-
-
-def _lines(process: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    path = process["folder"] / name
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]

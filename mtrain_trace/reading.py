@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mtrain_trace import mixing
+from mtrain_trace import files, mixing
+from mtrain_trace.files import CannotTell, TraceError
 from mtrain_trace.recorder import ARRAYS, FORM, PROCESS, UPDATES
 
 PARTS = ("gradients", "weights", "moments", "buffers")
 """Parts that the recorder measures; a training that mtrain records has ``AVERAGE`` besides."""
 AVERAGE = "averaged weights"
-
-
-class TraceError(Exception):
-    """A folder that cannot be compared; its message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class Update:
     """Targets of all ranks; None where it was not recorded."""
     real_targets: bool = False
     """Whether some targets are floating point numbers, which the training itself may have computed."""
+    summed: bool = False
+    """Whether a loss was asked for the sum over its targets."""
+    cleared: bool = False
+    """Whether gradients were cleared after the last backward pass, before the step."""
     losses: list[float] = field(default_factory=list)
     """Sum over the micro batches of each rank."""
     pass_losses: list[float] = field(default_factory=list)
@@ -202,8 +205,27 @@ def read_all(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
     Raises:
         TraceError: the folder holds none, or a broken one.
     """
-    count = max(len(process["optimizers"]) for process in _processes(folder))
+    with refusing_what_is_broken(folder):
+        processes = _processes(folder)
+        count = max(len(process["optimizers"]) for process in processes)
+        if not count:
+            raise CannotTell(f"{folder}: holds no optimizer, so there is nothing to compare; record the training again")
     return [read(folder, optimizer=number) for number in (range(count) if optimizer is None else [optimizer])]
+
+
+@contextmanager
+def refusing_what_is_broken(folder: object) -> Iterator[None]:
+    """Refuse what no recorder has written, wherever it shows."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except OSError as error:
+        raise CannotTell(f"{folder}: cannot be read ({error})") from error
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise CannotTell(
+            f"{folder}: is not what mtrain-trace writes ({type(error).__name__}: {str(error)[:200]}); record the training again"
+        ) from error
 
 
 def read(folder: Path, *, optimizer: int = 0) -> Trace:
@@ -212,6 +234,11 @@ def read(folder: Path, *, optimizer: int = 0) -> Trace:
     Raises:
         TraceError: the folder holds none, or a broken one.
     """
+    with refusing_what_is_broken(folder):
+        return _read(folder, optimizer)
+
+
+def _read(folder: Path, optimizer: int) -> Trace:
     processes = _processes(folder)
     first = processes[0]
     if optimizer >= len(first["optimizers"]):
@@ -222,31 +249,41 @@ def read(folder: Path, *, optimizer: int = 0) -> Trace:
     start: dict[str, Row] = {}
     joined: dict[int, Update] = {}
     for process in processes:
-        for record in _lines(process["folder"] / UPDATES):
+        for record in files.read_lines(process["folder"] / UPDATES):
             if record["optimizer"] == optimizer:
-                _add(joined.setdefault(record["update"], Update(record["update"])), record, sharded=sharded)
-        for record in _lines(process["folder"] / ARRAYS):
+                number = operator.index(record["update"])
+                _add(joined.setdefault(number, Update(number)), record, sharded=sharded)
+        for record in files.read_lines(process["folder"] / ARRAYS):
             if record["optimizer"] == optimizer:
                 _add_arrays(joined, start, record, sharded=sharded)
-    updates = [joined[number] for number in sorted(joined)]
+    ranks = max((len(update.losses) for update in joined.values()), default=0)
+    updates = [joined[number] for number in sorted(joined) if len(joined[number].losses) == ranks]
     if not updates:
-        raise TraceError(f"{folder}: no update was recorded; the training ended before its first optimizer step")
+        raise CannotTell(f"{folder}: no update was recorded; the training ended before its first optimizer step")
     for update in updates:
         if update.targets_summed:
             update.targets = Counter([f"{sum(update.target_sums) & mixing.MASK:016x}"])
             update.rank_targets = [[] for _ in update.rank_targets]
         update.groups = first["optimizers"][optimizer]["groups"]
-    return Trace(folder, processes, updates, start, optimizer, _remarks(folder, processes))
+    remarks = _remarks(folder, processes)
+    if len(updates) < len(joined):
+        remarks.append(
+            f"{folder}: its ranks have made other numbers of updates; {len(joined) - len(updates)} of {len(joined)}, which some ranks have "
+            "not made, are left out (did a rank end early, or has it fewer batches?)"
+        )
+    return Trace(folder, processes, updates, start, optimizer, remarks)
 
 
 def _remarks(folder: Path, processes: list[dict[str, Any]]) -> list[str]:
     """Say what of a training is not in its trace."""
     remarks = []
     ranks = max(int(process.get("ranks", 1)) for process in processes)
-    missing = sorted(set(range(ranks)) - {int(process["rank"]) for process in processes})
+    held = {int(process["rank"]) for process in processes}
+    missing = [rank for rank in range(min(ranks, len(held) + 8)) if rank not in held]
     if missing:
+        further = " and more" if ranks - len(held) > len(missing) else ""
         remarks.append(
-            f"{folder}: ranks {missing} of {ranks} left no trace; what is averaged over ranks is of the others"
+            f"{folder}: ranks {missing}{further} of {ranks} left no trace; what is averaged over ranks is of the others"
         )
     for words in sorted({text for process in processes for kind in process["optimizers"] for text in kind["unseen"]}):
         remarks.append(f"{folder}: not seen: {words}")
@@ -273,10 +310,8 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
         raise TraceError(f"{folder}: no such folder; a trace is made by: mtrain-trace run --out {folder} -- COMMAND")
     found = []
     for path in sorted(folder.glob(f"rank-*/{PROCESS}")):
-        try:
-            facts = json.loads(path.read_text())
-        except ValueError as error:
-            raise TraceError(f"{path}: is no JSON ({error}); record the training again") from error
+        facts = files.read_json(path)
+        files.check_memory(path)
         if facts.get("form", FORM) != FORM:
             raise TraceError(
                 f"{folder}: is a trace of form {facts['form']}, and this mtrain-trace reads form {FORM} alone, whose digests "
@@ -300,18 +335,15 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; the last line of a process that was killed may be incomplete."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
 def _rows(arrays: Mapping[str, Any]) -> dict[str, Row]:
-    return {name: Row(int(row[0], 16), row[1] ** 0.5, row[2]) for name, row in arrays.items()}
+    return {name: _row(row[0], math.sqrt(row[1]), row[2]) for name, row in arrays.items()}
+
+
+def _row(digest: str, norm: float, sketch: list[float]) -> Row:
+    if len(sketch) != mixing.LENGTH:
+        raise ValueError(f"a sketch of {len(sketch)} numbers; expected {mixing.LENGTH}")
+    sum(sketch)  # of anything but numbers there is none
+    return Row(int(digest, 16), float(norm), sketch)
 
 
 def _join(into: dict[str, Row], rows: Mapping[str, Row], *, sharded: bool) -> None:
@@ -339,10 +371,12 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     if all("target_count" in micro for micro in micro_batches):
         update.target_count = (update.target_count or 0) + sum(micro["target_count"] for micro in micro_batches)
     update.real_targets = update.real_targets or any(micro.get("real_targets") for micro in micro_batches)
+    update.summed = update.summed or any(micro.get("summed") for micro in micro_batches)
+    update.cleared = update.cleared or any(micro.get("cleared") for micro in micro_batches[-1:])
     update.losses.append(sum(micro["loss"] for micro in micro_batches))
     update.pass_losses += [micro["loss"] for micro in micro_batches]
     update.clips.append(record["clip"])
-    update.rank_rates.append(record["rates"])
+    update.rank_rates.append([dict(options) for options in record["rates"]])
     update.rng.append(record["rng"])
     update.seeds.append(record.get("seed"))
     update.states.append(micro_batches[0].get("state") if micro_batches else None)
@@ -357,7 +391,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     for part in PARTS:
         if part not in record:
             continue
-        row = Row(int(record[part]["digest"], 16), record[part]["norm"], record[part]["sketch"])
+        row = _row(record[part]["digest"], record[part]["norm"], record[part]["sketch"])
         split = sharded and part != "buffers"
         if part not in update.parts:
             update.parts[part] = row

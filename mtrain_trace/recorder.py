@@ -13,8 +13,11 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from multiprocessing import util
 from pathlib import Path
 from typing import IO, Any
+
+from mtrain_trace import masking
 
 FIRST_DETAILED = 8
 """Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
@@ -58,9 +61,9 @@ class Recorder:
         self._files: dict[str, IO[str]] = {}
         self._facts: dict[str, Any] = {}
         self._folder: Path | None = None
-        self._process = os.getpid()
+        self._process = 0
+        """The process that this is the trace of, which may be a copy of the one that has imported the framework; 0: none yet."""
         self._finishers: list[Any] = []
-        atexit.register(self.close)
 
     def is_full(self, update: int) -> bool:
         """Return whether gradients, weights and moments of an update (from 1) are recorded."""
@@ -78,16 +81,21 @@ class Recorder:
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Add facts about this process, and write ``process.json`` anew."""
+        if self._is_in_a_copy():
+            return
         self._facts.update(facts)
         path = self._open_folder() / PROCESS
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._facts, indent=1, default=str))
+        with _open_own(temporary, "w") as file:
+            file.write(json.dumps(self._facts, indent=1, default=str))
         temporary.replace(path)
 
     def write(self, file: str, record: Mapping[str, Any]) -> None:
         """Append a line to ``updates.jsonl`` or ``arrays.jsonl``."""
+        if self._is_in_a_copy():
+            return
         if file not in self._files:
-            self._files[file] = (self._open_folder() / file).open("a", encoding="utf-8")
+            self._files[file] = _open_own(self._open_folder() / file, "a")
         self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
         self._files[file].flush()  # a training that is killed leaves a whole trace up to there
 
@@ -100,8 +108,8 @@ class Recorder:
             os._exit(0)
 
     def close(self) -> None:
-        """Write what is outstanding and close the files. Copies of the process (data workers) close nothing."""
-        if os.getpid() != self._process:
+        """Write what is outstanding and close the files. Copies of a process that trains (data workers) close nothing."""
+        if self._is_in_a_copy():
             return
         for finish in self._finishers:
             finish()
@@ -110,12 +118,24 @@ class Recorder:
             file.close()
         self._files = {}
 
+    def _is_in_a_copy(self) -> bool:
+        """Return whether this is a copy of a process that trains: what it computes is none of its updates."""
+        return self._process not in (0, os.getpid())
+
     def _open_folder(self) -> Path:
         if self._folder is None:
             rank, _ = place()
             self._folder = self.out / f"rank-{rank:05d}-{socket.gethostname()}-{os.getpid()}"
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._process = os.getpid()
+            atexit.register(self.close)
+            util.Finalize(None, self.close, exitpriority=0)  # processes of multiprocessing end without atexit
         return self._folder
+
+
+def _open_own(path: Path, mode: str) -> IO[str]:
+    """Open a file that its owner alone may read: names of samples and command lines are nobody else's business."""
+    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def place() -> tuple[int, int]:
@@ -139,7 +159,7 @@ def facts_of_process() -> dict[str, Any]:
         "ranks": ranks,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": sys.argv,
+        "command": masking.masked_words(sys.argv),
         "python": sys.version.split()[0],
         "stacks": [name for name in STACKS if name in sys.modules],
     }

@@ -35,15 +35,19 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._actions = actions
         self._failure = failure
         self._specs: dict[str, importlib.machinery.ModuleSpec] = {}
+        self._searched: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec of an awaited module whose loader is this object; None for all other modules."""
-        if name not in self._actions or name in self._specs:
+        if name not in self._actions or name in self._searched:
             return None
-        self._specs[name] = importlib.machinery.ModuleSpec(name, None)  # the search below comes here again
-        found = importlib.util.find_spec(name)
+        self._searched.add(name)  # the search below comes here again
+        try:
+            found = importlib.util.find_spec(name)
+        finally:
+            self._searched.remove(name)  # a program may ask whether there is such a module, and import it later
         if found is None or found.loader is None:
             return found
         self._specs[name] = found

@@ -65,13 +65,14 @@ class Step:
         if self.rule in WITHOUT_RUNNING:
             return []
         mine, other = self.after(self.a, MOMENTS), self.after(self.b, MOMENTS)
-        return [name for name in mine if name.split("/")[0] in RUNNING and name in other and self._was(MOMENTS, name)]
+        running = [name for name in mine if name.split("/")[0] in RUNNING and name in other]
+        return [name for name in running if self._was(MOMENTS, name) and self._is_finite(MOMENTS, name)]
 
     @property
     def weights(self) -> list[str]:
         """Return the names of the weights that both sides have recorded before and after the update."""
         mine, other = self.after(self.a, WEIGHTS), self.after(self.b, WEIGHTS)
-        return [name for name in mine if name in other and self._was(WEIGHTS, name)]
+        return [name for name in mine if name in other and self._was(WEIGHTS, name) and self._is_finite(WEIGHTS, name)]
 
     @property
     def is_first(self) -> bool:
@@ -121,6 +122,14 @@ class Step:
         rows = [*self.after(self.a, MOMENTS).values(), *self.after(self.a, WEIGHTS).values()]
         return len(rows[0].sketch) if rows else mixing.LENGTH
 
+    def _is_finite(self, part: str, name: str) -> bool:
+        """Return whether all numbers that explain an array are finite; what is not is left out before anything is computed."""
+        own = [
+            trace.rows(part, place).get(name) for trace in (self.a, self.b) for place in (self.place - 1, self.place)
+        ]
+        weight = [self.a.rows(WEIGHTS, self.place - 1).get(weight_of(name))] if part == MOMENTS else []
+        return all(row is None or np.isfinite(row.sketch).all() for row in (*own, *weight))
+
     def _was(self, part: str, name: str) -> bool:
         """Return whether what an array was before the update is known; moments begin as zeros."""
         known = self.a.rows(part, self.place - 1)
@@ -134,8 +143,9 @@ def weight_of(moment: str) -> str:
 
 def fit(change: Any, direction: Any) -> tuple[float, float]:
     """Return (share of ``change`` that remains, factor) of the best ``factor * direction``."""
-    squared = float(direction @ direction)
-    if not squared or not change.any():
+    with np.errstate(over="ignore"):
+        squared = float(np.sum(direction**2))
+    if not squared or not change.any() or not math.isfinite(squared) or not np.isfinite(change).all():
         return 1.0, 0.0
     factor = float(change @ direction) / squared
     return float(np.linalg.norm(change - factor * direction) / np.linalg.norm(change)), factor

@@ -29,6 +29,9 @@ TARGET_LOSSES = (
 """Losses of ``torch.nn.functional`` whose second argument is the target."""
 RECURRENT = (torch.nn.RNNBase, torch.nn.RNNCellBase)
 """Layers that take a state beside their inputs, as the second argument or as ``hx``."""
+TIME_FIRST = (*RECURRENT, torch.nn.MultiheadAttention)
+"""Layers whose inputs have the samples along the second axis unless they are told ``batch_first``; those of cells have them along
+the first one, and no time."""
 
 
 def install(out: Recorder) -> TorchListener:
@@ -43,6 +46,8 @@ def install(out: Recorder) -> TorchListener:
     for name in TARGET_LOSSES:
         wrap(torch.nn.functional, name, before=functools.partial(_note_target, listener))
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch before 2.3 has the latter only
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        wrap(owner, "zero_grad", before=lambda *_: listener.see_cleared())
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
     _wrap_scaler_step(listener, scaler)
     return listener
@@ -58,6 +63,8 @@ def _wrap_calls(listener: TorchListener) -> None:
             attempt(listener.enter_module, self, arguments, keywords)
         elif listener.wants_autocast and torch_facts.autocast_format():
             attempt(listener.see_autocast)
+        if isinstance(self, TIME_FIRST) and torch.is_grad_enabled():
+            attempt(_note_batch, listener, self, arguments, keywords)
         if isinstance(self, RECURRENT) and torch.is_grad_enabled():
             attempt(listener.see_state, keywords.get("hx", arguments[1] if len(arguments) > 1 else None))
         listener.depth += 1
@@ -126,7 +133,19 @@ _attempt: list[Callable[..., None]] = [_attempt_eagerly]
 
 
 def _note_target(listener: TorchListener, arguments: Any, keywords: Any) -> None:
-    listener.see_target(keywords.get("target", arguments[1] if len(arguments) > 1 else None))
+    target = keywords.get("target", arguments[1] if len(arguments) > 1 else None)
+    listener.see_target(target, summed=keywords.get("reduction") == "sum")
+
+
+def _note_batch(listener: TorchListener, layer: Any, arguments: Any, keywords: Any) -> None:
+    """Note how many samples a layer of ``TIME_FIRST`` is given."""
+    given = arguments[0] if arguments else keywords.get("input", keywords.get("query"))
+    is_cell = isinstance(layer, torch.nn.RNNCellBase)
+    axis = 0 if is_cell or layer.batch_first else 1
+    if isinstance(given, torch.nn.utils.rnn.PackedSequence):
+        listener.see_batch(int(given.batch_sizes[0]), is_time_first=not layer.batch_first)
+    elif isinstance(given, torch.Tensor) and given.dim() == (2 if is_cell else 3):
+        listener.see_batch(given.shape[axis], is_time_first=bool(axis) or is_cell)
 
 
 def _note_clip(listener: TorchListener, arguments: Any, keywords: Any, norm: Any) -> None:

@@ -22,11 +22,65 @@ LABELS = ("labels", "label", "targets", "target")
 
 
 @dataclass
+class _Inputs:
+    """What a model was given in one forward pass: the samples are the rows of the first tensor, or its columns.
+
+    Other tensors with as many rows belong to the samples, but for those that turn out to be targets.
+    """
+
+    tensors: dict[int, Any]
+    """By their place among the arguments; held until the pass has shown which are targets, and which axis is that of samples."""
+    rows: dict[int, Any]
+    """Digests of the rows of each."""
+    count: int
+    is_settled: bool = False
+
+    @classmethod
+    def of(cls, values: Any, *, axis: int = 0) -> _Inputs | None:
+        """Measure the tensors among the arguments of a model; None where there is none."""
+        found = [x for x in naming.tensors_in(values, torch.Tensor) if x.dim() > 0 and x.shape[0] > 0]
+        if not found:
+            return None
+        inputs = cls(dict(enumerate(found)), {}, 0)
+        inputs.measure(axis)
+        return inputs
+
+    def measure(self, axis: int) -> None:
+        """Digest each sample, which lie along an axis."""
+        first = self.tensors[0]
+        self.count = first.shape[axis]
+        self.rows = {
+            place: torch_mixing.rows(tensor.detach().transpose(0, axis).contiguous() if axis else tensor, place + 1)
+            for place, tensor in self.tensors.items()
+            if tensor.dim() > axis and tensor.shape[axis] == self.count and tensor.device == first.device
+        }
+
+    def settle(self, count: int, *, is_time_first: bool) -> None:
+        """Choose the axis of samples by a layer that is known to see ``count`` of them; where both fit, none is taken."""
+        shape = self.tensors[0].shape[:2] if self.tensors and not self.is_settled else ()
+        self.is_settled = True
+        if len(shape) > 1 and shape[1] == count != shape[0]:
+            self.measure(1)
+        elif len(shape) > 1 and shape[0] == shape[1] == count > 1 and is_time_first:
+            self.rows = {}
+
+    def leave_out(self, target: Any) -> None:
+        """Take a tensor that is the target of a loss out of the samples; the first one may be both, as of an autoencoder."""
+        for place, tensor in self.tensors.items():
+            if place and tensor.data_ptr() == target.data_ptr() and tensor.numel() == target.numel():
+                self.rows.pop(place, None)
+
+    def read_later(self) -> None:
+        """Begin to copy the digests to the host, and let go of the tensors."""
+        self.tensors, self.rows = {}, {0: torch_mixing.Late(sum(self.rows.values()))} if self.rows else {}
+
+
+@dataclass
 class _Micro:
     """What one forward and backward pass has shown."""
 
-    inputs: list[tuple[int, Any]] = field(default_factory=list)
-    """(samples, digests of them) of each forward pass of a whole model."""
+    inputs: list[_Inputs] = field(default_factory=list)
+    """What each forward pass of a whole model was given."""
     targets: list[Any] = field(default_factory=list)
     """Digests of the targets of losses that have a row for each sample."""
     target_sums: list[Any] = field(default_factory=list)
@@ -36,6 +90,10 @@ class _Micro:
     real_targets: bool = False
     """Whether some are floating point numbers, which the training itself may have computed."""
     losses: list[Any] = field(default_factory=list)
+    summed: bool = False
+    """Whether a loss was asked for the sum over its targets and not for their mean."""
+    cleared: bool = False
+    """Whether gradients were cleared after this pass, before a step has used them."""
     labelled: bool = False
     """Whether the model itself was given the labels, as models of Hugging Face are."""
     scale: Any = None
@@ -52,6 +110,8 @@ class _Clip:
 
     before: Any
     limit: float
+    passes: int | None = None
+    """Backward passes of the update before it; None: an engine clips, after all of them."""
 
     def read(self) -> dict[str, Any]:
         before = self.before.read() if isinstance(self.before, torch_mixing.Late) else self.before
@@ -119,11 +179,13 @@ class TorchListener:
             return
         if not any(known is module for known in self.roots):
             self.roots.append(module)
+        for earlier in self._micro.inputs[-1:]:
+            earlier.read_later()
         modes = [part.training for part in module.modules()]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self.see_autocast()
         labels = [value for key, value in keywords.items() if key in LABELS]
-        found = _samples((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
+        found = _Inputs.of((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
         if found is not None:
             self._micro.inputs.append(found)
         for label in labels:
@@ -142,6 +204,11 @@ class TorchListener:
         used = torch.stack([(part != 0).any() for part in parts]).any()
         self._micro.state = (torch_mixing.Late(digest), torch_mixing.Late(used))
 
+    def see_batch(self, count: int, *, is_time_first: bool) -> None:
+        """Note how many samples a layer sees whose axes are known."""
+        if self._micro.inputs and not torch_facts.is_recomputing():
+            self._micro.inputs[-1].settle(count, is_time_first=is_time_first)
+
     @property
     def wants_autocast(self) -> bool:
         """Whether no part of this pass has computed under autocast so far."""
@@ -152,7 +219,7 @@ class TorchListener:
         if not torch_facts.is_recomputing():
             self._micro.autocast = self._micro.autocast or torch_facts.autocast_format()
 
-    def see_target(self, target: Any) -> None:
+    def see_target(self, target: Any, *, summed: bool = False) -> None:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
         if (
             not self._micro.labelled
@@ -162,9 +229,12 @@ class TorchListener:
             and not target.requires_grad
         ):
             rows = torch_mixing.rows(target, 1)
+            self._micro.summed = self._micro.summed or summed
+            for inputs in self._micro.inputs:
+                inputs.leave_out(target)
             self._micro.target_count += len(rows)
             self._micro.real_targets = self._micro.real_targets or target.is_floating_point()
-            if len(rows) > sum(samples for samples, _ in self._micro.inputs):
+            if len(rows) > sum(inputs.count for inputs in self._micro.inputs):
                 self._micro.target_sums.append(torch_mixing.Late(rows.sum()))
             else:
                 self._micro.targets.append(torch_mixing.Late(rows))
@@ -179,6 +249,8 @@ class TorchListener:
             return
         wide = [loss.detach().reshape(()).to(torch.float64) / self.divisor for loss in scalars]
         self._micro.losses = [torch_mixing.Late(loss) for loss in wide]
+        for inputs in self._micro.inputs[-1:]:
+            inputs.read_later()
         self._micro_batches.append(self._micro)
         self._micro = _Micro()
 
@@ -194,7 +266,12 @@ class TorchListener:
             norm = torch_mixing.Late(norm.detach().reshape(()).to(torch.float64))
         elif norm is None:
             return
-        self._clip = _Clip(norm, float(limit))
+        self._clip = _Clip(norm, float(limit), passes=len(self._micro_batches))
+
+    def see_cleared(self) -> None:
+        """Note that gradients are cleared, which those of a pass whose step is still to come should not be."""
+        for micro in self._micro_batches[-1:]:
+            micro.cleared = True
 
     # What steps show -----------------------------------------------------------------------------------------------
 
@@ -300,6 +377,10 @@ class TorchListener:
         if self._out.nudge:
             _nudge(holding.parameters)
         facts = {**recorder.facts_of_process(), **torch_facts.facts_of_torch(self.roots)}
+        is_unclear = any(not given.rows for micro in self._micro_batches for given in micro.inputs)
+        unseen = (
+            ["samples: two axes of the model's input are as long as a batch (steps by samples?)"] if is_unclear else []
+        )
         self._described.append(
             {
                 "rule": type(optimizer).__name__,
@@ -307,7 +388,7 @@ class TorchListener:
                 "shapes": holding.shapes,
                 "dtypes": sorted({str(p.dtype).split(".")[-1] for p in holding.parameters}),
                 "sharded": holding.sharded,
-                "unseen": torch_facts.unseen(optimizer, self.roots),
+                "unseen": [*torch_facts.unseen(optimizer, self.roots), *unseen],
             }
         )
         self._out.describe({**facts, "optimizers": self._described})
@@ -340,6 +421,8 @@ class TorchListener:
         record = done.record
         record["micro_batches"] = [_read_micro(micro) for micro in done.micro_batches]
         record["clip"] = None if done.clip is None else done.clip.read()
+        if done.clip is not None and done.clip.passes is not None and done.clip.passes < len(done.micro_batches):
+            record["clip"]["early"] = True
         arrays: dict[str, Any] = {}
         for part, measured in done.parts.items():
             if measured is None:
@@ -384,25 +467,14 @@ def _is_moment(value: Any, parameter: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
 
 
-def _samples(values: Any) -> tuple[int, Any] | None:
-    """Return (samples, digests of each) of the tensors among the arguments of a model; None where there is no tensor.
-
-    The samples are the rows of the first tensor; other tensors with as many rows belong to them.
-    """
-    tensors = [tensor for tensor in naming.tensors_in(values, torch.Tensor) if tensor.dim() > 0 and tensor.shape[0] > 0]
-    if not tensors:
-        return None
-    count, total = tensors[0].shape[0], None
-    for place, tensor in enumerate(tensors):
-        if tensor.shape[0] == count and (total is None or tensor.device == total.device):
-            rows = torch_mixing.rows(tensor, place + 1)
-            total = rows if total is None else total + rows
-    return count, torch_mixing.Late(total)
-
-
 def _read_micro(micro: _Micro) -> dict[str, Any]:
     scale = micro.scale.read() if micro.scale is not None else 1.0
-    inputs = [f"{number & mixing.MASK:016x}" for _, late in micro.inputs for number in late.read()]
+    inputs = [
+        f"{number & mixing.MASK:016x}"
+        for given in micro.inputs
+        for late in given.rows.values()
+        for number in late.read()
+    ]
     targets = [f"{number & mixing.MASK:016x}" for late in micro.targets for number in late.read()]
     sums = [late.read() for late in micro.target_sums]
     return {
@@ -412,6 +484,8 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
         "targets": targets,
         "target_count": micro.target_count,
         "real_targets": micro.real_targets,
+        "summed": micro.summed,
+        "cleared": micro.cleared,
         "modes": micro.modes,
         "autocast": micro.autocast,
         **({"state": _read_state(*micro.state)} if micro.state is not None else {}),

@@ -64,7 +64,7 @@ OUTSIDE = {
     "records/event_file.py": {"tensorboard", "numpy"},
     "records/plots.py": {"matplotlib", "numpy"},
     "records/reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
-    "system": {"numpy", "psutil", "pydantic"},
+    "system": {"numpy", "psutil", "pydantic", "mtrain_trace"},
     "system/http_connections.py": {"h11", "uvicorn"},
     "weights/backup": {"fsspec"},
     "jobs": {"numpy", "psutil", "yaml"},

@@ -1,6 +1,7 @@
 """``mtrain compare``: train one spec, or run one script, on several backends; do they agree, and how fast are they."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +9,15 @@ import click
 from click.core import ParameterSource
 
 from mtrain.cli.options import JobCommand, spec_options
+from mtrain.errors import CannotTell, MtrainError
 from mtrain.spec import terminal
+from mtrain.spec.files import path_problem
 
 if TYPE_CHECKING:
     from mtrain.api.comparing import Compared
 
+SAME, DIFFERENT = 0, 1
+"""Exit codes of verdicts, those of ``mtrain-trace compare``."""
 PROFILES = ("bitwise", "float32", "loose")
 LENGTH = 50
 """Updates of each job unless the command line says otherwise."""
@@ -30,6 +35,22 @@ class CompareCommand(JobCommand):
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[SCRIPT_ARGUMENTS] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error has another exit code than the verdict that trainings differ."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except MtrainError as error:
+            if error.exit_code != DIFFERENT:
+                raise
+            raise CannotTell(str(error)) from error
+        except Exception as error:
+            words = (
+                path_problem(error) or f"{type(error).__name__}: {error}; MTRAIN_DEBUG=1 shows where this comes from"
+            )
+            raise CannotTell(words) from error
 
 
 @click.command(
@@ -92,7 +113,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
     With folders of trainings that have ended (traces of `mtrain-trace run`, run folders, mixtures): say of each what parted
     first from the first one, and why. --out then writes a page.
 
-    Exit code: 0 all agree, 1 they do not or one did not run, 2 wrong use.
+    Exit code: 0 all agree, 1 they do not, 2 wrong use, 3 cannot tell: one did not run, or left nothing to compare.
     """
     from mtrain.api import comparing
 
@@ -118,7 +139,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
     result = comparing.compare(request)
     show(result)
     terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
-    context.exit(0 if result.comparison.agree else 1)
+    context.exit(SAME if result.comparison.agree else DIFFERENT if result.comparison.differ else CannotTell.exit_code)
 
 
 def _numbers(text: str) -> list[int]:
@@ -130,7 +151,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, ...]) -> int:
-    """Run a script on several numbers of ranks and print the comparisons; return 0 if all agree, else 1."""
+    """Run a script on several numbers of ranks and print the comparisons; return the exit code."""
     from mtrain.api import comparing
 
     if params["script"] is None:
@@ -153,7 +174,13 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
     results = comparing.compare_ranks(request)
     for result in results:
         terminal.say("\n".join(["", f"{ranks[0]} and {result.ranks} ranks:", *result.text()]))
-    return 0 if all(result.agree for result in results) else 1
+    return _worst(result.code for result in results)
+
+
+def _worst(codes: Iterable[int]) -> int:
+    """Return the exit code of several comparisons: that some differ counts most."""
+    found = set(codes)
+    return DIFFERENT if DIFFERENT in found else max(found)
 
 
 def _flag(name: str) -> str:
@@ -175,7 +202,7 @@ def _refuse_jobs(context: click.Context, folders: tuple[Path, ...]) -> None:
 
 
 def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
-    """Print what parted first in trainings that have ended; return 0 if nothing did, else 1."""
+    """Print what parted first in trainings that have ended; return the exit code."""
     from mtrain.api import comparing
 
     as_json = params.pop("as_json")
@@ -190,7 +217,7 @@ def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
             terminal.say("\n".join(result.text()))
     if page is not None:
         terminal.say(f"page: {page}", err=as_json)
-    return 0 if all(result.agree for result in results) else 1
+    return _worst(result.code for result in results)
 
 
 def show(result: "Compared") -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from mtrain.errors import UsageError
+from mtrain_trace.masking import PASSWORD_IN_URL, SECRET, SECRET_VALUE
 
 STALE = re.compile(
     r"^(PADDLE_|PET_|HOROVOD_|OMPI_|PMI_|PMIX_|TORCHELASTIC_|DEEPSPEED_|DS_|FLAGS_selected_|GROUP_|ROLE_)"
@@ -20,25 +21,12 @@ them."""
 FORWARDED = re.compile(
     r"^(NCCL_|RCCL_|GLOO_|UCX_|FI_|IBV_|MLX5_|CUDA_|CUBLAS_|CUDNN_|HIP_|ROCR_|HSA_|XLA_|TORCH_|TORCHINDUCTOR_|PYTORCH_|AOTI_|FLAGS_"
     r"|KMP_|OMP_|MKL_|ONEDNN_|DNNL_|ATEN_|TRITON_|LC_)"
-    r"|^(PYTHONPATH|PYTHONHASHSEED|PYTHONWARNINGS|PYTHONFAULTHANDLER|PYTHONDEVMODE|PYTHONUTF8|LD_LIBRARY_PATH|LANG|TZ|MTRAIN_DEBUG"
+    r"|^(PYTHONPATH|PYTHONHASHSEED|PYTHONWARNINGS|PYTHONFAULTHANDLER|PYTHONDEVMODE|PYTHONUTF8|LD_LIBRARY_PATH|LANG|TZ|MTRAIN_DEBUG|MTRAIN_TRACE\w*"
     r"|MALLOC_ARENA_MAX|MALLOC_MMAP_THRESHOLD_|MALLOC_TRIM_THRESHOLD_)$"
 )
 """Names of variables that are sent to other hosts: settings of Python and of the libraries that train.
 
 A host keeps its own values of all others, such as PATH and HOME. ``cluster.forward_env`` adds names."""
-SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|JWT|API[_-]?KEY|ACCESS[_-]?KEY|AUTH|COOKIE|SIGNATURE|DSN$"
-    r"|[_-](PWD|PASS|KEY)$"
-    r"|SESSION_ID|WEBHOOK|CONNECTION_STRING",
-    re.IGNORECASE,
-)
-"""Names of variables whose values are probably secret."""
-SECRET_VALUE = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(?:gh[a-z]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA)[A-Za-z0-9_-]{12,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]+\.|\b(?:bearer|basic) +[\w.~+/=-]{8,}|\b(?:password|passwd|pwd|token|secret|api_?key)=[^\s&;]+",
-    re.IGNORECASE,
-)
-"""Values that are secret under any name: keys of well-known services, web tokens, parts of connection strings."""
 PLACE = re.compile(
     r"^(LC_|LANG|VIRTUAL_ENV|CONDA_|SLURM_|SBATCH_|PBS_|LSB_|SGE_|GOMP_)"
     r"|^(PATH|HOME|USER|LOGNAME|SHELL|PWD|TERM|TMPDIR|TZ|HOSTNAME|HOST|DISPLAY|COLUMNS|LINES|SHLVL|DEBIAN_FRONTEND"
@@ -47,7 +35,6 @@ PLACE = re.compile(
 """Names of variables that describe the place of a process and its interpreter, and never hold a secret."""
 TUNABLES = "GLIBC_TUNABLES"
 """Variable with the settings of glibc, as ``name=value`` with colons between them."""
-PASSWORD_IN_URL = re.compile(r"://\S*@")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
 

@@ -208,6 +208,28 @@ def test_speed_leaves_the_first_updates_out():
     assert speed.communication_shares == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "updates", "load", "said"),
+    [
+        ((0.1, 0.2), 40, 0.0, "a is the fastest here with 100 ms an update; b takes 2.00 times as long"),
+        ((0.2, 0.1), 40, 0.0, "b is the fastest here"),
+        ((0.1, 0.2), 12, 0.0, "none is called the fastest: 10 timed updates are too few"),
+        (
+            (0.1, 0.2),
+            40,
+            1.0,
+            "none is called the fastest: the machine had other work. Median update: a 100 ms and b 200 ms",
+        ),
+        ((0.1, 0.1), 40, 0.0, "none is called the fastest: the quartiles of a and b overlap"),
+    ],
+)
+def test_a_fastest_backend_is_named_only_beyond_noise(seconds, updates, load, said):
+    speeds = [speed_of([history([each] * updates)], started=[99.0], batch=8, timed=True) for each in seconds]
+    rows = [Row(label=label, outcome="done", ranks=1, speed=speed) for label, speed in zip("ab", speeds, strict=True)]
+    result = replace(comparison(ALIKE), rows=rows, against={}, load=load)
+    assert said in wording.summary(result)[-1].text
+
+
 def test_speed_of_several_jobs_is_over_all_of_them():
     jobs = [history([1.0, 0.1, 0.1], shares=(0.4, 0.1)), history([1.0, 0.3, 0.3], shares=(0.6, 0.1))]
     speed = speed_of(jobs, started=[99.0, 99.0], batch=8, timed=True)

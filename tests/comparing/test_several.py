@@ -8,6 +8,7 @@ import pytest
 
 from mtrain.core.trace import SIZE
 from mtrain.records.history import History
+from mtrain.spec import config
 from mtrain.studies.compare.recorded import RecordedRequest
 from mtrain.studies.compare.recorded import compare as compare_recorded
 from mtrain.studies.compare.several import explain
@@ -174,3 +175,17 @@ def test_the_loss_of_one_model_that_is_multiplied_is_named_of_run_folders(
     assert len(comparison.sentences) == 1
     assert said in comparison.sentences[0]
     assert ("loss_" in comparison.sentences[0]) is ("loss_" in said)
+
+
+def test_the_keys_in_which_the_specs_of_two_runs_differ_are_said_first(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / "a", ranks=1, times={}), run_folder(tmp_path / "b", ranks=1, times={"D": 1.3})]
+    for folder, seed in zip(folders, (0, 1), strict=True):
+        loaded = config.load("vit_digits", overrides=[f"train.seed={seed}", f"report.dir={folder}"])
+        lines = (folder / "metrics.jsonl").read_text().replace("loss_D", "total")
+        (folder / "metrics.jsonl").write_text(lines)
+        (folder / "spec.json").write_text(config.resolved_json(loaded.spec))
+    (result,) = compare_recorded(RecordedRequest(folders=folders))
+    assert result.comparisons[0].sentences[0] == "the specs differ (A and B): train.seed 0 and 1"
+    assert len(result.comparisons[0].sentences) > 1
+    (same,) = compare_recorded(RecordedRequest(folders=[folders[0], folders[0]]))
+    assert not any("the specs differ" in remark for remark in same.comparisons[0].remarks)

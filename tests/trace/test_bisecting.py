@@ -24,17 +24,19 @@ def trace(loss: float) -> reading.Trace:
     return reading.Trace(Path(), [{"rank": 0, "ranks": 1, "optimizers": [described]}], [update], {})
 
 
-def found(matters: Callable[[frozenset[str]], bool], a: str = A, b: str = B) -> tuple[Bisection, list[frozenset[str]]]:
+def found(
+    matters: Callable[[frozenset[str]], bool], a: str = A, b: str = B, *, loss: float = 2.0, bits: bool = False
+) -> tuple[Bisection, list[frozenset[str]]]:
     """Bisect a training whose loss is another one where ``matters`` says so of the differences that are taken over."""
     starts: list[frozenset[str]] = []
 
     class Pretending(Bisector):
         def _train(self, folder: str, taken: frozenset[str]) -> reading.Trace:
             starts.append(taken)
-            return trace(2.0 if matters(taken) else 1.0)
+            return trace(loss if matters(taken) else 1.0)
 
     record = running.Settings()
-    bisector = Pretending(["train"], (a, b), out=Path(), record=record, bits=False, tell=lambda line: None)
+    bisector = Pretending(["train"], (a, b), out=Path(), record=record, bits=bits, tell=lambda line: None)
     return bisector.find(), starts
 
 
@@ -61,6 +63,14 @@ def test_differences_that_matter_only_together_are_named_together() -> None:
 def test_settings_that_train_the_same_are_told_after_two_trainings() -> None:
     result, starts = found(lambda taken: False)
     assert (result.culprits, len(starts)) == ([], 2)
+
+
+@pytest.mark.parametrize("bits", [False, True])
+def test_rounding_parts_two_settings_only_where_bits_are_asked_for(*, bits: bool) -> None:
+    result, _ = found(lambda taken: "--seed" in taken, loss=1.0 + 1e-7, bits=bits)
+    assert [words for words, _ in result.culprits] == (["--seed 3 -> --seed 4"] if bits else [])
+    same, _ = found(lambda taken: False, bits=bits)
+    assert same.culprits == []
 
 
 def test_flags_keep_their_values_and_a_setting_in_which_one_is_missing_loses_it() -> None:

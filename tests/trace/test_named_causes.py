@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain_trace import causes, comparing, differences, mixing
+from mtrain_trace import causes, comparing, data_causes, differences, mixing, rank_checks
 from mtrain_trace.reading import Row, Trace, Update
 
 NAMES = ["first", "middle", "last"]
@@ -320,3 +320,60 @@ def test_labels_of_a_contrastive_loss_that_forget_the_rank_are_named_beside_one_
         (told,) = compared(whole, forgotten).sentences
         assert "each rank of B has the same labels, 8 of the 16 of the other side" in told
         assert "have to begin at r times the samples of a rank" in told
+
+
+@pytest.mark.parametrize(
+    ("ranks", "updates", "samples", "is_told"),
+    [
+        (2, 8, 2, True),
+        (2, 8, 4, False),
+        (2, 6, 2, False),
+        (4, 8, 2, False),
+        (2, 2, 2, False),
+        (1, 8, 2, False),
+        (2, 4, 2, False),
+    ],
+)
+def test_steps_that_are_not_divided_by_the_ranks_are_told_only_where_the_ranks_explain_them(
+    ranks: int, updates: int, samples: int, *, is_told: bool
+) -> None:
+    names = [str(number) for number in range(samples)]
+    facts: dict[str, object] = {"samples": Counter(names)}
+    other = trace(*(update(number, **facts) for number in range(1, updates + 1)), ranks=ranks)
+    told = rank_checks.length(trace(*(update(number) for number in range(1, 5))), other)
+    assert [f"B makes {updates} updates, A 4, as many times as it has ranks" in words for words in told] == [
+        True
+    ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_told"),
+    [
+        ("0123", "0123", True),
+        ("0123", "3210", True),
+        ("0123", "0124", False),  # ranks with other labels
+        ("00112233", "00112233", True),
+        ("00012233", "00012233", False),  # not each as often: no positions
+        ("01", "01", False),  # two classes are no positions
+        ("0129", "0129", False),  # one that the other side has not
+    ],
+)
+def test_labels_are_positions_of_one_rank_only_where_each_occurs_as_often_on_each(
+    first: str, second: str, *, is_told: bool
+) -> None:
+    numbers = [*"0123456"]
+
+    def of(*targets: str) -> Update:
+        sums = [sum(int(name) for name in rank) for rank in targets]
+        return update(
+            1, targets=Counter("".join(targets)), rank_targets=[[*rank] for rank in targets], target_sums=sums,
+            samples=Counter(numbers), rank_samples=[numbers], losses=[1.0] * len(targets), rng=[None] * len(targets),
+        )  # fmt: skip
+
+    one, two = of("0123456"), of(first, second)
+    for pair, side in (((one, two), "B"), ((two, one), "A")):
+        traces = [trace(each, ranks=len(each.rank_targets)) for each in pair]
+        result = comparing.Comparison(*traces, updates=1)
+        parting = comparing.Parting(differences.TARGETS, 1, 1.0, place=0)
+        told = data_causes.targets(result, parting, *pair)
+        assert (f"each rank of {side} has the same labels" in told[0]) is is_told

@@ -1,6 +1,10 @@
 """Trainings whose numbers have left the range of floats are compared like all others, and the side that left it is named."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from mtrain_trace import factors
 from mtrain_trace.reading import Trace, Update
 from tests.trace.test_named_causes import BEGIN, GRADIENTS, compared, rows, trace, update, whole
 
+ROOT = Path(__file__).parents[2]
 CLIP = {"before": 4.0, "limit": 1.0}
 NUMBERS = [math.inf, -math.inf, math.nan, 0.0]
 PARTED = ["gradients", "weights", "moments", "losses"]
@@ -78,3 +83,26 @@ def test_no_factor_explains_what_is_no_number(number: float) -> None:
     for x, y in ((plain, strange), (strange, plain), (strange, strange)):
         assert factors.factor_of(x, y) is None
     assert factors.factor_of(plain, 3 * plain) == pytest.approx(3)
+
+
+CORES = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX")
+"""Kernels of OpenBLAS, the oldest first; which of them warn about numbers without end differs."""
+NEEDED = {"Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
+
+
+def test_numbers_without_end_warn_under_no_kernel_of_the_blas() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    program = (
+        "import warnings; warnings.simplefilter('error'); import numpy as np; from mtrain_trace import causes\n"
+        "from tests.trace import test_numbers_without_end as t\n"
+        "for place in t.PLACES:\n"
+        "    for pair in ((np.inf, np.nan), (np.inf, -np.inf), (np.nan, 0.0), (1e150, -1e150)):\n"
+        "        t.compared(*(t.with_number(place, number) for number in pair))\n"
+    )
+    cores = [core for core in CORES if NEEDED.get(core, "sse3" if "sse3" in flags else "pni") in flags]
+    assert cores
+    for core in cores:
+        environ = {**os.environ, "OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (core, done.stderr)

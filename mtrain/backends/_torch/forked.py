@@ -30,13 +30,7 @@ def program(name: str, words: Sequence[str]) -> ModuleType | None:
         The module; None if ranks must be processes of their own, which then also report what cannot be imported, or
         because the module says so by ``OWN_PROCESSES`` or its function ``may_be_copied``.
     """
-    # A recorder of mtrain-trace belongs to the process that has imported torch.
-    if (
-        sys.platform != "linux"
-        or "MTRAIN_TRACE" in os.environ
-        or count_devices(os.environ)
-        or not copied.can_be_shown()
-    ):
+    if sys.platform != "linux" or count_devices(os.environ) or not copied.can_be_shown():
         return None
     try:
         with collector.paused():

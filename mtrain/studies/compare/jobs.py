@@ -7,6 +7,7 @@ timed trainings first, each from the same start, and the traced one last.
 
 import io
 import json
+import os
 import shlex
 import shutil
 import time
@@ -62,6 +63,7 @@ def compare(request: CompareRequest) -> Comparison:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
         Ended: a job was asked to end.
     """
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     benches = [bench_of(request, variant) for variant in request.variants]
     preflight(request, benches)
     try:
@@ -96,6 +98,7 @@ def compare(request: CompareRequest) -> Comparison:
         rows=[_finished(bench) for bench in benches],
         against=against,
         referee=referee,
+        load=load,
     )
 
 

@@ -11,8 +11,9 @@ import mtrain_trace.rank_checks
 import mtrain_trace.reading
 import mtrain_trace.running
 import mtrain_trace.wording
-from mtrain.errors import UsageError
+from mtrain.errors import CannotTell, UsageError
 from mtrain.spec import outputs
+from mtrain.studies.compare.recorded import error_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +40,14 @@ class RanksResult:
     comparisons: Sequence[mtrain_trace.comparing.Comparison]
 
     @property
+    def code(self) -> int:
+        """Exit code, as that of ``mtrain-trace compare``."""
+        return mtrain_trace.command.verdict_code(self.comparisons)
+
+    @property
     def agree(self) -> bool:
         """Whether nothing but rounding parts them."""
-        return not any(one.parting is not None or one.findings for one in self.comparisons)
+        return self.code == mtrain_trace.command.SAME
 
     def text(self) -> Sequence[str]:
         """Return the comparison for a terminal."""
@@ -52,7 +58,8 @@ def compare(request: RanksRequest) -> list[RanksResult]:
     """Run the jobs, one after the other, and compare each with the first.
 
     Raises:
-        UsageError: a job has failed, left no trace, or the folder is in use.
+        UsageError: the folder is in use.
+        CannotTell: a job has failed, or left no trace.
     """
     if len(set(request.ranks)) < max(2, len(request.ranks)):
         raise UsageError(f"--ranks {','.join(map(str, request.ranks))}: expected different numbers, such as 1,2,3")
@@ -70,7 +77,7 @@ def compare(request: RanksRequest) -> list[RanksResult]:
             for number in others
         ]
     except mtrain_trace.reading.TraceError as error:
-        raise UsageError(str(error)) from error
+        raise error_of(error) from error
 
 
 def _run(request: RanksRequest, number: int, trace: Path) -> None:
@@ -89,7 +96,7 @@ def _run(request: RanksRequest, number: int, trace: Path) -> None:
         raise UsageError(str(error)) from error
     if status:
         told = "".join(f"; {words}" for words in _findings(trace))
-        raise UsageError(
+        raise CannotTell(
             f"{request.script}: the job of {number} ranks has ended with exit code {status}; see {log}{told}"
         )
 

@@ -11,14 +11,18 @@ import mtrain_trace.wording
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint import store
 from mtrain.core.recipe import make_recipe
-from mtrain.errors import MtrainError, UsageError
+from mtrain.errors import CannotTell, MtrainError, UsageError
 from mtrain.records.history import History, read_history
+from mtrain.records.pages.folder import flattened
 from mtrain.spec import config
 from mtrain.spec.model import Spec
 from mtrain.studies.compare.traces import SCRIPT_LOSS, read_records, with_recipe
 from mtrain.system.runfolder import RunFolder
 from mtrain_trace.comparing import Comparison
-from mtrain_trace.reading import Trace, TraceError, read_all
+from mtrain_trace.reading import Trace, TraceError, read_all, refusing_what_is_broken
+
+MOST_KEYS = 6
+"""Most keys of two specs that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,13 @@ class RecordedResult:
 
     folder: Path
     comparisons: Sequence[Comparison]
-    agree: bool
+    code: int
+    """Exit code, as that of ``mtrain-trace compare``."""
+
+    @property
+    def agree(self) -> bool:
+        """Whether nothing but rounding parts them, or with ``bits`` nothing at all."""
+        return self.code == mtrain_trace.command.SAME
 
     def text(self) -> Sequence[str]:
         """Return the comparison for a terminal, as ``mtrain-trace compare`` prints it."""
@@ -71,11 +81,20 @@ def compare(request: RecordedRequest) -> list[RecordedResult]:
         for folder in others:
             theirs = read(folder, optimizer=request.optimizer)
             found = mtrain_trace.command.compare_traces(ours, theirs, calibration=nudged)
-            agree = not mtrain_trace.command.parted(found, bits=request.bits)
-            results.append(RecordedResult(folder=folder, comparisons=found, agree=agree))
+            for comparison in found:
+                told = _other_keys(comparison)
+                (comparison.remarks if comparison.parting is None else comparison.sentences)[:0] = told
+            code = mtrain_trace.command.verdict_code(found, bits=request.bits)
+            results.append(RecordedResult(folder=folder, comparisons=found, code=code))
     except TraceError as error:
-        raise UsageError(str(error)) from error
+        raise error_of(error) from error
     return results
+
+
+def error_of(error: TraceError) -> MtrainError:
+    """Return the error of mtrain that has the message and the exit code of one of ``mtrain_trace``."""
+    is_use = mtrain_trace.command.code_of(error) == UsageError.exit_code
+    return UsageError(str(error)) if is_use else CannotTell(str(error))
 
 
 def read(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
@@ -88,7 +107,8 @@ def read(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
         return read_all(folder, optimizer=optimizer)
     if optimizer:
         raise TraceError(f"{folder}: a run of mtrain has one optimizer; no number {optimizer} (they count from 0)")
-    return [_read_run(RunFolder(folder))]
+    with refusing_what_is_broken(folder):
+        return [_read_run(RunFolder(folder))]
 
 
 def _read_run(run: RunFolder) -> Trace:
@@ -107,8 +127,22 @@ def _read_run(run: RunFolder) -> Trace:
         remark = f"{run.path}: its spec cannot be read, so settings but the rates are not seen ({error})"
         return replace(trace, remarks=[*trace.remarks, remark])
     trace = with_recipe(trace, recipe, ranks=ranks)
-    process = {**trace.processes[0], "samples_per_update": spec.train.batch_size}
+    keys = dict(flattened(spec.model_dump(mode="json")))
+    process = {**trace.processes[0], "samples_per_update": spec.train.batch_size, "spec": keys}
     return replace(_with_clips(trace, recipe.clip_norm), processes=[process])
+
+
+def _other_keys(comparison: Comparison) -> list[str]:
+    """Say in which keys the specs of two runs differ, but for those that train nothing; empty where one of them is not known."""
+    mine, other = (trace.processes[0].get("spec", {}) for trace in (comparison.a, comparison.b))
+    names = [
+        name
+        for name in (mine if mine and other else {})
+        if mine[name] != other.get(name) and name.partition(".")[0] not in ("report", "checkpoint", "cluster")
+    ]
+    shown = [f"{name} {mine[name]} and {other.get(name, 'none')}" for name in names[:MOST_KEYS]]
+    more = f" and {len(names) - MOST_KEYS} more" if len(names) > MOST_KEYS else ""
+    return [f"the specs differ (A and B): {'; '.join(shown)}{more}"] if names else []
 
 
 def _spec(run: RunFolder, *, is_script: bool) -> Spec:

@@ -80,6 +80,8 @@ class Comparison:
     """Comparison with the reference by label, for each other backend that is done."""
     referee: Referee | None = None
     """Float64 measurements. None: all have the same bits, or float64 is not available."""
+    load: float = 0.0
+    """Processes that waited or ran on each core of this machine before the first job."""
 
     @property
     def reference(self) -> Row | None:
@@ -89,8 +91,13 @@ class Comparison:
     @property
     def agree(self) -> bool:
         """Return whether all backends ran, repeat themselves, keep their ranks equal, and are within the profile."""
-        ran = all(row.outcome == "done" and row.repeats is not False and not row.drifted for row in self.rows)
-        return ran and not any(against.beyond for against in self.against.values()) and not self.off
+        return all(row.outcome == "done" for row in self.rows) and not self.differ
+
+    @property
+    def differ(self) -> bool:
+        """Return whether backends that ran differ; where one did not run, they neither agree nor differ."""
+        own = any(row.repeats is False or row.drifted for row in self.rows)
+        return own or bool(self.off) or any(against.beyond for against in self.against.values())
 
     @property
     def distances(self) -> Mapping[str, Mapping[str, float]]:

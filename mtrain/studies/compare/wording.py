@@ -8,6 +8,10 @@ from mtrain.studies.compare.results import Against, Comparison, Row
 from mtrain.studies.compare.traces import WORDS, ordinal
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS
 
+FEWEST_TIMED = 15
+"""Fewest timed updates of each backend from which on one is called the fastest."""
+BUSY = 0.25
+"""Processes of others that wait or run, for each core, above which none is called the fastest."""
 SHOWN = 2
 """Number of violations that a sentence names; the table has the others."""
 
@@ -150,7 +154,17 @@ def _speed(result: Comparison) -> list[Sentence]:
     if len(timed) < 2:
         return []
     ((_, fast, fastest_upper), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
-    close = [label for (low, _, _), label in timed[1:] if low <= fastest_upper]
-    spread = f"; the quartiles of {listed(close)} overlap with its own" if close else ""
-    last = f"{slowest} takes {slow / fast:.2f} times as long"
-    return [Sentence(f"{fastest} is the fastest here with {fast:.0f} ms an update{spread}; {last}")]
+    doubts = [
+        f"the quartiles of {fastest} and {label} overlap" for (low, _, _), label in timed[1:2] if low <= fastest_upper
+    ]
+    fewest = min(row.speed.updates for row in result.rows if row.speed is not None)
+    doubts += [f"{fewest} timed updates are too few (--updates 50)"] if fewest < FEWEST_TIMED else []
+    doubts += ["the machine had other work"] if result.load > BUSY else []
+    if doubts:
+        medians = listed([f"{label} {median:.0f} ms" for (_, median, _), label in timed])
+        return [Sentence(f"none is called the fastest: {listed(doubts)}. Median update: {medians}")]
+    return [
+        Sentence(
+            f"{fastest} is the fastest here with {fast:.0f} ms an update; {slowest} takes {slow / fast:.2f} times as long"
+        )
+    ]
