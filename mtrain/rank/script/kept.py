@@ -72,6 +72,6 @@ def check_alike(states: Mapping[str, Any], collective: Collective) -> None:
         for name in (name for name, digest in digests.items() if first.get(name) != digest):
             differs = "differs from that of rank 0" if name in first else "is kept, and rank 0 keeps none"
             raise ScriptError(
-                f"session.keep: the state of {name!r} on rank {rank} {differs}, but a checkpoint holds that of rank 0 alone, for all ranks; "
-                "keep what is equal on all ranks, and make what belongs to a rank's samples anew when the job is resumed"
+                f"session.keep: the state of {name!r} on rank {rank} {differs}, but a checkpoint holds that of rank 0 alone, for all "
+                "ranks; keep what is equal on all ranks, and make what belongs to a rank's samples anew when the job is resumed"
             )

@@ -1,6 +1,6 @@
 """Schedulers of torch and Paddle that the script steps itself, with a stand-in for the optimizer that they know."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
 
