@@ -41,7 +41,9 @@ class SplitEngine(TorchEngine):
 
     def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         """Return the live entries of the model's state, with this rank's parts of split ones."""
-        return {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
+        return {
+            name: parts[name].local if name in parts else state.own_memory(x) for name, x in model.state_dict().items()
+        }
 
     @override
     def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
