@@ -398,3 +398,19 @@ def test_points_at_thresholds_are_assigned_to_labels_as_in_float32_in_every_prec
     assert 100 < decided[0][0].sum() < 8 * 2100
     for one, other in zip(*decided, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_what_predictions_decide_is_noted_for_each_image_where_it_is_asked_for(framework):
+    network = ready_network(framework, dtype="float64")
+    network.train()
+    network(on_device(framework, host_batch(epoch=100)))
+    assert network.decided is None
+    network.decided = []
+    network(on_device(framework, host_batch(epoch=0)))
+    assert network.decided == [], "labels alone decide in the first epochs"
+    network(on_device(framework, host_batch(epoch=100)))
+    (compared_BL4,) = network.decided
+    noted = framework.ops.to_numpy(compared_BL4)
+    assert noted.dtype == np.float32
+    assert noted.shape == (2, 64 + 16 + 4, 4)
+    assert noted.any(axis=(1, 2)).all()

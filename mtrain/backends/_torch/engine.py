@@ -312,7 +312,7 @@ class TorchEngine(RankSession):
         optimizer.settle()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         averages = (x for name, x in optimizer.ema().items() if name not in parameters)
-        self.collective.broadcast_(map(state.own_memory, [*model.buffers(), *averages]))
+        self.collective.broadcast_([*model.buffers(), *averages])
 
     @override
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:

@@ -20,12 +20,6 @@ def to_numpy(tensor: Tensor) -> Array:
     return np.array(tensor.cpu().numpy(), order="C", copy=True)
 
 
-def own_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor in this rank's memory; a buffer of a layer that a tensor group shares is a ``DTensor`` with it."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def on_host(tensor: Tensor) -> Array:
     """Return what ``to_numpy`` returns, but sharing memory with a tensor that is on the CPU where it can."""
     tensor = tensor.detach()
