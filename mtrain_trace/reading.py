@@ -95,6 +95,8 @@ class Update:
     """Of several models, the length of the gradient of each; NaN where the update has left one out."""
     trained: frozenset[str] | None = None
     """Of several models, those that the update has trained."""
+    decided: list[str] = field(default_factory=list)
+    """Digest of what the predictions for each sample have decided, such as the objects with which they are compared."""
 
     @property
     def loss(self) -> float:

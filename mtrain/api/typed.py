@@ -62,7 +62,7 @@ class DataAugmentDistort(TypedDict, total=False):
     """factor of the distance to grey"""
 
     contrast: Sequence[float]
-    """linear: factor of all values; enhance: of their distance to the mean grey of what is seen of the image"""
+    """linear: factor of all values; enhance: of their distance to the mean grey of the whole image"""
 
     brightness: Sequence[float]
     """linear: grey levels (of 255) added to all values; enhance: factor of all values"""

@@ -36,14 +36,12 @@ class Place:
     """Names of the models whose update the script has left out; empty for that of an only one."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates of the update, which a script may set from a value of its own rank."""
+    momenta: tuple[float | None, ...] = ()
+    """Momentum of each model in the update, which a scheduler may set as well."""
 
     def checksum(self) -> bytes:
         """Return four bytes that are equal at equal places."""
-        return zlib.crc32(
-            repr(
-                (self.update, self.leaves, self.order, self.names, self.models, self.skips, self.learning_rates)
-            ).encode()
-        ).to_bytes(4, "big")
+        return zlib.crc32(repr(self).encode()).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

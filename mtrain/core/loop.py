@@ -304,6 +304,7 @@ class Loop(Iterator[MicroBatch]):
             models=tuple(stepper.name for stepper in done) if len(steppers) > 1 else (),
             skips=tuple(stepper.name for stepper in done if stepper.left_out),
             learning_rates=tuple(rate for stepper in done for rate in stepper.rates.learning_rates),
+            momenta=tuple(stepper.rates.momentum for stepper in done),
         )
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
         requests, means = self._agreement.agree(self._requests(), place, metrics)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mtrain.core import ops
 from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array, Collective, HostBatch, Loader, State
 from mtrain.core.named_models import models_in
@@ -90,6 +91,7 @@ class Tracer:
             accumulate: Micro batches of a rank in an update.
             readers: The ranks that together have the samples of an update once; None: all of them.
         """
+        self._decided: list[Any] | None = None
         self._readers = readers
         self._collective = collective
         self._groups = groups
@@ -97,8 +99,12 @@ class Tracer:
         self._accumulate = accumulate
         self._batch_digests: deque[str] = deque()
 
-    def watch(self, loader: Loader) -> Loader:
-        """Return a loader with the same micro batches that also records their digests for ``after_update``."""
+    def watch(self, loader: Loader, *, decided: list[Any] | None = None) -> Loader:
+        """Return a loader with the same micro batches that also records their digests for ``after_update``.
+
+        ``decided``: receives a tensor (B, ...) of each micro batch, see ``models.common.imitation.Imitator``; None: nothing is.
+        """
+        self._decided = decided
         return _Watched(loader, self._batch_digests)
 
     def saw(self, batch: HostBatch) -> None:
@@ -124,12 +130,24 @@ class Tracer:
         }
 
     def after_update(self) -> dict[str, Any]:
-        """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run."""
-        mine = [self._batch_digests.popleft() for _ in range(self._accumulate)]
+        """Return ``look()`` and ``samples``, a digest of the micro batches of all ranks in the update just run.
+
+        Where predictions have decided with which objects they are compared, ``decided`` has a digest of that for each sample.
+        """
+        order = self._in_turn([self._batch_digests.popleft() for _ in range(self._accumulate)])
+        found = {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
+        if self._decided:
+            micro_batches = [ops.to_numpy(x) for x in self._decided]
+            self._decided.clear()
+            digests = [[hashlib.sha256(row.tobytes()).hexdigest()[:8] for row in rows] for rows in micro_batches]
+            found["decided"] = [digest for rows in self._in_turn(digests) for digest in rows]
+        return found
+
+    def _in_turn(self, mine: list[Any]) -> list[Any]:
+        """Return what all ranks have of each micro batch, given this rank's, in the order of the update's samples."""
         everyone = self._collective.all_gather(mine)
         of_ranks = everyone if self._readers is None else [everyone[rank] for rank in self._readers]
-        order = [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
-        return {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
+        return [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
 
 
 class _Watched:

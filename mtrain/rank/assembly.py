@@ -81,6 +81,8 @@ class Assembly:
     optimizer: Optimizer
     teacher: str | None = None
     """Digest of the weights of the model that is imitated; None if there is none."""
+    decided: list[Any] | None = None
+    """What predictions have decided in micro batches, for the trace; see ``models.common.imitation.Imitator``."""
     messages: Sequence[tuple[str, str]] = ()
     """Messages about choices and start weights for the report: (``note`` or ``warning``, a sentence)."""
 
@@ -252,6 +254,8 @@ def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training:
 
     def build() -> Module:
         built.append(pruned.build(plugin, task, given, spec.model.pruned))
+        if spec.report.trace == "state" and not plugin.native and hasattr(built[0], "decided"):
+            built[0].decided = []
         return built[0]
 
     model, optimizer = session.prepare(build, recipe)
@@ -270,6 +274,7 @@ def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training:
         model=model,
         optimizer=optimizer,
         teacher=teacher,
+        decided=None if plugin.native else getattr(built[0], "decided", None),
     )
 
 

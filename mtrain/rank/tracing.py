@@ -30,9 +30,9 @@ class Tracing:
         if wanted == "state":
             self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, readers=readers)
 
-    def watch(self, loader: Loader) -> Loader:
-        """Return a loader of which this rank's micro batches are noted."""
-        return loader if self._tracer is None else self._tracer.watch(loader)
+    def watch(self, loader: Loader, *, decided: list[Any] | None = None) -> Loader:
+        """Return a loader of which this rank's micro batches are noted; ``decided``: see ``Tracer.watch``."""
+        return loader if self._tracer is None else self._tracer.watch(loader, decided=decided)
 
     def saw(self, batch: HostBatch) -> None:
         """Take note of this rank's next micro batch, where no loader is watched."""

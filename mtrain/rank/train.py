@@ -115,7 +115,7 @@ class TrainingRun:
             accumulate=job.recipe.accumulate,
             readers=None if job.recipe.mesh is None else job.recipe.mesh.readers,
         )
-        self.loader = self._tracing.watch(self.loader)
+        self.loader = self._tracing.watch(self.loader, decided=job.decided)
         self.updates = total_updates(job.spec, self.loader.updates_per_epoch)
         self._result = result = Results.of(saved)
         self.report = reporter(job, run_folder, result.progress)

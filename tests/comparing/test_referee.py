@@ -128,3 +128,24 @@ def test_a_nudge_moves_trained_weights_by_one_unit_in_the_last_place_and_nothing
     # Below a power of two the unit is half as large.
     assert (away > 0).all()
     assert (away <= np.spacing(np.abs(weights["w"][weights["w"] != 0]))).all()
+
+
+def deciding(trace: Trace, decided: list[str]) -> Trace:
+    first, *others = trace.updates
+    return replace(trace, updates=[replace(first, decided=decided), *others])
+
+
+def test_predictions_that_were_compared_with_other_objects_are_counted_and_are_no_verdict() -> None:
+    apart = deciding(off_by(1e-2), ["a", "x", "c"])
+    exact = deciding(EXACTLY, ["a", "b", "c"])
+    result = settled({"one": apart, "two": apart}, exact={"one": exact})
+    assert result.decided_otherwise == {"one": 1, "two": 1}
+    assert result.off == {}
+    assert (
+        "one: in update 1 the predictions for 1 of 3 samples are compared with other objects than in float64"
+        in told(result)
+    )
+    assert [row["decided_otherwise"] for row in result.as_json()["backends"]] == [1, 1]
+    same = settled({"one": deciding(apart, ["a", "b", "c"]), "two": exact}, exact={"one": exact})
+    assert list(same.off) == ["one"], "the same decisions, and so an inexact backend"
+    assert "other objects" not in told(same)

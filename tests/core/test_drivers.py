@@ -1,14 +1,15 @@
 """The two drivers of the training loop, that of a spec and that of a script, on ranks that are threads, with numpy."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, head, read_head
+from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, RanksDisagree, Requests, head, read_head
 from mtrain.core.cadence import Cadence, Cadences
 from mtrain.core.collective import OneRank
 from mtrain.core.feed import LoaderFeed
@@ -18,7 +19,7 @@ from mtrain.core.noise import shard_seed
 from mtrain.core.sampler import Shares
 from mtrain.core.stepping import Stepper
 from mtrain.core.trainer import train
-from mtrain.errors import Interrupted, ScriptError
+from mtrain.errors import Interrupted, NonFiniteError, ScriptError
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.updater import Updater
 from tests.core.test_trainer import Descent, Line, Numpy, Ranks, Scalar
@@ -58,6 +59,10 @@ class Exchanged(Descent):
         super().__init__(model, accumulate)
         self.collective = collective
         self.moved: list[bool] = []
+        self.made = 0
+        self.bad: set[int] = set()
+        """Updates of this model whose norm is ``bad_norm``."""
+        self.bad_norm = math.inf
 
     @contextmanager
     def micro_batch(self, *, last: bool, moves_buffers: bool = True) -> Iterator[None]:
@@ -71,7 +76,9 @@ class Exchanged(Descent):
 
     def step(self, rates: Rates) -> float:
         self.gradient = float(self.collective.all_reduce(np.array([self.gradient]), "mean")[0])
-        return super().step(rates)
+        self.made += 1
+        norm = super().step(rates)
+        return self.bad_norm if self.made - 1 in self.bad else norm
 
 
 class Counting:
@@ -121,6 +128,7 @@ class Bench:
         body: Callable[["Bench", int], None] = lambda bench, number: None,
         progress: Progress | None = None,
         sends_waits: bool = False,
+        models: int = 1,
         **cadences: Any,
     ) -> None:
         self.driver, self.body, self.asked_to_stop = driver, body, False
@@ -129,18 +137,29 @@ class Bench:
         session.capabilities = Capabilities(seed=self.seeds.append)
         self.collective = session.collective = Counting(collective or OneRank())
         size = self.collective.size
+        rounds = rounds if models == 1 else 1  # a model steps after the last micro batch of an update
         self.shares = Shares(rank=self.collective.rank, size=size, shards=shards or size, rounds=rounds)
-        self.model = Curve()
-        self.optimizer = Exchanged(self.model, self.shares.passes, collective or OneRank())
+        self.models = [Curve() for _ in range(models)]
+        self.model = self.models[0]
+        optimizers: Any = [Exchanged(model, self.shares.passes, collective or OneRank()) for model in self.models]
+        self.optimizer = optimizers[0]
+        self.uses: Callable[[int, int], bool] = lambda update, model: True
+        """Of a script: whether an update is one of a model, by their numbers."""
         self.records: list[dict[str, Any]] = []
         self.saves: list[tuple[int, Why]] = []
         progress = progress or Progress()
-        optimizer: Any = self.optimizer
         loader: Any = Shard(self.shares)
         job = Job(
             session=session,
             steppers=[
-                Stepper(optimizer, lambda update: Rates(learning_rates=(0.05 / (1 + update),)), count=progress.update)
+                Stepper(
+                    optimizer,
+                    lambda update: Rates(learning_rates=(0.05 / (1 + update),)),
+                    count=progress.update,
+                    name="" if models == 1 else "ABC"[place],
+                    own_order=models > 1,
+                )
+                for place, optimizer in enumerate(optimizers)
             ],
             feed=LoaderFeed(session=session, loader=loader, global_batch=6),
             total_updates=updates,
@@ -183,11 +202,14 @@ class Bench:
                     forward.train()
 
             return train(self.loop, Watched())
-        self.model.train()
-        updater = Updater(self.optimizer)  # type: ignore[arg-type]
-        batches = ScriptLoop(self.loop, [updater])
+        for model in self.models:
+            model.train()
+        updaters = [Updater(stepper.optimizer) for stepper in self.loop.job.steppers]
+        batches = ScriptLoop(self.loop, updaters)
         for number, batch in enumerate(batches):
-            updater.update(self.model(batch)["total"])
+            for place, (updater, model) in enumerate(zip(updaters, self.models, strict=True)):
+                if self.uses(number, place):
+                    updater.update(model(batch)["total"])
             try:
                 self.body(self, number)
             except StopIteration:
@@ -364,6 +386,79 @@ def test_a_flag_of_one_rank_or_of_all_is_that_flag_and_no_other(size: int, name:
     for count in {1, size}:
         assert read_head((asks * count + quiet * (size - count)) / size, size=size) == asked
     assert read_head(quiet * size / size, size=size) == NO_REQUESTS
+
+
+OTHER_PLACES: dict[str, Any] = {
+    "update": 4,
+    "leaves": True,
+    "order": 8,
+    "names": ("loss_G", "extra"),
+    "models": ("G",),
+    "skips": ("D",),
+    "learning_rates": (0.1, 0.2, math.nextafter(0.3, 1)),
+    "momenta": (None, 0.9),
+}
+"""A value of each member of a place, for one rank; the others are at ``PLACE``."""
+PLACE = Place(
+    update=3, order=7, names=("loss_G",), models=("G", "D"), learning_rates=(0.1, 0.2, 0.3), momenta=(None, 0.8)
+)
+
+
+def agreed_at(places: list[Place]) -> list[Any]:
+    """What each rank learns of the others, or its error."""
+    # All send as many numbers: names of metrics are checked before any are sent.
+    return Ranks(len(places)).run(lambda rank, ranks: Agreement(ranks).agree(NO_REQUESTS, places[rank], []))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Place)])
+def test_ranks_that_differ_in_one_member_of_their_place_are_refused_on_all_of_them(name: str) -> None:
+    assert [requests for requests, _ in agreed_at([PLACE] * 3)] == [NO_REQUESTS] * 3
+    for differing in range(3):
+        places = [replace(PLACE, **({name: OTHER_PLACES[name]} if rank == differing else {})) for rank in range(3)]
+        errors = agreed_at(places)
+        assert all(isinstance(error, RanksDisagree) for error in errors), f"rank {differing} differs in {name}"
+        assert [error.places for error in errors] == [places] * 3
+
+
+@pytest.mark.parametrize("member", ["learning_rates", "momentum"])
+@pytest.mark.parametrize("model", [0, 1])
+def test_a_schedule_that_differs_between_ranks_is_refused_in_the_update_in_which_it_does(
+    member: str, model: int
+) -> None:
+    def run(rank: int, collective: Any) -> Any:
+        bench = Bench("script", collective=collective, updates=4, models=2)
+        own = {"learning_rates": (0.04,)} if member == "learning_rates" else {"momentum": 0.5}
+        same = bench.loop.job.steppers[model].schedule
+        bench.loop.job.steppers[model].schedule = lambda at: replace(same(at), **(own if (at, rank) == (2, 1) else {}))
+        return bench.run()
+
+    for error in Ranks(2).run(run):
+        assert isinstance(error, ScriptError)
+        assert "different learning rates or momenta in update 2" in str(error)
+
+
+@pytest.mark.parametrize("model", range(3))
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_an_update_in_which_the_norm_of_any_of_several_models_is_not_finite_counts_as_one(
+    model: int, norm: float
+) -> None:
+    bench = Bench("script", updates=6, models=3, report_every=10, max_nonfinite=2)
+    optimizer: Any = bench.loop.job.steppers[model].optimizer
+    optimizer.bad, optimizer.bad_norm = {1, 3, 4}, norm
+    with pytest.raises(NonFiniteError):
+        bench.run()
+    assert [record["update"] for record in bench.records] == [0, 1, 3], "an update that is not finite is reported"
+    assert [math.isfinite(record["gradient_norm"]) for record in bench.records] == [True, False, False]
+    assert bench.loop.progress.skipped == 3
+
+
+def test_a_model_that_is_not_updated_does_not_count_by_the_norm_of_its_last_update() -> None:
+    bench = Bench("script", updates=6, models=2, max_nonfinite=2)
+    optimizer: Any = bench.loop.job.steppers[1].optimizer
+    optimizer.bad, bench.uses = {1}, lambda update, model: model == 0 or update < 2
+    bench.run()
+    assert bench.loop.progress.skipped == 1
+    assert [math.isfinite(record["gradient_norm"]) for record in bench.records] == [True, False, *[True] * 4]
 
 
 class RoundsByPlace(OneRank):

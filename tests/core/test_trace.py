@@ -1,5 +1,6 @@
 """Digests, sketches and traffic of a rank."""
 
+import hashlib
 import socket
 
 import numpy as np
@@ -153,3 +154,33 @@ def test_ranks_with_the_same_samples_count_once():
         tracer.saw({"x": np.array([1])})
         found.append(tracer.after_update()["samples"])
     assert found[0] == found[1] != found[2]
+
+
+def test_what_predictions_decide_is_recorded_for_each_sample_in_the_order_of_the_update():
+    from mtrain.backends._torch import nn, ops
+    from mtrain.core.binding import bind
+    from tests.core.test_trainer import Ranks
+
+    bind(nn, ops)
+
+    def traced(rank, collective):
+        decided = []
+        tracer = Tracer(collective, [], State, accumulate=2)
+        tracer.watch(Batches(), decided=decided)
+        for turn in range(2):
+            tracer.saw({"x": np.ones(1)})
+            decided.append(ops.asarray(np.array([[rank, turn, row] for row in range(2)], np.float32), like=ops_like))
+        found = tracer.after_update()["decided"]
+        assert not decided, "the next update begins anew"
+        tracer.saw({"x": np.ones(1)})
+        tracer.saw({"x": np.ones(1)})
+        assert "decided" not in tracer.after_update()
+        return found
+
+    import torch
+
+    ops_like = torch.zeros(1)
+    one, other = Ranks(2).run(traced)
+    assert one == other
+    samples = [np.array([rank, turn, row], np.float32) for turn in range(2) for rank in range(2) for row in range(2)]
+    assert one == [hashlib.sha256(sample.tobytes()).hexdigest()[:8] for sample in samples]

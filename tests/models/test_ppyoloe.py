@@ -368,3 +368,49 @@ def test_an_arranged_micro_batch_has_the_losses_of_the_plain_one_bit_for_bit(fra
             tensors = {name: framework.tensor(array) for name, array in batch.items()}
             losses.append({n: framework.ops.to_numpy(x).tobytes() for n, x in network(tensors).items()})
         assert losses[0] == losses[1] == losses[2]
+
+
+def test_points_at_thresholds_are_assigned_to_labels_as_in_float32_in_every_precision(framework):
+    """Boxes on whole pixels, whose candidates are equally far or overlap equally: where a rounding decides."""
+    from mtrain.models.ppyoloe.assign import points_of, truth_of
+    from mtrain.models.ppyoloe.loss import assign
+
+    draws = np.random.default_rng(0)
+    rows = np.zeros((240, 6), np.float32)
+    rows[:, 0], rows[:, 1] = np.arange(240) % 8, draws.integers(0, 3, 240)
+    corners = draws.integers(0, 30, (240, 2)) * 8
+    sizes = draws.integers(1, 10, (240, 2)) * 8
+    rows[:, 2:4], rows[:, 4:] = (corners + sizes / 2) / 320, sizes / 320
+    decided = []
+    for dtype in ("float32", "float64"):
+        like = framework.tensor(np.zeros(1), dtype)
+        points = points_of([(10, 10), (20, 20), (40, 40)], (32, 16, 8), like=like)
+        boxes = framework.tensor(np.tile([0.0, 0.0, 9.0, 7.0], (8, 2100, 1)), dtype)
+        truth = truth_of(rows, shape=(8, 320, 320), like=framework.tensor(np.zeros(1), "float32"))
+        found = assign(boxes, framework.tensor(np.zeros((8, 2100, 3)), dtype), points, truth, static=True)
+        decided.append(
+            [
+                framework.ops.to_numpy(x).astype(np.float64)
+                for x in (found.positive_BL, found.labels_BL, found.boxes_BL4)
+            ]
+        )
+        assert str(framework.ops.to_numpy(found.quality_BL).dtype) == dtype
+    assert 100 < decided[0][0].sum() < 8 * 2100
+    for one, other in zip(*decided, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_predictions_decide_is_noted_for_each_image_where_it_is_asked_for(framework):
+    network = ready_network(framework, dtype="float64")
+    network.train()
+    network(on_device(framework, host_batch(epoch=100)))
+    assert network.decided is None
+    network.decided = []
+    network(on_device(framework, host_batch(epoch=0)))
+    assert network.decided == [], "labels alone decide in the first epochs"
+    network(on_device(framework, host_batch(epoch=100)))
+    (compared_BL4,) = network.decided
+    noted = framework.ops.to_numpy(compared_BL4)
+    assert noted.dtype == np.float32
+    assert noted.shape == (2, 64 + 16 + 4, 4)
+    assert noted.any(axis=(1, 2)).all()

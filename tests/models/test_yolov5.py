@@ -212,3 +212,32 @@ def test_training_steps_lower_the_loss(framework):
         rule.step(losses["total"])
         totals.append(float(ops.to_numpy(losses["total"])))
     assert totals[-1] < 0.9 * totals[0]
+
+
+def test_labels_at_thresholds_have_the_cells_of_float32_in_every_precision(framework):
+    """Centres on borders and middles of cells, and sides at the threshold: where a rounding decides."""
+    from mtrain.models.yolov5.loss import match
+
+    draws = np.random.default_rng(0)
+    rows = np.zeros((600, 6), np.float32)
+    rows[:, 2:4] = draws.integers(0, 640, (600, 2)) / 640 * np.where(draws.random((600, 1)) < 0.5, 1, 1 - 2**-24)
+    anchors = np.array(
+        [[[1.25, 1.625], [2.0, 3.75]], [[1.875, 3.8125], [3.875, 2.8125]], [[3.625, 2.8125], [4.875, 6.1875]]]
+    )
+    sides, places = (40, 20, 10), draws.integers(0, 3, 600)
+    rows[:, 4:] = anchors[places, 0] * np.asarray(4.0, np.float32) / np.array(sides)[places, None]
+    decided = []
+    for dtype in ("float32", "float64"):
+        found = match(
+            framework.tensor(rows, dtype),
+            framework.tensor(anchors, dtype),
+            [(side, side) for side in sides],
+            threshold=4.0,
+        )
+        valid = framework.ops.to_numpy(found.valid_LR).astype(bool)
+        cells = framework.ops.to_numpy(found.cell_LR)
+        decided.append((valid, np.where(valid, cells, -1)))
+        assert str(framework.ops.to_numpy(found.box_LR4).dtype) == dtype
+    assert decided[0][0].any()
+    for one, other in zip(*decided, strict=True):
+        np.testing.assert_array_equal(one, other)

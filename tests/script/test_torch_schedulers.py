@@ -11,6 +11,7 @@ import mtrain
 from mtrain.core.checkpoint import store
 from mtrain.errors import ScriptError
 from mtrain.rank.script import kept
+from mtrain.rank.script.native import Recorded
 from mtrain.rank.script.schedulers import adopted, groups_of_native, made
 from tests.script.runs import SCRIPTS
 
@@ -123,10 +124,158 @@ def test_a_scheduler_that_was_made_with_its_optimizer_is_taken_over():
         reference.step()
         scheduler.step()
     assert [group["lr"] for group in given.param_groups] == [0.1, 0.02], "it changes a stand-in"
-    with pytest.raises(
-        ScriptError, match="returned an optimizer and a StepLR; expected a scheduler of torch of this optimizer"
-    ):
+    with pytest.raises(ScriptError, match="returned an optimizer and a StepLR; expected a scheduler of this optimizer"):
         adopted(schedulers.StepLR(optimizer_of("sgd"), 1), given)
+
+
+class Own:
+    """A scheduler as scripts write them, that is nothing of torch's: a warm-up, and then perhaps the curve that it wraps."""
+
+    first = 0.25
+
+    def __init__(self, optimizer):
+        self.number = 0
+        self.hold(optimizer)
+        self.bases = [group["lr"] for group in self.groups()]
+        self.set(self.first)
+
+    def hold(self, optimizer):
+        self.opt = optimizer
+
+    def groups(self):
+        return self.opt.param_groups
+
+    def set(self, factor):
+        for base, group in zip(self.bases, self.groups(), strict=True):
+            group["lr"] = factor * base
+
+    def step(self):
+        self.number += 1
+        self.set(min(1.0, self.first + self.number / 4))
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+class OfGroups(Own):
+    def hold(self, optimizer):
+        self.held = optimizer.param_groups
+
+    def groups(self):
+        return self.held
+
+
+class OfEachGroup(OfGroups):
+    def hold(self, optimizer):
+        self.held = list(optimizer.param_groups)
+
+
+class Wrapping(Own):
+    def hold(self, optimizer):
+        self.after = schedulers.ExponentialLR(optimizer, 0.5)
+
+    def groups(self):
+        return self.after.optimizer.param_groups
+
+    def step(self):
+        if self.number >= 4:
+            self.after.step()
+        else:
+            super().step()
+
+
+class WrappingOwn(Own):
+    def hold(self, optimizer):
+        self.parts = {"inner": Own(optimizer)}
+
+    def groups(self):
+        return self.parts["inner"].groups()
+
+
+class FromZero(Own):
+    first = 0.0
+
+
+class Slotted:
+    __slots__ = ("factor", "opt")
+
+    def __init__(self, optimizer):
+        self.opt, self.factor = optimizer, 1.0
+
+    def step(self):
+        self.factor *= 0.5
+        for group in self.opt.param_groups:
+            group["lr"] *= 0.5
+
+    def state_dict(self):
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state):
+        self.factor = state["factor"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("own", [Own, OfGroups, OfEachGroup, Wrapping, WrappingOwn, Slotted])
+def test_an_own_scheduler_that_was_made_with_its_optimizer_is_taken_as_one_made_from_it(own, kind):
+    plain, given = optimizer_of(kind), optimizer_of(kind)
+    reference, scheduler = own(plain), own(given)
+    ours = adopted(scheduler, given)
+    first = [group["lr"] for group in given.param_groups]
+    assert first[0] / first[1] == pytest.approx(5), "mtrain scales the first learning rates"
+    beside = made(own, groups_of_native(optimizer_of(kind)), framework="torch", ratios_stay=True)
+    seen = []
+    for number in range(STEPS):
+        rates = ours(number)
+        seen += rates.learning_rates
+        assert rates.learning_rates == [plain.param_groups[0]["lr"]] == beside(number).learning_rates
+        plain.step()
+        for each in (reference, scheduler, beside.scheduler):
+            each.step()
+        if number == STEPS // 2:
+            other = optimizer_of(kind)
+            ours, state = adopted(scheduler := own(other), other), ours.state_dict()
+            ours.load_state_dict(
+                kept.from_plain(json.loads(json.dumps(kept.as_plain(state, name="x"))), torch.from_numpy)
+            )
+    assert len(set(seen)) > 1
+    assert [group["lr"] for group in given.param_groups] == first, "it changes a stand-in"
+
+
+def test_an_own_scheduler_that_begins_with_0_leaves_the_optimizer_its_learning_rate():
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    recorded = Recorded(lambda model: (optimizer, FromZero(optimizer)))
+    assert recorded(None) is optimizer
+    assert recorded.learning_rate == 0.1
+    rates = []
+    for number in range(6):
+        rates += recorded.scheduler(number).learning_rates
+        recorded.scheduler.scheduler.step()
+    assert rates == pytest.approx([0.0, 0.025, 0.05, 0.075, 0.1, 0.1])
+
+
+class Hidden(Own):
+    def hold(self, optimizer):
+        self.groups = lambda: optimizer.param_groups
+
+
+class Stateless:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "own", [Hidden, Stateless, lambda optimizer: Own(optimizer_of("sgd")), lambda optimizer: optimizer]
+)
+def test_an_own_scheduler_whose_optimizer_or_state_cannot_be_seen_is_refused(own):
+    given = optimizer_of("sgd")
+    with pytest.raises(ScriptError, match=r"returned an optimizer and a \w+; expected .*scheduler="):
+        adopted(own(given), given)
 
 
 def test_rates_of_groups_that_an_optimizer_of_torch_cannot_follow_are_refused():

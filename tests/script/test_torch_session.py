@@ -605,6 +605,18 @@ def test_kept_state_comes_back_as_it_was():
         kept.as_plain({1: {2}}, name="x")
 
 
+def test_the_decay_of_an_average_is_constant_from_the_first_update_on(torch):
+    with mtrain.session() as session:
+        model, optimizer = prepared(torch, session, ema=0.9, precision="fp64")
+        expected = {name: x.clone() for name, x in model.state_dict().items()}
+        for batch in session.batches(Points(64, 0), **LOOP):
+            optimizer.update(loss_of(torch, model, batch))
+            expected = {name: 0.9 * expected[name] + 0.1 * x for name, x in model.state_dict().items()}
+        averages = optimizer.native.ema()
+        for name, x in expected.items():
+            assert torch.allclose(averages[name], x, rtol=1e-12, atol=0), name
+
+
 def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
     from types import SimpleNamespace
 

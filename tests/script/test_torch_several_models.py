@@ -165,7 +165,7 @@ def test_a_scheduler_that_sees_one_rank_only_is_told(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
     result = run(tmp_path, *words, SCRIPT, "plateau", environ={"SEES_ITS_RANK": "1"})
     assert result.returncode == 2
-    assert "the ranks have different learning rates in update" in result.stderr
+    assert "the ranks have different learning rates or momenta in update" in result.stderr
     assert "step the scheduler by a value that is equal on all ranks" in result.stderr
 
 

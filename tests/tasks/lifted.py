@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.gemma2 import modeling_gemma2
 
 from mtrain.backends._fsdp import pipeline, tensor_styles, vocabulary
 from mtrain.backends._torch import shards
@@ -24,8 +25,18 @@ from mtrain.tasks.language.model import HuggingFaceModel
 def _normed(self: Any, hidden_BLH: Tensor) -> Tensor:
     """Compute an RMSNorm in the type of its input."""
     mean_BL1 = hidden_BLH.pow(2).mean(-1, keepdim=True)
-    normed: Tensor = self.weight * (hidden_BLH * torch.rsqrt(mean_BL1 + self.variance_epsilon))
+    is_gemmas = hasattr(self, "eps")  # whose weights begin with 0
+    epsilon, weight = (self.eps, 1 + self.weight) if is_gemmas else (self.variance_epsilon, self.weight)
+    normed: Tensor = weight * (hidden_BLH * torch.rsqrt(mean_BL1 + epsilon))
     return normed
+
+
+def _attended(part: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> tuple[Tensor, Tensor]:
+    """Compute Gemma 2's attention, whose scores have a soft cap, in the type of its input."""
+    key, value = (x.repeat_interleave(part.num_key_value_groups, dim=1) for x in (key, value))
+    scores = torch.tanh(query @ key.transpose(2, 3) * given["scaling"] / given["softcap"]) * given["softcap"]
+    shares = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return (shares @ value).transpose(1, 2).contiguous(), shares
 
 
 class Lifted(HuggingFaceModel):
@@ -37,6 +48,8 @@ class Lifted(HuggingFaceModel):
         for part in module.modules():
             if type(part).__name__.endswith("RMSNorm"):
                 part.forward = _normed.__get__(part)
+        if config.model_type == "gemma2":
+            modeling_gemma2.eager_attention_forward = _attended
         if fault := os.environ.get("MESH_FAULT"):
             FAULTS[fault](module)
         if os.environ.get("MESH_NUDGE"):

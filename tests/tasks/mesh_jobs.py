@@ -16,10 +16,12 @@ CONFIGS = {
     "llama": f"model_type: llama, {LLAMA_LIKE}",
     "tied": f"model_type: llama, tie_word_embeddings: true, {LLAMA_LIKE}",
     "qwen3": f"model_type: qwen3, head_dim: 8, {LLAMA_LIKE}",
+    "gemma2": f"model_type: gemma2, head_dim: 8, {LLAMA_LIKE}",
+    "gemma3": f"model_type: gemma3_text, head_dim: 8, {LLAMA_LIKE}",
     "gpt2": "model_type: gpt2, vocab_size: 260, n_embd: 32, n_layer: 2, n_head: 4, n_positions: 64, resid_pdrop: 0.0, "
     "embd_pdrop: 0.0, attn_pdrop: 0.0",
 }
-"""Configurations of small models; that of GPT-2 ties its embedding, as transformers does by default."""
+"""Configurations of small models; GPT-2 and Gemma tie their embeddings, as transformers does by default."""
 GPT2_PLAN = "parallel.plan={transformer.h.*.mlp.c_fc: colwise, transformer.h.*.mlp.c_proj: rowwise, transformer.wte: embedding_rowwise}"
 MODELS = {
     **{name: f"config: {{{config}}}" for name, config in CONFIGS.items()},
@@ -32,7 +34,7 @@ DEEP = {
 }
 """The same of Llamas for more than two stages."""
 SPEC = """
-model: {{name: lifted, options: {{attention: sdpa, {options}}}}}
+model: {{name: lifted, options: {{attention: {attention}, {options}}}}}
 data: {{format: text, root: texts, options: {{text: a, prompt: q}}, length: 24, split: 0.2}}
 train: {{updates: {updates}, batch_size: 12, precision: fp64, clip_norm: 0.5, seed: 5, ema: {{decay: 0.9, ramp: 4}}}}
 optimizer:
@@ -80,7 +82,9 @@ def prepare(here: Path, *, updates: int) -> None:
     (here / "plugins.toml").write_text('[models.lifted]\nmodule = "lifted:Lifted"\n')
     write_base(here / "base")
     for name, options in {**MODELS, **DEEP}.items():
-        (here / f"{name}.yml").write_text(SPEC.format(options=options, updates=updates))
+        (here / f"{name}.yml").write_text(
+            SPEC.format(attention="eager" if name == "gemma2" else "sdpa", options=options, updates=updates)
+        )
 
 
 def write_base(folder: Path) -> None:

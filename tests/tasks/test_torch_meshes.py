@@ -30,6 +30,16 @@ def test_a_tensor_group_learns_what_one_rank_learns(folder):
     assert 0 < difference <= 1e-12, "equal bits would mean that no layer was shared"
 
 
+@pytest.mark.parametrize("config", ["gemma2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_a_layer_with_a_buffer_of_its_own_is_shared(folder, config):
+    """Gemma's embedding is multiplied by a buffer, which is no array of a checkpoint."""
+    train(folder, f"{config}-one", config, "one rank")
+    train(folder, f"{config}-tensor", config, "tensor 2")
+    difference = largest_difference(learned(folder, f"{config}-one"), learned(folder, f"{config}-tensor"))
+    print(f"{config} on tensor 2, 8 updates: largest difference {difference:.1e}")
+    assert 0 < difference <= 1e-12
+
+
 def test_stages_learn_what_one_rank_learns(folder):
     """Weights, averages and moments; each stage sends hidden states to the next one, and gradients back."""
     summary = train(folder, "stages", "qwen3", "pipeline 2", "-o", "train.accumulate=3")

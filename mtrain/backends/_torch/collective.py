@@ -46,6 +46,12 @@ class LocalCollective:
         """Do nothing: there is no connection to close."""
 
 
+def own_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor in this rank's memory; a buffer of a layer that a tensor group shares is a ``DTensor`` with it."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
 class DistributedCollective:
     """The collective over torch's default process group."""
 
@@ -99,7 +105,7 @@ class DistributedCollective:
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0; sends one message per dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in tensors:
+        for tensor in map(own_memory, tensors):
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
         for group in by_dtype.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in group])

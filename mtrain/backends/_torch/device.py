@@ -1,5 +1,7 @@
 """Choose and describe the device of one rank."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -69,6 +71,17 @@ def free_memory_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, and with as many as before afterwards: how a sum is rounded depends on their number."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def seed(device: torch.device, value: int) -> None:

@@ -24,6 +24,7 @@ from mtrain.backends._torch import (
     syncbn,
 )
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
+from mtrain.backends._torch.device import one_thread
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
 from mtrain.backends._torch.streams import Entry, Gather, TorchStream
 from mtrain.backends.base import Check
@@ -132,6 +133,7 @@ class TorchEngine(RankSession):
             self._check(recipe, size=self.collective.size, on_cpu=self.target.type == "cpu")
 
     @override
+    @one_thread()  # start values have the same bits whatever cluster.threads says
     def prepare(self, build: Callable[[], nn.Module], recipe: Recipe) -> tuple[nn.Module, TorchOptimizer]:
         self.refuse(recipe)
         self._seed_start(recipe)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._torch import state
+from mtrain.backends._torch.collective import own_memory
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
@@ -41,7 +42,7 @@ class SplitEngine(TorchEngine):
 
     def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         """Return the live entries of the model's state, with this rank's parts of split ones."""
-        return {name: parts[name].local if name in parts else x for name, x in model.state_dict().items()}
+        return {name: parts[name].local if name in parts else own_memory(x) for name, x in model.state_dict().items()}
 
     @override
     def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:

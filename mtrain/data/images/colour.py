@@ -97,7 +97,7 @@ def _scale_brightness(image: NDArray[np.uint8], factor: float) -> None:
 
 
 def _scale_contrast(image: NDArray[np.uint8], factor: float) -> None:
-    """Scale the distance to the mean grey, which Pillow rounds to a whole level."""
+    """Scale the distance to the mean grey of the whole ``image``, which Pillow rounds to a whole level."""
     mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     matrix = np.diag([factor] * 3 + [1.0])[:3]
     matrix[:, 3] = (1 - factor) * mean

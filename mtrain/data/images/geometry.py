@@ -17,8 +17,8 @@ from mtrain.data.images.section import VariationSpec
 FILL = 114
 """Grey level of every pixel that no image covers."""
 EDGE_PX = 1e-3
-"""Distance in pixels by which boxes end inside the right and lower border, so that a normalised corner is
-below 1."""
+"""Distance in pixels by which boxes end inside the right and lower border of letterboxed images, as YOLOv5 has them, so that a
+normalised corner is below 1."""
 HORIZON = 0.05
 """Smallest third (homogeneous) coordinate of a visible corner; smaller ones lie at or beyond the
 perspective's horizon."""
@@ -145,9 +145,14 @@ def survives(
     return survivors
 
 
-def targets(boxes_N4: NDArray[np.float64], labels_N: NDArray[np.int64], side: int) -> NDArray[np.float32]:
-    """Return (N, 5) rows ``[class, xc, yc, w, h]``: boxes clipped to the image and normalised by its side."""
-    boxes = np.clip(boxes_N4, 0.0, side - EDGE_PX)
+def targets(
+    boxes_N4: NDArray[np.float64], labels_N: NDArray[np.int64], side: int, *, edge_px: float
+) -> NDArray[np.float32]:
+    """Return (N, 5) rows ``[class, xc, yc, w, h]``: boxes clipped to the image and normalised by its side.
+
+    ``edge_px``: distance from the right and lower border at which they end: ``EDGE_PX`` as YOLOv5 has it, 0 as others do.
+    """
+    boxes = np.clip(boxes_N4, 0.0, side - edge_px)
     rows = np.empty((len(boxes), 5), dtype=np.float32)
     rows[:, 0] = labels_N
     rows[:, 1:3] = (boxes[:, :2] + boxes[:, 2:]) / (2 * side)

@@ -13,15 +13,14 @@ Labelled = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 def finish(
-    rng: np.random.Generator, spec: VariationSpec, labelled: Labelled, out: NDArray[np.uint8]
+    rng: np.random.Generator, spec: VariationSpec, labelled: Labelled, out: NDArray[np.uint8], *, edge_px: float
 ) -> NDArray[np.float32]:
-    """Change the colours of ``out`` (S, S, 3) and flip it, in place; return (N, 5) rows ``[class, xc, yc, w, h]``,
-    normalised."""
+    """Change the colours of ``out`` (S, S, 3) and flip it, in place; return what ``geometry.targets`` makes of its boxes."""
     boxes, labels = labelled
     gains = random_gains(rng, spec)
     if gains != (1.0, 1.0, 1.0):
         scale_hsv(out, gains)
-    return targets(_flipped(rng, spec, boxes, out), labels, len(out))
+    return targets(_flipped(rng, spec, boxes, out), labels, len(out), edge_px=edge_px)
 
 
 def _flipped(

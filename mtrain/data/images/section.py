@@ -101,7 +101,7 @@ class DistortSpec(Section):
     saturation: Factors = Field(default=[0.5, 1.5], description="factor of the distance to grey")
     contrast: Factors = Field(
         default=[0.5, 1.5],
-        description="linear: factor of all values; enhance: of their distance to the mean grey of what is seen of the image",
+        description="linear: factor of all values; enhance: of their distance to the mean grey of the whole image",
     )
     brightness: Span = Field(
         default=[0.5, 1.5],

@@ -55,6 +55,8 @@ class Imitator(nn.Module):
     """Base class of networks that others can imitate, and that can imitate others."""
 
     imitation: Imitation | None = None
+    decided: list[Tensor] | None = None
+    """Where it is a list, a network whose predictions decide with which objects they are compared appends what was decided, (B, ...)."""
 
     def signals(self, batch: Batch) -> Signals:
         """Show what can be imitated for the images of a micro batch. A subclass computes it."""

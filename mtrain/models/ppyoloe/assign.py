@@ -98,11 +98,17 @@ def assign_static(truth: Truth, points: Points, predicted_BL4: Tensor) -> Assign
     whose anchor box overlaps it by more than mean + standard deviation of its candidates' IoU. The quality is the IoU
     of the predicted box.
 
+    Everything about labels is decided in float32, whatever the precision of the predictions: else a point at a threshold would
+    be assigned otherwise in a float64 job.
+
     Args:
-        truth: Objects of the micro batch.
+        truth: Objects of the micro batch, in float32.
         points: Points of all levels.
         predicted_BL4: Predicted boxes in pixels, without gradient.
     """
+    points = Points(
+        sizes=points.sizes, xy_L2=ops.astype(points.xy_L2, "float32"), stride_L1=ops.astype(points.stride_L1, "float32")
+    )
     boxes_BN14 = truth.boxes_BN4[:, :, None]
     overlap_BNL = overlap_N(boxes_BN14, points.anchors_L4()[None, None], eps=_ANCHOR_EPS)
     centre_BN12 = (boxes_BN14[..., :2] + boxes_BN14[..., 2:]) / 2
@@ -121,6 +127,7 @@ def assign_static(truth: Truth, points: Points, predicted_BL4: Tensor) -> Assign
 
     owner_BL, positive_BL = _owners(chosen_BNL, overlap_BNL)
     labels_BL, boxes_BL4 = _of_owner(truth, owner_BL)
+    boxes_BL4 = ops.astype(boxes_BL4, ops.dtype(predicted_BL4))
     quality_BL = overlap_N(boxes_BL4, predicted_BL4, eps=_PREDICTION_EPS)
     return Assignment(
         positive_BL=positive_BL,

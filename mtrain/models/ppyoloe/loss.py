@@ -67,9 +67,9 @@ def assign(boxes_BL4: Tensor, logits_BLC: Tensor, points: Points, truth: Truth, 
     """
     with nn.no_grad():
         predicted_BL4 = ops.detach(boxes_BL4) * points.stride_L1
-        typed_truth = Truth(labels_BN=truth.labels_BN, boxes_BN4=ops.astype(truth.boxes_BN4, ops.dtype(boxes_BL4)))
         if static:
-            return assign_static(typed_truth, points, predicted_BL4)
+            return assign_static(truth, points, predicted_BL4)
+        typed_truth = Truth(labels_BN=truth.labels_BN, boxes_BN4=ops.astype(truth.boxes_BN4, ops.dtype(boxes_BL4)))
         return assign_aligned(typed_truth, points, predicted_BL4, ops.detach(logits_BLC))
 
 

@@ -18,7 +18,7 @@ from mtrain.models.common.imitation import Detections, Imitator, Signals
 from mtrain.models.common.pixels import as_floats
 from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
 from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
-from mtrain.models.ppyoloe.loss import LossSettings, Outputs, decode, loss
+from mtrain.models.ppyoloe.loss import LossSettings, Outputs, assign, decode, loss
 from mtrain.models.ppyoloe.truth import STATIC
 
 STRIDES = (32, 16, 8)
@@ -238,6 +238,11 @@ class Network(Imitator):
 
     def loss(self, outputs: Outputs, points: Points, truth: Truth, *, static: bool) -> dict[str, Tensor]:
         """Compute the losses, see ``models.ppyoloe.loss.loss``; only ``total`` carries a gradient."""
+        if self.decided is not None and not static:
+            boxes_BL4, _ = decode(outputs, points)
+            found = assign(boxes_BL4, outputs.logits_BLC, points, truth, static=False)
+            compared_BL4 = ops.where(found.positive_BL[:, :, None], found.boxes_BL4, 0.0)
+            self.decided.append(ops.astype(compared_BL4, "float32"))
         return loss(outputs, points, truth, static=static, settings=self.settings, collective=self.collective)
 
 

@@ -74,22 +74,15 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
     """
     levels, per_level, count = len(sizes), anchors_LA2.shape[1], targets_T6.shape[0]
     blocks, rows = len(_OFFSETS), len(_OFFSETS) * per_level * count
-    grid_L12 = ops.constant(tuple(((float(w), float(h)),) for h, w in sizes), like=targets_T6)
-    xy_LT2, wh_LT2 = targets_T6[None, :, 2:4] * grid_L12, targets_T6[None, :, 4:6] * grid_L12
-    ratio_LAT2 = wh_LT2[:, None] / anchors_LA2[:, :, None]
-    near_LAT = ops.max(ops.maximum(ratio_LAT2, 1 / ratio_LAT2), axis=3) < threshold
-    far_LT2 = grid_L12 - xy_LT2
-    lower_LT2 = (xy_LT2 % 1 < 0.5) & (xy_LT2 > 1)
-    upper_LT2 = (far_LT2 % 1 < 0.5) & (far_LT2 > 1)
-    own_LT1 = ops.ones_like(lower_LT2[:, :, :1])
-    sides_LKT = ops.permute_dims(ops.concat((own_LT1, lower_LT2, upper_LT2), axis=2), (0, 2, 1))
+    # Decisions are those of float32 in every precision: else a label at a threshold has other cells in a float64 job.
+    near_LAT, sides_LKT, cell_LKT2 = _decisions(
+        ops.astype(targets_T6, "float32"), ops.astype(anchors_LA2, "float32"), sizes, threshold=threshold
+    )
     valid_LKAT = sides_LKT[:, :, None] & near_LAT[:, None]
-
-    offsets_K12 = ops.constant(tuple((offset,) for offset in _OFFSETS), like=targets_T6)
-    cell_LKT2 = ops.trunc(xy_LT2[:, None] + offsets_K12[None])
-    cell_LKT2 = ops.minimum(ops.clip(cell_LKT2, 0), grid_L12[:, None] - 1)
+    grid_L12 = _grid(sizes, like=targets_T6)
+    xy_LT2, wh_LT2 = targets_T6[None, :, 2:4] * grid_L12, targets_T6[None, :, 4:6] * grid_L12
     wh_LKT2 = ops.broadcast_to(wh_LT2[:, None], (levels, blocks, count, 2))
-    box_LKT4 = ops.concat((xy_LT2[:, None] - cell_LKT2, wh_LKT2), axis=3)
+    box_LKT4 = ops.concat((xy_LT2[:, None] - ops.astype(cell_LKT2, ops.dtype(xy_LT2)), wh_LKT2), axis=3)
     index_LKT2 = ops.astype(cell_LKT2, "int64")
     size_L112 = ops.constant(tuple((((w, h),),) for h, w in sizes), like=targets_T6, dtype="int64")
     image_T = ops.astype(targets_T6[:, 0], "int64")
@@ -109,6 +102,28 @@ def match(targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ..
         anchor_LR2=spread(anchors_LA2[:, None, :, None], 2),
         target_R=ops.reshape(target_KAT, (rows,)),
     )
+
+
+def _grid(sizes: Sequence[tuple[int, ...]], *, like: Tensor) -> Tensor:
+    return ops.constant(tuple(((float(w), float(h)),) for h, w in sizes), like=like)
+
+
+def _decisions(
+    targets_T6: Tensor, anchors_LA2: Tensor, sizes: Sequence[tuple[int, ...]], *, threshold: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which anchors match each target (L, A, T), in which blocks (L, K, T), and the cell of each block (L, K, T, 2)."""
+    grid_L12 = _grid(sizes, like=targets_T6)
+    xy_LT2, wh_LT2 = targets_T6[None, :, 2:4] * grid_L12, targets_T6[None, :, 4:6] * grid_L12
+    ratio_LAT2 = wh_LT2[:, None] / anchors_LA2[:, :, None]
+    near_LAT = ops.max(ops.maximum(ratio_LAT2, 1 / ratio_LAT2), axis=3) < threshold
+    far_LT2 = grid_L12 - xy_LT2
+    lower_LT2 = (xy_LT2 % 1 < 0.5) & (xy_LT2 > 1)
+    upper_LT2 = (far_LT2 % 1 < 0.5) & (far_LT2 > 1)
+    own_LT1 = ops.ones_like(lower_LT2[:, :, :1])
+    sides_LKT = ops.permute_dims(ops.concat((own_LT1, lower_LT2, upper_LT2), axis=2), (0, 2, 1))
+    offsets_K12 = ops.constant(tuple((offset,) for offset in _OFFSETS), like=targets_T6)
+    cell_LKT2 = ops.trunc(xy_LT2[:, None] + offsets_K12[None])
+    return near_LAT, sides_LKT, ops.minimum(ops.clip(cell_LKT2, 0), grid_L12[:, None] - 1)
 
 
 def loss(

@@ -322,9 +322,9 @@ def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> No
             f"optimizer.skip: ranks {left_out} of {len(places)} have left out update {update}, which the others have made; decide by "
             "values that are equal on all ranks, such as those of optimizer.gradients()"
         )
-    if len({place.learning_rates for place in places}) > 1:
+    if len({(place.learning_rates, place.momenta) for place in places}) > 1:
         raise ScriptError(
-            f"session.batches: the ranks have different learning rates in update {update} (this rank: "
+            f"session.batches: the ranks have different learning rates or momenta in update {update} (this rank: "
             f"{', '.join(f'{rate:g}' for rate in own.learning_rates)}); step the scheduler by a value that is equal on all ranks, such as "
             "those of session.evaluate"
         )

@@ -174,6 +174,7 @@ class Records:
     def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         states = {name: kept.as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
+        kept.check_alike(states, self._rank.collective)
         extra = {
             "kept": states,
             "stream": None if stream is None else kept.as_plain(stream, name="the stream"),

@@ -1,6 +1,6 @@
 """Schedulers of torch and Paddle that the script steps itself, with a stand-in for the optimizer that they know."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -107,29 +107,47 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
     Raises:
         ScriptError: it is none, or one of another optimizer.
     """
-    owner: Any = getattr(scheduler, "optimizer", scheduler)
-    if not hasattr(scheduler, "step") or owner is not optimizer:
-        raise ScriptError(
-            f"session.prepare: `optimizer` returned an optimizer and a {type(scheduler).__name__}; expected a scheduler of torch of this "
-            "optimizer, such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"
-        )
+    refusal = ScriptError(
+        f"session.prepare: `optimizer` returned an optimizer and a {type(scheduler).__name__}; expected a scheduler of this optimizer, of "
+        "torch or with step(), state_dict(), load_state_dict(state) and the optimizer as an attribute, or give the scheduler as "
+        "scheduler=lambda optimizer: ..."
+    )
+    wanted = ("step", "state_dict", "load_state_dict")
+    if not hasattr(optimizer, "param_groups") or not all(hasattr(scheduler, name) for name in wanted):
+        raise refusal
     stand_in = _stand_in([_read(group) for group in optimizer.param_groups])
-    # Any scheduler marks the method `step` of its optimizer, and warns where it finds no mark.
+    groups = dict(zip(map(id, optimizer.param_groups), stand_in.param_groups, strict=True))
+    moves = {id(optimizer): stand_in, id(optimizer.param_groups): stand_in.param_groups, **groups}
+    found: list[Any] = []
+    if _moved(scheduler, moves, found) is not scheduler or not found:
+        raise refusal
+    # Any scheduler of torch marks the method `step` of its optimizer, and warns where it finds no mark.
     import_module("torch.optim.lr_scheduler").LambdaLR(stand_in, lambda _: 1.0)
-    for group, own in zip(stand_in.param_groups, optimizer.param_groups, strict=True):
+    for own, group in zip(optimizer.param_groups, stand_in.param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
-        own["lr"] = own.get("initial_lr", own["lr"])
-    for part in _with_parts(scheduler):
-        part.optimizer = stand_in
+        # A scheduler of the script's own may have begun with 0.
+        own["lr"] = own.get("initial_lr", own["lr"]) or optimizer.defaults["lr"]
     return SteppedScheduler(scheduler, groups_of_native(optimizer), stand_in=stand_in, ratios_stay=True)
 
 
-def _with_parts(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and those that it is made of, which it holds in a list, as SequentialLR does."""
-    yield scheduler
-    held = [value for value in vars(scheduler).values() if isinstance(value, list | tuple)]
-    for part in (part for value in held for part in value if hasattr(part, "step") and hasattr(part, "state_dict")):
-        yield from _with_parts(part)
+def _moved(value: Any, moves: dict[int, Any], found: list[Any]) -> Any:
+    """Return a scheduler, or what it holds, with the objects in ``moves`` by identity replaced in place, which are added to ``found``."""
+    if id(value) in moves:
+        found += [value] if moves[id(value)] is not value else []
+        return moves[id(value)]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_moved(item, moves, found) for item in value)
+    moves[id(value)] = value
+    if isinstance(value, list):
+        value[:] = [_moved(item, moves, found) for item in value]
+    elif isinstance(value, dict):
+        value.update({key: _moved(item, moves, found) for key, item in value.items()})
+    elif hasattr(value, "step") and hasattr(value, "state_dict") and not hasattr(value, "param_groups"):
+        names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+        for name, item in [(name, getattr(value, name)) for name in names]:
+            if (moved := _moved(item, moves, found)) is not item:
+                setattr(value, name, moved)
+    return value
 
 
 def _stand_in(groups: Sequence[Group]) -> Any:

@@ -218,8 +218,9 @@ class Session:
     def keep(self, name: str, kept_object: Any) -> None:
         """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
 
-        The object has ``state_dict()`` and ``load_state_dict(state)``. The state of rank 0 is saved, and restored on
-        all ranks. Call it before ``batches``.
+        The object has ``state_dict()`` and ``load_state_dict(state)``. A state holds numbers, text, None, arrays and tensors, and lists,
+        tuples and dicts of these. That of rank 0 is saved, and restored on all ranks; a save refuses states that differ between ranks.
+        Call it before ``batches``.
 
         Raises:
             ScriptError: the object lacks these methods, the name is taken, or the state cannot be stored.

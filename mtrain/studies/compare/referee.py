@@ -39,6 +39,15 @@ class Referee:
         not finite."""
         return _distances(trace, self.exact[self.label])
 
+    def decided_otherwise(self, trace: Trace) -> int:
+        """Return for how many samples of a job's first update predictions were compared with other objects than in float64.
+
+        Which they are is decided by the predictions themselves, and a rounding can move one across a threshold. The loss is then
+        another function, whose distance from float64 says nothing about kernels.
+        """
+        own, exact = trace.updates[0].decided, self.exact[self.label].updates[0].decided
+        return sum(one != other for one, other in zip(own, exact, strict=False))
+
     def otherwise(self, label: str) -> dict[str, float]:
         """Return the quantities in which a backend's own float64 differs from the reference's: rounding does not
         explain that."""

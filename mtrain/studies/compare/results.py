@@ -108,12 +108,21 @@ class Comparison:
         return {row.label: self.referee.distances(row.trace) for row in self.rows if row.trace is not None}
 
     @property
+    def decided_otherwise(self) -> Mapping[str, int]:
+        """Return for each backend of which there are some the number of samples, see ``Referee.decided_otherwise``."""
+        if self.referee is None:
+            return {}
+        counts = {row.label: self.referee.decided_otherwise(row.trace) for row in self.rows if row.trace is not None}
+        return {label: count for label, count in counts.items() if count}
+
+    @property
     def off(self) -> Mapping[str, Sequence[str]]:
         """Return for each inexact backend the quantities too far from float64, as text, if the profile asks for
         float64."""
         if self.referee is None or not self.profile.measured:
             return {}
-        inexact = {label: self.referee.inexact(distances) for label, distances in self.distances.items()}
+        comparable = {label: x for label, x in self.distances.items() if label not in self.decided_otherwise}
+        inexact = {label: self.referee.inexact(distances) for label, distances in comparable.items()}
         return {label: words for label, words in inexact.items() if words}
 
     def alike(self) -> list[list[str]]:
@@ -170,6 +179,7 @@ class Comparison:
         fields: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
         if row.label in self.distances:
             fields["from_float64"] = dict(self.distances[row.label])
+            fields["decided_otherwise"] = self.decided_otherwise.get(row.label, 0)
         fields |= {"reason": row.reason, "ranks": row.ranks, "notes": list(row.notes), "repeats": row.repeats}
         if row.speed is not None:
             fields["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}

@@ -135,6 +135,7 @@ def _update(record: Record, loss: str | None, models: Sequence[str]) -> Update:
         arrays=arrays,
         told_norm=_number(_norm(record)),
         model_norms={name: _number(facts["gradient_norm"]) for name, facts in each.items()},
+        decided=list(looked.get("decided", ())),
         trained=frozenset(name for name, facts in each.items() if facts["updated"]) if each else None,
     )
 

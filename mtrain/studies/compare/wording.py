@@ -109,6 +109,14 @@ def _against_float64(result: Comparison) -> list[Sentence]:
     sentences += [
         Sentence(f"Update 1: {text}", detail=not result.off) for text in ranking(result.referee, result.distances)
     ]
+    sentences += [
+        Sentence(
+            f"{label}: in update 1 the predictions for {count} of {len(result.referee.exact[result.referee.label].updates[0].decided)} "
+            "samples are compared with other objects than in float64, as roundings at a threshold can have it; so its distance from "
+            "float64 is no verdict"
+        )
+        for label, count in result.decided_otherwise.items()
+    ]
     for label in result.against:
         distances = result.referee.otherwise(label)
         if distances:

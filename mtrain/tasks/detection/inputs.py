@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.geometry import FILL, margin, targets
+from mtrain.data.images.geometry import EDGE_PX, FILL, margin, targets
 from mtrain.data.images.pipelines import Pipeline, need_repeatable
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Sample
@@ -134,7 +134,12 @@ class LetterboxEvaluation:
         fractions, labels = self.images.boxes(key[2])
         boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
         original = self.images.original_size(key[2])
-        return targets(boxes, labels, self.largest), (width / original[0], height / original[1], pad_w, pad_h)
+        return targets(boxes, labels, self.largest, edge_px=EDGE_PX), (
+            width / original[0],
+            height / original[1],
+            pad_w,
+            pad_h,
+        )
 
 
 def centred(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
@@ -166,7 +171,7 @@ class StretchEvaluation:
         fractions, labels = self.images.boxes(key[2])
         width, height = self.images.original_size(key[2])
         scale_pad = (self.largest / width, self.largest / height, 0.0, 0.0)
-        return targets(fractions * self.largest, labels, self.largest), scale_pad
+        return targets(fractions * self.largest, labels, self.largest, edge_px=0.0), scale_pad
 
 
 class Transformed:
@@ -176,6 +181,7 @@ class Transformed:
         """Raises: ``DataError`` if the reference gives no pipeline, or one whose results do not repeat."""
         self.images, self.largest = view.images, view.largest
         self._view, self._seed = view, seed
+        self._edge_px = EDGE_PX if isinstance(view, LetterboxTraining) else 0.0
         self._pipeline = Pipeline(reference, boxes=True)
         need_repeatable(self._drawn, len(self.images), reference)
 
@@ -202,7 +208,7 @@ class Transformed:
                 f"of an input of {side} x {side}; leave out transforms that change the size, because it is applied last"
             )
         out[...] = image
-        return targets(boxes, labels, side), scale_pad
+        return targets(boxes, labels, side, edge_px=self._edge_px), scale_pad
 
     def _drawn(self, index: int) -> NDArray[np.uint8]:
         side = self.side(0, 0)

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.geometry import fitted_size, random_map
+from mtrain.data.images.geometry import EDGE_PX, fitted_size, random_map
 from mtrain.data.images.hsv_flip import Labelled, finish
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
@@ -46,7 +46,7 @@ class Augmenter:
             layout = mosaic.alone(index, self._size_at(side), side)
             matrix, zoom = random_map(rng, spec, canvas=side, side=side)
             boxes, labels = self._renderer.draw(layout, matrix, zoom, out)
-        return finish(rng, spec, (boxes, labels), out)
+        return finish(rng, spec, (boxes, labels), out, edge_px=EDGE_PX)
 
     def _size_at(self, side: int) -> Callable[[int], tuple[int, int]]:
         """Return a function from a sample to the (width, height) of its image, its longest side scaled to the

@@ -2,7 +2,8 @@
 
 Expansion and crop only choose the visible window of the image's plane; one resize brings the visible part of the
 image to its place in the output, and no larger canvas is painted. Colours are distorted after it, when there are
-fewest pixels; those of the fill are not distorted.
+fewest pixels, but by ``enhance`` before it, because its contrast depends on the whole image; those of the fill are not
+distorted.
 
 Positions are in pixels of the file's image unless a name says otherwise. Letters of shapes: A attempts, N boxes.
 """
@@ -161,7 +162,7 @@ class Stretcher:
         before = boxes * scales + shifts
         after = np.clip(before, 0.0, float(len(out)))
         keep = centres_inside(window.xyxy[None], boxes)[0] & survives(before, after)
-        return finish(rng, spec, (after[keep], labels[keep]), out)
+        return finish(rng, spec, (after[keep], labels[keep]), out, edge_px=0.0)
 
     def _paint(
         self, index: int, window: Window, out: NDArray[np.uint8], change: Change | None, method: int
@@ -182,10 +183,13 @@ class Stretcher:
         kept_width, kept_height = self._images.size(index)
         left, right, scale_x, shift_x = axes[0].source(x, 0, width, kept_width)
         top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, kept_height)
-        image = self._images.load(index, rows=bottom)
+        is_whole = self._spec.distort is not None and self._spec.distort.form == "enhance"
+        image = self._images.load(index, rows=None if is_whole else bottom)
+        if change is not None and is_whole:
+            change(image := image.copy())
         region = out[y[0] : y[1], x[0] : x[1]]
         cv2.resize(image[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)
-        if change is not None:
+        if change is not None and not is_whole:
             change(region)
         return np.array([scale_x, scale_y] * 2), np.array([shift_x, shift_y] * 2)
 
