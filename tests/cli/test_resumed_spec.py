@@ -59,6 +59,35 @@ def test_a_resumed_job_keeps_backend_ranks_and_options_of_its_run(run, capsys, w
     assert "not as in the run" not in told
 
 
+STEP = "runs/own/checkpoints/step-00000001"
+
+
+@pytest.mark.parametrize("named", [["--name", "other"], ["-o", "report.name=other"], ["--name", "own-2"]])
+@pytest.mark.parametrize("resumed", ["runs/own", "runs/own/checkpoints", STEP, "runs/latest", f"{STEP}/"])
+def test_another_name_for_a_run_that_goes_on_is_refused_and_nothing_is_changed(run, capsys, resumed, named):
+    (run.parent / "latest").symlink_to("own")
+    before = sorted(run.rglob("*"))
+    message = refused(capsys, "train", "--resume", resumed, *named)
+    name = named[-1].removeprefix("report.name=")
+    assert f"--resume {resumed} and --name {name}: the run own goes on in its own folder" in message
+    assert "leave --name out" in message
+    assert f"cp -r {run} {run.parent}/{name}" in message, "a run of another name begins as a copy"
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_copy_of_a_run_goes_on_beside_it(run, capsys):
+    shutil.copytree(run, run.parent / "other")
+    planned, _ = plan(capsys, "--resume", STEP.replace("own", "other"), "--name", "other")
+    assert planned["run_dir"].endswith("runs/other")
+
+
+@pytest.mark.parametrize("folder", ["own", "own-2"])
+def test_the_name_that_a_run_was_given_may_be_typed_again(run, capsys, folder):
+    run.rename(run.parent / folder)
+    planned, _ = plan(capsys, "--resume", f"runs/{folder}", "--name", "own")
+    assert planned["run_dir"].endswith(f"runs/{folder}")
+
+
 def test_what_is_typed_on_top_is_told_with_both_values(run, capsys):
     Path("own.yml").write_text(OWN + "optimizer: {learning_rate: 0.123}\n")
     planned, told = plan(capsys, "--resume", "runs/own", "-c", "own.yml", "-b", "ddp", "--seed", "7")
