@@ -11,8 +11,11 @@ import yaml
 from mtrain.cli import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import SpecError
 from mtrain.jobs import choices
-from mtrain.spec import config
+from mtrain.spec import config, run_spec
+from mtrain.spec.sources import Files
+from mtrain.spec.yaml_reader import dumped
 
 OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
 
@@ -190,6 +193,20 @@ def test_an_emptied_or_shortened_spec_in_a_run_folder_is_named_and_not_taken_for
     message = refused(capsys, "plan", "--resume", "runs/own")
     assert "runs/own/spec.yml: is empty" in message
     assert "-c" in message
+
+
+@pytest.mark.parametrize("name", ["vit_digits", "digits", "gpt_docs"])
+def test_the_spec_of_a_run_that_ends_at_any_line_is_refused(tmp_path, name):
+    values = dict(config.load(name, environ={}).values)
+    lines = dumped(values).splitlines(keepends=True)
+    file = tmp_path / "spec.yml"
+    file.with_suffix(".json").write_text(json.dumps(values))
+    for count in range(len(lines)):
+        file.write_text("".join(lines[:count]))
+        with pytest.raises(SpecError, match=r"lacks|is empty"):
+            run_spec.check_whole(Files.read(file), file)
+    file.write_text("".join(lines))
+    run_spec.check_whole(Files.read(file), file)
 
 
 def test_the_current_folder_is_no_way_around(run, capsys, monkeypatch):

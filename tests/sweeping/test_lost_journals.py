@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mtrain.errors import UsageError
-from mtrain.studies.sweep import starting, sweep
+from mtrain.studies.sweep import definition as definitions
+from mtrain.studies.sweep import recovered, starting, sweep
 from mtrain.studies.sweep.journal import Journal
 from mtrain.studies.sweep.places import Place
 from tests.sweeping.jobs import InstantJob, starts, sweep_request
@@ -153,6 +155,22 @@ def test_a_trial_with_a_half_written_result_is_made_again(tmp_path: Path) -> Non
     assert again == [1, 2, 3, 4]  # neither 0 nor 5
     assert [path.name for path in sorted((folder / "trials").glob("*-damaged*"))] == ["0003-damaged", "0004-damaged"]
     assert sum("its run cannot be read as a whole" in line for line in told) == 2
+
+
+def test_a_spec_that_ends_at_any_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    run(folder, trials=1)
+    place, definition = Place(folder, 0), definitions.read(folder)
+    lines = place.spec.read_text().splitlines(keepends=True)
+    (proposal,) = starting.opened(folder).trials
+    whole = yaml.safe_load("".join(lines))
+    for count in range(len(lines)):
+        place.spec.write_text("".join(lines[:count]))
+        read = recovered._values_of(place, definition)
+        assert read is None or read == whole, f"cut after line {count}: {lines[count - 1]!r}"
+    place.spec.write_text("".join(lines[:-1]))
+    recovered.as_in_folder(proposal, place, definition, tell=lambda text: None)
+    assert (folder / "trials" / "0000-damaged").exists()
 
 
 def test_the_spec_of_the_run_stands_in_for_a_lost_one(tmp_path: Path) -> None:
