@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError
 
 from mtrain.errors import UsageError
 from mtrain.spec import outputs
@@ -29,10 +31,14 @@ MAGIC = b"SQLite format 3\0"
 REASON, UPDATE, SECONDS = "reason", "update", "seconds"
 """What the journal notes about a trial that has ended."""
 REMEDY = "`mtrain sweep --resume --out FOLDER` reads the trials from their folders again"
-UNREADABLE = ("database is locked", "unable to open", "readonly database")
+UNREADABLE = ("database is locked", "unable to open", "readonly database", "disk is full", "disk I/O error")
 """What SQLite says of a file that may be whole."""
 SIDECARS = ("", "-journal", "-wal", "-shm")
 """What SQLite adds to the name of a file for those that belong to it."""
+
+
+FAILURES = (OperationalError, StorageInternalError)
+"""What Optuna raises where the file cannot be written to."""
 
 
 class DamagedError(UsageError):
