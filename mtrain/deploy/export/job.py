@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.deploy.export import openvino_ir
 from mtrain.deploy.export.paddle_detection import INFER_CONFIG, infer_config, write_yaml
@@ -57,6 +58,7 @@ class Exported:
     """What was written, in plain values: ``outputs``, ``class_names``, ``image_size`` and more."""
 
 
+@store.holding()
 def export(request: ExportRequest) -> Exported:
     """Write trained weights as a file for inference.
 
@@ -320,8 +322,6 @@ def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequen
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
-
-    from mtrain.core.checkpoint import store
 
     labels = {"class_names": names, **(store.load(weights).meta["extra"] if weights.is_dir() else {})}
     description = Description(

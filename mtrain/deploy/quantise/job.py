@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Array
 from mtrain.deploy.export import job as exporting
 from mtrain.deploy.export.request import ExportRequest
@@ -64,6 +65,7 @@ class Quantised:
     """Images from which the other ranges were measured."""
 
 
+@store.holding()
 def quantise(request: QuantiseRequest) -> Quantised:
     """Write an exported model with 8-bit weights and activations.
 
