@@ -123,7 +123,12 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             file=sys.stderr,
         )
         return status or WRONG_USE
-    trace = reading.read(options.out)
+    try:
+        trace = reading.read(options.out)
+    except reading.TraceError:
+        if problem := running.refusal_of_disk(options.out):
+            raise reading.TraceError(problem) from None
+        raise
     for remark in trace.remarks:
         say(f"mtrain-trace: {remark}", file=sys.stderr)
     say(f"mtrain-trace: {len(trace.updates)} updates of {len(traces)} process(es) in {options.out}", file=sys.stderr)

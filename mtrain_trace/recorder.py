@@ -111,11 +111,12 @@ class Recorder:
         """Write what is outstanding and close the files. Copies of a process that trains (data workers) close nothing."""
         if self._is_in_a_copy():
             return
-        for finish in self._finishers:
-            finish()
+        for end in (*self._finishers, *(file.close for file in self._files.values())):
+            try:
+                end()
+            except OSError as error:  # of a full disk; what was written before stays
+                print(f"mtrain-trace: the trace cannot be written: {error}", file=sys.stderr)
         self._finishers = []
-        for file in self._files.values():
-            file.close()
         self._files = {}
 
     def _is_in_a_copy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import IO
 from mtrain_trace.reading import TraceError
 from mtrain_trace.recorder import AT_VARIABLE, EVERY_VARIABLE, NUDGE_VARIABLE, UPDATES_VARIABLE
 from mtrain_trace.startup import VARIABLE
+
+PROBE_BYTES = 64 << 10
+"""Room that the disk of a trace must have; an update takes a few kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def run(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TraceError(f"{out}: is not empty; a trace gets a folder of its own")
     environment = {**os.environ, **(variables or {})}
+    if problem := refusal_of_disk(out):
+        raise TraceError(problem)
     boot = str(Path(__file__).resolve().parent / "boot")
     environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
     environment.update(settings.variables(out))
@@ -69,3 +75,14 @@ def run(
     except OSError as error:
         raise TraceError(f"{command[0]}: cannot be started: {error.strerror}") from error
     return done.returncode
+
+
+def refusal_of_disk(out: Path) -> str:
+    """Return why no trace can be written into a folder, which need not exist yet; "" where one can."""
+    folder = next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as error:
+        return f"{out}: cannot be written: {error.strerror}; make room, or give another --out"
+    return ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.checkpoint import store
 from mtrain.deploy.exported import job as exported_model
 from mtrain.errors import UsageError
 from mtrain.jobs import beside_run, closing, job, start
@@ -36,6 +37,7 @@ class EvaluateRequest:
     quiet: bool = False
 
 
+@store.holding()
 def evaluate(request: EvaluateRequest) -> Outcome:
     """Score weights on the evaluation split, in a run folder of its own.
 

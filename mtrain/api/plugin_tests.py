@@ -1,6 +1,5 @@
 """Tests of plugins with real jobs: ``mtrain plugins test``."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtrain.core.record_files import write_json
 from mtrain.errors import UsageError
 from mtrain.spec.registry import Registry
 from mtrain.testing import kit, plugin_kit, wording
@@ -46,7 +46,7 @@ def run_tests(request: PluginTestRequest) -> PluginTested:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(conformance.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_json(request.json_file, conformance.as_json())
     if conformance.passed and request.out is None:
         shutil.rmtree(folder, ignore_errors=True)
     return PluginTested(passed=conformance.passed, report=wording.report(conformance))

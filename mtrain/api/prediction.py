@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.deploy.exported import job as exported_model
 from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
@@ -94,6 +95,7 @@ def _refuse_run_alone(request: PredictRequest) -> None:
     )
 
 
+@store.holding()
 def predict(request: PredictRequest) -> Prediction:
     """Predict on images with the averaged weights of a checkpoint, or with a file of weights.
 

@@ -13,6 +13,7 @@ from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState
 from mtrain.errors import UsageError
 from mtrain.jobs import resumed_spec, start, submission
 from mtrain.spec.config import Given
+from mtrain.spec.files import MAX_OWN_BYTES, read_text
 from mtrain.system.resuming import IF_ANY
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class SubmittedJob:
     @property
     def request(self) -> str:
         """Return the text of the file that was handed to the scheduler."""
-        return self.job.request.read_text(encoding="utf-8")
+        return read_text(self.job.request, limit=MAX_OWN_BYTES)
 
     def state(self) -> QueueState:
         """Ask the scheduler for the state of the job.

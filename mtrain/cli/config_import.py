@@ -7,7 +7,7 @@ import click
 
 from mtrain.cli.completing import complete_importer
 from mtrain.cli.options import JobCommand
-from mtrain.spec import terminal
+from mtrain.spec import outputs, terminal
 from mtrain.spec.terminal import one_line
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: 
         terminal.say(imported.text, nl=False)
         return
     try:
-        to.write_text(imported.text, encoding="utf-8")
+        outputs.write_text(to, imported.text)
     except OSError as error:
         raise UsageError(f"--to {to}: cannot be written: {error.strerror}") from error
     terminal.say(f"written: {to}", err=True)

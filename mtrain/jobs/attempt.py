@@ -188,7 +188,8 @@ class Attempt:
             self._outcome.saved, self._outcome.begun = self._outcome.begun, int(record["update"])
             self._writing = self._writing or record.get("why") == "ending"
         if record.get("kind") == "end":
-            self._outcome.saved = self._outcome.begun
+            if record.get("reason") != "failed":  # else a save in the background may have failed with the attempt
+                self._outcome.saved = self._outcome.begun
             self._outcome.last, self._writing = record, False
         self.display.record(record)
 

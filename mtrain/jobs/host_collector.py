@@ -124,5 +124,5 @@ def _read(path: Path) -> Mapping[str, Any]:
     """Return the metrics of one rank; empty while there are none."""
     try:
         return dict(parse_json(read_bytes(path, limit=MAX_OWN_BYTES)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}

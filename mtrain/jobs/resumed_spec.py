@@ -6,6 +6,7 @@ differs from the run is told.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from mtrain.jobs.choices import (
     read,
     value_at,
 )
+from mtrain.jobs.host_ranks import TYPED
 from mtrain.spec.addresses import is_address
 from mtrain.spec.config import RunValues
 from mtrain.spec.yaml_reader import flow
@@ -56,7 +58,7 @@ def load(
 
     Raises:
         CheckpointError: the run's files cannot be read.
-        UsageError: the run is one of a script, and no script is given, or the other way round.
+        UsageError: the run is one of a script, and no script is given, or the other way round; or another name is typed.
     """
     if resume is None:
         return read_spec(None)
@@ -80,6 +82,8 @@ def load(
         values = {path: value for path, value in chosen.chosen_values().items() if not _is_of_start(path, stale)}
     loaded = read_spec(RunValues(file=str(chosen.folder / "spec.yml"), values=values))
     _check_kind(loaded, chosen)
+    if first is None:
+        _check_name(loaded, resume)
     notes = [*([unknown] if unknown else []), *resumed_hosts.check(loaded, stale, shown=shown)]
     return dataclasses.replace(loaded, notes=(*loaded.notes, *notes, *_notes(loaded, chosen, shown=shown)))
 
@@ -139,6 +143,28 @@ def _check_kind(loaded: "Loaded", chosen: Chosen) -> None:
         raise UsageError(
             f"--resume {chosen.folder}: this run was made by mtrain train, not by a script; go on with "
             f"mtrain train --resume {chosen.folder}"
+        )
+
+
+def _check_name(loaded: "Loaded", resume: str) -> None:
+    """Refuse a typed name that is not the one of the run: its later checkpoints would be trained over unasked."""
+    from mtrain.core.checkpoint.store import is_checkpoint  # brings numpy with it
+
+    name = loaded.spec.report.name
+    if not name or loaded.origin("report.name").kind not in TYPED:
+        return
+    path = Path(resume) if is_address(resume) else Path(resume).resolve()
+    run = path.parent if is_checkpoint(path) or path.name == "checkpoints" else path
+    run = run.parent if run.name == "checkpoints" else run
+    if not resuming.is_numbered(run.name, name):
+        copied = shlex.join(["cp", "-r", str(run), str(run.parent / name)])
+        another = (
+            ""
+            if is_address(resume)
+            else f", or, for another run that begins there, copy it ({copied}) and resume the copy"
+        )
+        raise UsageError(
+            f"--resume {resume} and --name {name}: the run {run.name} goes on in its own folder; leave --name out{another}"
         )
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtrain.errors import UsageError
 from mtrain.spec.files import open_file, parse_json
 
 Record = Mapping[str, Any]
 
 UPDATE_LINE = b'{"kind": "update"'
 """How the line of an update begins, as ``run_files`` writes it."""
+MAX_LINE_BYTES = 16 << 20
+"""Longest line of a file that is read as a whole."""
 
 
 class Tail:
@@ -40,19 +43,18 @@ class Tail:
 
     def iterate(self, *, limit: int = -1, skip: Callable[[bytes], bool] = lambda line: False) -> Iterator[Record]:
         """Yield the records that ``read`` returns, apart from the lines of which ``skip`` returns True, unread."""
-        try:
-            with open_file(self.path) as file:
-                file.seek(self._offset)
-                content = file.read(limit)
-        except FileNotFoundError:
-            return
-        whole = content[: content.rfind(b"\n") + 1]
-        if not whole and len(content) == limit:
-            whole = content
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            if not skip(line) and (record := _parsed(line)):
-                yield record
+        is_all, limit = limit < 0, MAX_LINE_BYTES if limit < 0 else limit
+        while True:
+            content = _content_from(self.path, self._offset, limit)
+            whole = content[: content.rfind(b"\n") + 1]
+            is_endless = not whole and len(content) == limit
+            whole = content if is_endless else whole
+            self._offset += len(whole)
+            for line in whole.splitlines():
+                if not skip(line) and (record := _parsed(line)):
+                    yield record
+            if not is_all or len(content) < limit or is_endless:
+                return
 
 
 @dataclass(kw_only=True)
@@ -124,13 +126,27 @@ def read_history(path: Path, *, most_updates: int | None = None) -> History:
     history = History(most_updates=most_updates)
     try:
         with open_file(path) as file:
-            for line in file:  # The last one may be half written.
-                if line.endswith(b"\n") and not history.skips(line) and (record := _parsed(line)):
+            # The last line may be half written. One without an end is that of a damaged file, and memory has one.
+            while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+                if not history.skips(line) and (record := _parsed(line)):
                     history.add(record)
     except FileNotFoundError:
         return history
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     history.add_last()
     return history
+
+
+def _content_from(path: Path, offset: int, limit: int) -> bytes:
+    try:
+        with open_file(path) as file:
+            file.seek(offset)
+            return file.read(limit)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def learning_rate_of(record: Record) -> float | None:

@@ -131,18 +131,20 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     run: RunValues | None = None,
+    folder_file: FilePath | None = None,
 ) -> Loaded:
     """Read and validate a spec.
 
     ``path``: a file, the name of a shipped config, or the values of a spec, whose relative paths are taken from the current
     folder; None: ``./mtrain.yml``, else the embedded demo. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
     or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process. ``run``: values that were
-    chosen for the run that is resumed.
+    chosen for the run that is resumed. ``folder_file``: the file of a folder, perhaps somebody else's, that holds the values of
+    ``path`` and ``flags``; code that they name is refused.
 
     Raises: ``SpecError`` that lists every mistake of every source, one line each.
     """
     if isinstance(path, Mapping):
-        file, source = FilePath.cwd() / IN_CODE, "a spec written in Python"
+        file, source = folder_file or FilePath.cwd() / IN_CODE, "a spec written in Python"
         files = Files.written_in_code(path, file)
     else:
         file, source = _locate(path)
@@ -152,7 +154,7 @@ def load(
     is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
     if is_spec_of_run:
         check_whole(files, file)
-    is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run)
+    is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run, is_any=folder_file is not None)
     if untrusted := refuse_code_of_a_run(first.layers, file, is_of_run):  # before anything that it names is read
         raise SpecError(untrusted)
     policy, policy_file, policy_problems = _policy(first.layers, file)
@@ -243,9 +245,9 @@ def _schema(layers: Layers, registry: Registry) -> tuple[type[Spec], Problem | N
         return Spec, Problem(MODEL if layers.get(DATA) is None else DATA, str(error), "plugin")
 
 
-def _is_of_run(origin: Origin, *, is_spec_of_run: bool) -> bool:
-    """Return whether nothing but a run folder says so: its spec, or what it says was chosen for the run."""
-    return origin.kind == "run" or (is_spec_of_run and origin.file is not None)
+def _is_of_run(origin: Origin, *, is_spec_of_run: bool, is_any: bool) -> bool:
+    """Return whether nothing but a folder says so: its spec, or what it says was chosen for the run; ``is_any``: all is of one."""
+    return is_any or origin.kind == "run" or (is_spec_of_run and origin.file is not None)
 
 
 def resolved_json(spec: Spec) -> str:

@@ -16,6 +16,8 @@ MAX_OWN_BYTES = 64 << 20
 """Largest file of settings, facts or results in a run folder that is read, in bytes; mtrain writes kilobytes."""
 _PART = 1 << 20
 """Bytes that are read at once where the size of a file is not known."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Numbers of errors of a disk that takes no more."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -107,12 +109,15 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def path_problem(error: Exception) -> str:
-    """Return the message for an error that a path has raised which no file can have, or which is closed to this user; else ""."""
+    """Return the message for a path that no file can have, or that is closed to this user, or whose disk takes no more; else ""."""
     if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes):
         return (
             f"{os.fsdecode(error.filename)}: {error.strerror}; change its mode and those of the folders above it, give another "
             f"path, or be another user than {_user()}"
         )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file, or the output"
+        return f"{what}: cannot be written: {error.strerror}; make room on that disk, or write to another one"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
         return f"{name[:100]}...: {len(name)} characters are too long for a path; give the path of a file or folder"

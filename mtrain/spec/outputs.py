@@ -54,14 +54,22 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
+    with replaced_by(path) as temporary, open_to_write(temporary, "xb") as file:
+        yield cast("BinaryIO", file)
+
+
+@contextmanager
+def replaced_by(path: Path) -> Iterator[Path]:
+    """Give a free name beside ``path`` for a file that a library writes; see ``replaced``."""
     # Processes of several hosts may write here, and their numbers and names may be equal: a random name is free.
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}")
+    temporary = path.with_name(f".{path.stem[:40]}.{secrets.token_hex(6)}{path.suffix[:20]}")
     try:
-        with open_to_write(temporary, "xb") as file:
-            yield cast("BinaryIO", file)
+        yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write, such as one to a full disk
+            error.filename = str(path)
         raise
 
 

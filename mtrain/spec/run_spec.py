@@ -1,7 +1,9 @@
 """Check the spec in a run folder before it is read: what it lacks would be read as the default job."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mtrain.errors import SpecError
 from mtrain.spec.files import parse_json
@@ -24,7 +26,7 @@ def check_whole(files: Files, file: Path) -> None:
         return
     given = files.laid[0].parsed.values
     whole = _for_ranks(file)
-    missing = [name for name in whole if name not in given]
+    missing = lost_parts(whole, given)
     if given and not missing:
         return
     what = f"lacks {', '.join(missing)}" if given else "is empty"
@@ -34,6 +36,20 @@ def check_whole(files: Files, file: Path) -> None:
     raise SpecError(
         f"{name}: {what}, and the spec of a run has all sections; {remedy} the spec of the job with -c SPEC"
     )
+
+
+def lost_parts(whole: Mapping[str, Any], given: Any) -> list[str]:
+    """Return what a spec lacks of ``whole``, which was written in this order: sections, and keys of the last one.
+
+    A file that ends too early, at whatever line, lacks some.
+    """
+    if not isinstance(given, Mapping):
+        return list(whole)
+    missing = [name for name in whole if name not in given]
+    last = next(reversed(whole), None)
+    if missing or last is None or not isinstance(part := whole[last], Mapping):
+        return missing
+    return [f"{last}.{name}" for name in lost_parts(part, given[last])]
 
 
 def _for_ranks(file: Path) -> dict[str, object]:

@@ -14,11 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtrain.errors import UsageError
+from mtrain.spec import outputs
 from mtrain.spec.sources import JOB_ATTEMPT as VARIABLE
 
 __all__ = ["VARIABLE", "Mark", "await_former_ranks", "drawn", "join", "read"]
@@ -114,10 +115,11 @@ def await_former_ranks(run: Path, node: int | None, *, timeout_s: float = FORMER
         UsageError: some still run after ``timeout_s``.
     """
     try:
-        descriptor = os.open(_lock_file(run, node), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        file = outputs.open_to_write(_lock_file(run, node), "a+b", buffering=0)
     except OSError:
         return
-    with closing(os.fdopen(descriptor, "r+b", buffering=0)) as file:
+    with file:
+        descriptor = file.fileno()
         deadline = time.monotonic() + timeout_s
         while not _is_free(descriptor):
             ranks = _listed(descriptor)

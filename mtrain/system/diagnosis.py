@@ -148,6 +148,8 @@ def _of_failure(evidence: Evidence, failure: Mapping[str, Any]) -> Verdict:
         error = next(iter(message.splitlines()), "")
         return Verdict(code=code, headline=str(failure.get("error")), text=f"{log}\nerror: {message}", error=error)
     head = f"rank {rank} on {evidence.host(rank) or failure.get('host', '?')} failed first: {failure.get('error')}"
+    if evidence.full:  # The rank whose disk it is could not write down its failure, and the others followed.
+        head = f"the disk of {evidence.full} is full: make room, then go on with --resume; {head}"
     return Verdict(code=1, headline=head, text=f"{head}\n{log}\n{str(failure.get('traceback', '')).rstrip()}")
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 from mtrain.core.record_files import METRICS, RESULTS, SUMMARY
 from mtrain.errors import TrainingError, UsageError
 from mtrain.spec import outputs
-from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
+from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes, read_text
 
 LATEST = "latest"
 CHOSEN = "chosen.json"
@@ -236,9 +236,9 @@ def write_once(path: Path, text: str) -> None:
     Several hosts may call this at once for the same file in a shared folder.
     """
     try:
-        if path.read_text(encoding="utf-8") == text:
+        if read_text(path, limit=MAX_OWN_BYTES) == text:
             return
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         pass
     outputs.write_text(path, text)
 
@@ -286,7 +286,7 @@ def refuse_running(run: Path) -> None:
 
 def _is_running(run: Path, lock: IO[str]) -> UsageError:
     lock.seek(0)
-    number = lock.read().strip() or "?"
+    number = lock.read(20).strip() or "?"
     return UsageError(f"{run}: process {number} is running a job in this folder; end it first, or wait")
 
 

@@ -23,11 +23,14 @@ def test_the_same_command_begins_continues_and_finishes_a_run(tmp_path):
     line = [sys.executable, "-m", "mtrain", "run", *QUIET, "--name", "job", "--resume", "if-any", *SOLO, SCRIPT]
     job = subprocess.Popen([*line, "--delay", "0.1"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     wait_for(tmp_path / "runs/job/checkpoints/step-00000008/MANIFEST.json")
+    rank = newest_rank(job.pid)
+    os.kill(rank, signal.SIGSTOP)  # the job must outlast the start of another one, however slow that is
     held = run(tmp_path, "--name", "job", "--resume", "if-any", *SOLO, SCRIPT)
     assert held.returncode == 2
     assert "is running a job in this folder" in held.stderr
-    os.kill(newest_rank(job.pid), signal.SIGKILL)
-    assert job.wait(60) == 1
+    assert job.poll() is None
+    os.kill(rank, signal.SIGKILL)
+    assert job.wait(240) == 1
     assert "goes on from" in done(tmp_path, "--name", "job", "--resume", "if-any", *SOLO, SCRIPT).stdout
     assert summary(tmp_path, "job")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
     done(tmp_path, "--name", "job", "--resume", "if-any", *SOLO, SCRIPT)  # it has ended, and stays as it is

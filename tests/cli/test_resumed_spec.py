@@ -11,8 +11,11 @@ import yaml
 from mtrain.cli import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import SpecError
 from mtrain.jobs import choices
-from mtrain.spec import config
+from mtrain.spec import config, run_spec
+from mtrain.spec.sources import Files
+from mtrain.spec.yaml_reader import dumped
 
 OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
 
@@ -57,6 +60,35 @@ def test_a_resumed_job_keeps_backend_ranks_and_options_of_its_run(run, capsys, w
     assert planned["numbers"]["ranks"] == 2 or "2" in str(planned["numbers"]["ranks"])
     assert planned["run_dir"].endswith("runs/own")
     assert "not as in the run" not in told
+
+
+STEP = "runs/own/checkpoints/step-00000001"
+
+
+@pytest.mark.parametrize("named", [["--name", "other"], ["-o", "report.name=other"], ["--name", "own-2"]])
+@pytest.mark.parametrize("resumed", ["runs/own", "runs/own/checkpoints", STEP, "runs/latest", f"{STEP}/"])
+def test_another_name_for_a_run_that_goes_on_is_refused_and_nothing_is_changed(run, capsys, resumed, named):
+    (run.parent / "latest").symlink_to("own")
+    before = sorted(run.rglob("*"))
+    message = refused(capsys, "train", "--resume", resumed, *named)
+    name = named[-1].removeprefix("report.name=")
+    assert f"--resume {resumed} and --name {name}: the run own goes on in its own folder" in message
+    assert "leave --name out" in message
+    assert f"cp -r {run} {run.parent}/{name}" in message, "a run of another name begins as a copy"
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_copy_of_a_run_goes_on_beside_it(run, capsys):
+    shutil.copytree(run, run.parent / "other")
+    planned, _ = plan(capsys, "--resume", STEP.replace("own", "other"), "--name", "other")
+    assert planned["run_dir"].endswith("runs/other")
+
+
+@pytest.mark.parametrize("folder", ["own", "own-2"])
+def test_the_name_that_a_run_was_given_may_be_typed_again(run, capsys, folder):
+    run.rename(run.parent / folder)
+    planned, _ = plan(capsys, "--resume", f"runs/{folder}", "--name", "own")
+    assert planned["run_dir"].endswith(f"runs/{folder}")
 
 
 def test_what_is_typed_on_top_is_told_with_both_values(run, capsys):
@@ -161,6 +193,20 @@ def test_an_emptied_or_shortened_spec_in_a_run_folder_is_named_and_not_taken_for
     message = refused(capsys, "plan", "--resume", "runs/own")
     assert "runs/own/spec.yml: is empty" in message
     assert "-c" in message
+
+
+def test_the_spec_of_a_run_that_ends_at_any_line_is_refused(tmp_path):
+    values = dict(config.load("gpt_docs", environ={}).values)
+    assert isinstance(list(values.values())[-1], dict), "a section is last"
+    lines = dumped(values).splitlines(keepends=True)
+    file = tmp_path / "spec.yml"
+    file.with_suffix(".json").write_text(json.dumps(values))
+    for count in range(len(lines)):
+        file.write_text("".join(lines[:count]))
+        with pytest.raises(SpecError, match=r"lacks|is empty"):
+            run_spec.check_whole(Files.read(file), file)
+    file.write_text("".join(lines))
+    run_spec.check_whole(Files.read(file), file)
 
 
 def test_the_current_folder_is_no_way_around(run, capsys, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtrain.errors import LaunchError
-from mtrain.jobs.attempt import Limits
+from mtrain.jobs.attempt import Attempt, Limits
 from mtrain.jobs.hosts import elastic_hosts
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Member
@@ -107,6 +107,34 @@ def hosts(*checkpoints: str | None, fewest: int = 1, saved: int = -1, back_s: fl
     )
     made._saved, made.shown = saved, shown  # type: ignore[attr-defined]
     return made
+
+
+def attempted(tmp_path: Path, *records: dict[str, Any]) -> Any:
+    """The outcome of an attempt whose rank 0 writes these records, and whose command then ends."""
+    agent = Agent()
+    ended = {"event": "ended", "status": 1, "log": "", "logs": {}}
+    inbox = [{"event": "record", "record": record} for record in records] + [ended]
+    agent.receive = lambda: [inbox.pop(0)] if inbox else []  # type: ignore[method-assign]
+    launcher = SimpleNamespace(agent=True, deaths=lambda log, status: [], own_logs=lambda command: [])
+    command = SimpleNamespace(host="10.0.0.1", argv=[], env={})
+    attempt_plan: Any = SimpleNamespace(
+        run_dir=tmp_path, commands=[command], launcher=launcher, hosts=[SimpleNamespace(slots=1)], log_bytes=0,
+        first_rank=lambda node: 0,
+    )  # fmt: skip
+    return Attempt(
+        plan=attempt_plan,
+        members={0: Member(node=0, host="10.0.0.1", channel=agent, hello={})},  # type: ignore[arg-type]
+        display=Quiet(io.StringIO()),
+        requests=Requests(),
+        limits=Limits(silence_s=9.0, poll_s=0.0),
+    ).run()
+
+
+@pytest.mark.parametrize(("reason", "saved"), [(None, 6), ("failed", 6), ("done", 12), ("interrupted", 12)], ids=str)
+def test_a_save_that_was_begun_counts_once_the_ranks_say_how_they_ended(tmp_path: Path, reason: str, saved: int):
+    records: list[dict[str, Any]] = [{"kind": "checkpoint", "update": update, "why": "due"} for update in (6, 12)]
+    end = [] if reason is None else [{"kind": "end", "reason": reason}]
+    assert attempted(tmp_path, *records, *end).saved == saved
 
 
 def test_a_lost_host_costs_no_restart_and_the_job_goes_on_with_the_others():

@@ -1,11 +1,14 @@
 """A small model that a job trains, and the deaths of its ranks while they save; a spec names ``Net`` and ``data``.
 
 The variable ``DEATHS`` names a folder with a file for each death that is still to come, in alphabetical order; its content is
-``<rank> <phase> <calls before it>``. Each attempt of a job takes one, and dies so while it saves update 6, its second save.
+``<rank> <calls before it> <phase>``. Each attempt of a job takes one, and dies so while it saves update 6, its second save.
+Where the folder is named ``hosts``, the rank's host is to die: the rank notes its host's name in place of that file, and waits.
 """
 
 import os
 import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ def data(split: str = "train") -> Any:
 
 def _plan_death(folder: Path) -> None:
     """Take this attempt's death: rank 0 of it has marked the one before as over."""
-    todo = sorted(folder.glob("*"))
+    todo = sorted(file for file in folder.iterdir() if not file.suffix)
     if not todo:
         return
     rank, calls, phase = todo[0].read_text().split(" ", 2)
@@ -85,4 +88,7 @@ def _half(contents: Iterator[memoryview], file: Path) -> Iterator[memoryview]:
 
 def _die(file: Path) -> None:
     file.unlink()
+    if file.parent.name == "hosts":
+        file.with_suffix(".here").write_text(socket.gethostname())
+        time.sleep(600)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -437,6 +437,18 @@ def test_a_disk_that_is_full_is_named_where_a_rank_could_leave_no_reason(tmp_pat
     )
 
 
+def test_a_full_disk_comes_before_what_follows_from_it_on_other_hosts(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path)
+    fail(run, 1, RuntimeError("Connection closed by peer"), now=1.0)
+    assert "is full" not in judge(run, [(1, 1)]).headline
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    verdict = judge(run, [(1, 1)])
+    assert verdict.headline.startswith(
+        f"the disk of {tmp_path} is full: make room, then go on with --resume; rank 1 on"
+    )
+    assert "Connection closed by peer" in verdict.text
+
+
 def test_checkpoints_that_do_not_fit_on_the_disk_are_refused_with_what_would(tmp_path, monkeypatch):
     rule = CheckpointSpec(keep_last=2, keep_best=1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 100 << 20))

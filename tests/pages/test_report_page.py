@@ -327,3 +327,24 @@ def test_a_report_names_no_host_no_person_no_path_and_no_password(tmp_path):
     )
     for kept in ("epochs: 7", "root: cells", "mtrain --ips", "nets.py", "line 3, in forward", "hung up", "a.jpg"):
         assert kept in text, kept
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"plan": {"commands": [{"host": "10.9.8.7"}, {"host": "gpu-b.acme.example"}]}},
+        {"plan": {"commands": [{"argv": []}, 3, {"host": "gpu-b.acme.example"}]}},
+        {"environment": {"host": "gpu-b.acme.example"}},
+        {"spec": {"cluster": {"ips": ["gpu-a", "gpu-b.acme.example"]}}},
+        {"spec": {"cluster": {"master_addr": "gpu-b.acme.example"}}},
+        {"spec": {"report": {"reporters": {"mlflow": {"tracking_uri": "gpu-b.acme.example"}}}}},
+    ],
+    ids=["second of the plan", "odd plan", "environment", "second of the hosts", "master", "tracker"],
+)
+def test_a_host_that_one_file_alone_names_is_masked(tmp_path, place):
+    note = {"kind": "note", "time": 1_700_000_000, "message": "lost gpu-b.acme.example, a.jpg is kept"}
+    write_run(tmp_path / "mine", [start(), update(0), note, end("done")], **place)
+    text = page(RunFiles(tmp_path / "mine"))
+    assert "gpu-b" not in text
+    assert "acme" not in text
+    assert "lost ***, a.jpg is kept" in text

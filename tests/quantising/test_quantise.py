@@ -73,6 +73,21 @@ def test_layers_read_their_inputs_with_the_ranges_of_training(folder: Path) -> N
         assert scales[name] == np.float32(np.float32(largest) - np.float32(smallest)) / np.float32(255)
 
 
+def test_a_full_disk_costs_no_file_that_was_to_be_replaced(folder: Path, monkeypatch, capsys) -> None:
+    def half(model, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(folder)
+    shutil.copy("net8.onnx", "good.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx, "save", half)
+        assert main(["quantise", "--weights", "net.onnx", "--samples", "8", "--out", "good.onnx", "--force"]) == 2
+    assert "good.onnx: cannot be written: No space left on device" in capsys.readouterr().err
+    assert Path("good.onnx").read_bytes() == Path("net8.onnx").read_bytes()
+    assert not list(folder.glob(".good*"))
+
+
 def test_code_that_a_strangers_file_names_is_not_run(folder: Path) -> None:
     (folder / "evil.py").write_text("open('was_run', 'w').close()\nclass Data: pass\n")
     content = onnx.load(str(folder / "net.onnx"))

@@ -103,6 +103,16 @@ def test_prose_is_shown_without_places(text, expected):
     assert scrubbed(text, ["node7"]) == expected
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_that_begins_with_another_is_masked_whole(order: int) -> None:
+    hidden = ["node7", "node7.acme.example", "node7.acme", "node7.acme.example.org", "node", "7"][::order]
+    for name in hidden:
+        assert scrubbed(f"{name} hung up, then ({name}:29500) {name}.", hidden) == "*** hung up, then (***:29500) ***."
+    assert scrubbed("node7-b and a.node7 and anode7 are other names", ["node7"]) == (
+        "node7-b and a.node7 and anode7 are other names"
+    )
+
+
 def test_secrets_are_left_out_at_any_depth() -> None:
     options = {
         "tokens": ["tok-1", "tok-2"],

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mtrain.errors import UsageError
-from mtrain.studies.sweep import starting, sweep
+from mtrain.studies.sweep import definition as definitions
+from mtrain.studies.sweep import recovered, starting, sweep
 from mtrain.studies.sweep.journal import Journal
 from mtrain.studies.sweep.places import Place
 from tests.sweeping.jobs import InstantJob, starts, sweep_request
@@ -153,6 +154,16 @@ def test_a_trial_with_a_half_written_result_is_made_again(tmp_path: Path) -> Non
     assert again == [1, 2, 3, 4]  # neither 0 nor 5
     assert [path.name for path in sorted((folder / "trials").glob("*-damaged*"))] == ["0003-damaged", "0004-damaged"]
     assert sum("its run cannot be read as a whole" in line for line in told) == 2
+
+
+def test_a_trial_whose_spec_lacks_its_last_line_alone_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    run(folder, trials=1)
+    place = Place(folder, 0)
+    (proposal,) = starting.opened(folder).trials
+    place.spec.write_text("".join(place.spec.read_text().splitlines(keepends=True)[:-1]))
+    recovered.as_in_folder(proposal, place, definitions.read(folder), tell=lambda text: None)
+    assert (folder / "trials" / "0000-damaged").exists()
 
 
 def test_the_spec_of_the_run_stands_in_for_a_lost_one(tmp_path: Path) -> None:

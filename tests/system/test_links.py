@@ -1,6 +1,7 @@
 """A run folder of somebody else holds links to files elsewhere: nothing is written there."""
 
 import ast
+import errno
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ import pytest
 import mtrain
 from mtrain.cli import main
 from mtrain.spec import outputs
+from mtrain.spec.files import path_problem
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
 
@@ -163,6 +165,57 @@ def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_e
     assert contents(tmp_path) == {"file": (b"old", stat.S_IFREG)}
 
 
+def test_a_disk_that_takes_no_more_is_told_with_the_name_of_the_file(tmp_path, monkeypatch, capfd):
+    (tmp_path / "file.onnx").write_text("good")
+
+    def write_half() -> None:
+        with outputs.replaced_by(tmp_path / "file.onnx") as new:
+            assert (new.parent, new.suffix) == (tmp_path, ".onnx")
+            new.write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as told:
+        write_half()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["good"]
+    expected = f"{tmp_path / 'file.onnx'}: cannot be written: No space left on device; make room on that disk"
+    assert path_problem(told.value).startswith(expected)
+
+    def fails(*arguments, **options):
+        raise told.value
+
+    monkeypatch.setattr("mtrain.cli.front.main", fails)
+    assert main(["plan"]) == 2
+    assert capfd.readouterr().err.startswith(f"error: {expected}")
+
+
+LIBRARIES = {"onnx.save", "save_file", "imwrite", "savefig", "imsave"}
+"""Calls with which libraries write files that a person has named or keeps."""
+MADE_ANEW = {
+    "mtrain/deploy/export/onnx_file.py": "a work folder, from which the file is moved when it is complete",
+    "mtrain/records/plots.py": "the content of a page, in memory",
+    "mtrain/rank/script/pictures.py": "the content of a picture, in memory",
+    "mtrain/studies/compare/referee_jobs.py": "a folder of this comparison",
+}
+
+
+def test_what_libraries_write_takes_the_place_of_a_file_in_one_step():
+    package = Path(mtrain.__file__).parent
+    found = set()
+    for file in package.rglob("*.py"):
+        tree = ast.parse(file.read_bytes())
+        within = [
+            (node.lineno, node.end_lineno)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.With) and any("replaced" in ast.unparse(item) for item in node.items)
+        ]
+        for node in ast.walk(tree):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            is_one = name in LIBRARIES or name.rpartition(".")[2] in LIBRARIES
+            if is_one and not any(first <= node.lineno <= last for first, last in within):
+                found.add(str(file.relative_to(package.parent)))
+    assert found == set(MADE_ANEW)
+
+
 def test_a_long_name_leaves_room_for_the_temporary_one(tmp_path):
     outputs.write_bytes(tmp_path / ("é" * 127), b"x")
     assert [len(path.name) for path in tmp_path.iterdir()] == [127]
@@ -180,8 +233,6 @@ def test_a_lock_that_is_a_link_is_refused_by_every_host_of_a_job(tmp_path, outsi
 # --------------------------------------------------------------------------------------------------------- the source
 ELSEWHERE = {
     "mtrain/cli/plugin_skeleton.py": "a new folder that the user names",
-    "mtrain/cli/config_import.py": "a file that the user names",
-    "mtrain/api/plugin_tests.py": "a file that the user names",
     "mtrain/spec/importers/conversion.py": "a folder that the user names",
     "mtrain/tasks/detection/convert.py": "a new folder that the user names",
     "mtrain/tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mtrain_trace import recorder
+from mtrain_trace import recorder, running
+from mtrain_trace.reading import TraceError
 
 
 def write(
@@ -100,3 +101,23 @@ def test_wrong_use_is_one_error(folder: Path, words: tuple[str, ...], message: s
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told_before_the_training_and_ends_no_process_with_a_traceback(tmp_path, monkeypatch, capsys):
+    class Full:
+        def __init__(self, **options: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.tempfile, "TemporaryFile", Full)
+        with pytest.raises(TraceError, match=r"out: cannot be written: No space left on device; make room"):
+            running.run([sys.executable, "-c", "open('ran', 'w')"], tmp_path / "out", running.Settings())
+    assert list(tmp_path.iterdir()) == []
+    kept = recorder.Recorder(str(tmp_path / "out"), every=1)
+
+    def fails() -> None:
+        raise OSError(28, "No space left on device")
+
+    kept.before_close(fails)
+    kept.close()
+    assert "the trace cannot be written: [Errno 28] No space left on device" in capsys.readouterr().err

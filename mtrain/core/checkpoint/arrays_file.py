@@ -111,7 +111,7 @@ class MappedArrays(Mapping[str, Array]):
             OSError: The file cannot be read.
             ValueError: It is none of this format.
         """
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):

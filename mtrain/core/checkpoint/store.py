@@ -3,6 +3,7 @@
 Rank 0 uses ``Checkpoints``, the other ranks ``NoCheckpoints``, so that callers need not distinguish ranks.
 """
 
+import fcntl
 import logging
 import math
 import os
@@ -10,6 +11,8 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +23,7 @@ from mtrain.core.interfaces import Progress, State, StateStream
 from mtrain.core.streams import WholeStream
 from mtrain.errors import TrainingError
 from mtrain.spec import outputs
+from mtrain.spec.files import open_file
 
 __all__ = [
     "CheckpointStore",
@@ -260,7 +264,7 @@ class Checkpoints:
         keep = {new, *complete[-self._keep_last :]}
         keep.update(_by_score(complete)[: self._keep_best])
         for path in complete:
-            if path not in keep:
+            if path not in keep and not _is_held(path):
                 # Renamed first, so that a checkpoint whose deletion is interrupted does not look like a damaged one.
                 doomed = path.with_name(f"{TEMPORARY}{path.name}@{socket.gethostname()}@{os.getpid()}.old")
                 path.rename(doomed)
@@ -318,17 +322,68 @@ def kept(folder: Path) -> list[Path]:
 
 def newest(folder: Path) -> Path | None:
     """Return the most recently written intact checkpoint in ``folder``. Damaged ones are named in a warning."""
-    for path in sorted(listed(folder), key=_order, reverse=True):
-        problems = verify(path)
-        if not problems:
-            return path
-        log.warning("checkpoint %s is damaged and passed over: %s", path, "; ".join(problems))
-    return None
+    return _first_intact(folder, lambda paths: sorted(paths, key=_order, reverse=True), tell=log.warning)
 
 
 def best(folder: Path) -> Path | None:
     """Return the intact checkpoint in ``folder`` with the highest score, of equal ones the first; None without any."""
-    return next((path for path in _by_score(listed(folder)) if not verify(path)), None)
+    return _first_intact(folder, _by_score)
+
+
+def _first_intact(
+    folder: Path, ordered: Callable[[list[Path]], list[Path]], *, tell: Callable[..., None] = lambda *words: None
+) -> Path | None:
+    """Return the first intact checkpoint in an order. Where a job deletes one at this moment, it has written a newer one."""
+    paths = listed(folder) or listed(folder)  # the second look finds the one that took the place of the last one
+    for path in ordered(paths):
+        problems = verify(path)
+        if not problems and _hold(path):
+            return path
+        if not path.exists():
+            return _first_intact(folder, ordered, tell=tell)
+        if problems:
+            tell("checkpoint %s is damaged and passed over: %s", path, "; ".join(problems))
+    return None
+
+
+_holds: ContextVar[ExitStack | None] = ContextVar("holds", default=None)
+"""What keeps the checkpoints that were chosen; None: nobody has asked for it."""
+
+
+@contextmanager
+def holding() -> Iterator[None]:
+    """Keep the checkpoints that ``newest`` and ``best`` return while the context lasts, also in the folder of a job that runs."""
+    with ExitStack() as stack:
+        former = _holds.set(stack)
+        try:
+            yield
+        finally:
+            _holds.reset(former)
+
+
+def _hold(path: Path) -> bool:
+    """Hold a checkpoint if that was asked for; return whether it is still there."""
+    stack = _holds.get()
+    if stack is not None:
+        try:
+            file = stack.enter_context(open_file(path / files.MANIFEST))
+            with suppress(OSError):  # the file system has no locks
+                fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            return False
+    return path.exists()
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether another process reads a checkpoint now; what begins to read it afterwards finds it gone."""
+    try:
+        with open_file(path / files.MANIFEST) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _by_score(paths: Iterable[Path]) -> list[Path]:

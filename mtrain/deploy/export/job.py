@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.deploy.export import openvino_ir
 from mtrain.deploy.export.paddle_detection import INFER_CONFIG, infer_config, write_yaml
@@ -18,6 +19,7 @@ from mtrain.deploy.exported.model import is_exported, spec_with
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
+from mtrain.spec import outputs
 from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
@@ -56,6 +58,7 @@ class Exported:
     """What was written, in plain values: ``outputs``, ``class_names``, ``image_size`` and more."""
 
 
+@store.holding()
 def export(request: ExportRequest) -> Exported:
     """Write trained weights as a file for inference.
 
@@ -317,9 +320,8 @@ def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequen
 
     BatchNorm's counters of batches are left out, because nothing that infers reads them.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
-
-    from mtrain.core.checkpoint import store
 
     labels = {"class_names": names, **(store.load(weights).meta["extra"] if weights.is_dir() else {})}
     description = Description(
@@ -329,6 +331,10 @@ def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequen
     )
     state = whole_weights(loaded.job, weights, classes=len(description.class_names))
     arrays = {name: array.copy() for name, array in state.items() if name.rpartition(".")[2] != COUNTER}
-    save_file(arrays, out, metadata=description.entries())
+    try:
+        with outputs.replaced_by(out) as new:
+            save_file(arrays, new, metadata=description.entries())
+    except (OSError, SafetensorError) as error:  # the library has no OSError for a full disk
+        raise UsageError(f"-o {out}: cannot be written: {error}") from error
     facts = {"outputs": [], "class_names": list(description.class_names), "arrays": len(arrays)}
     return Exported(code=0, files=(out,), facts=facts)

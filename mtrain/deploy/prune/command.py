@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.deploy.prune import tables
 from mtrain.deploy.prune.scores import By
@@ -69,6 +70,7 @@ class Pruned:
         yield f"written: {self.out / SPEC}, {self.out / WEIGHTS}"
 
 
+@store.holding()
 def prune(request: PruneRequest) -> Pruned:
     """Prune a trained network; see ``docs/pruning.md`` for what is written.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Array
 from mtrain.deploy.export import job as exporting
 from mtrain.deploy.export.request import ExportRequest
@@ -16,7 +17,7 @@ from mtrain.deploy.exported.model import SUFFIX, read_metadata, spec_values
 from mtrain.deploy.quantise import calibration, graph
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run
-from mtrain.spec import remedies
+from mtrain.spec import outputs, remedies
 from mtrain.spec.request import SpecRequest
 from mtrain.system import plugin_packages
 
@@ -64,6 +65,7 @@ class Quantised:
     """Images from which the other ranges were measured."""
 
 
+@store.holding()
 def quantise(request: QuantiseRequest) -> Quantised:
     """Write an exported model with 8-bit weights and activations.
 
@@ -198,6 +200,7 @@ def _written(
 
     write_metadata(model, metadata.model_copy(update={"precision": "int8"}))
     model.producer_name, model.producer_version = "mtrain", metadata.mtrain
-    onnx.save(model, str(out))
+    with outputs.replaced_by(out) as new:
+        onnx.save(model, str(new))
     layers, float_layers = graph.counted(content, floats)
     return Quantised(code=0, layers=layers, float_layers=float_layers, trained=len(trained), measured=len(feeds))

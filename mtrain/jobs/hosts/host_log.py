@@ -85,7 +85,7 @@ class HostLog:
                 while True:
                     file.seek(max(0, size_bytes - tail_bytes))
                     lines = _whole_lines(file.read())
-                    if tail_bytes >= size_bytes or any("hosts" in line for line in lines):
+                    if tail_bytes >= min(size_bytes, 2 * MAX_BYTES) or any("hosts" in line for line in lines):
                         return lines
                     tail_bytes *= 2
         except OSError:
@@ -98,8 +98,15 @@ def _whole_lines(content: bytes) -> list[dict[str, Any]]:
     for text in content.splitlines():
         with contextlib.suppress(ValueError):
             line = parse_json(text)
-            lines += [line] if isinstance(line, dict) else []
+            lines += [line] if isinstance(line, dict) and _is_known(line) else []
     return lines
+
+
+def _is_known(line: dict[str, Any]) -> bool:
+    """Return whether a line is one that a job writes."""
+    hosts, restarts = line.get("hosts", []), line.get("restarts", 0)
+    are_hosts = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts) and isinstance(restarts, int)
+    return are_hosts and isinstance(line.get("lost", ""), str) and isinstance(line.get("time"), int | float)
 
 
 def words(known: dict[str, Any]) -> list[str]:

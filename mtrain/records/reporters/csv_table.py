@@ -9,10 +9,12 @@ from typing import Any
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
 from mtrain.records.history import learning_rate_of
 from mtrain.spec import outputs
-from mtrain.spec.files import open_file
+from mtrain.spec.files import read_text
 
 FILE = "metrics.csv"
 HEAD = ("epoch", "update")
+MAX_BYTES = 256 << 20
+"""Largest table that is written anew with further columns."""
 
 
 class CsvTable(Reporter):
@@ -100,8 +102,8 @@ def _ordered(names: set[str], row: Mapping[str, Any]) -> list[str]:
 def _read(path: Path) -> list[dict[str, str]]:
     """Return the rows of a file; a half-written last one is left out."""
     try:
-        with io.TextIOWrapper(open_file(path), encoding="utf-8", newline="") as file:
-            rows = [dict(row) for row in csv.DictReader(file)]
+        text = io.StringIO(read_text(path, limit=MAX_BYTES), newline="")
+        rows = [dict(row) for row in csv.DictReader(text)]
     except FileNotFoundError:
         return []
     return [row for row in rows if None not in row and (row.get("update") or "").isdigit()]

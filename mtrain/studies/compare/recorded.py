@@ -15,6 +15,7 @@ from mtrain.errors import CannotTell, MtrainError, UsageError
 from mtrain.records.history import History, read_history
 from mtrain.records.pages.folder import flattened
 from mtrain.spec import config
+from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.spec.model import Spec
 from mtrain.studies.compare.traces import SCRIPT_LOSS, read_records, with_recipe
 from mtrain.system.runfolder import RunFolder
@@ -115,9 +116,12 @@ def _read_run(run: RunFolder) -> Trace:
     history = read_history(run.metrics)
     if not history.updates:
         raise TraceError(f"{run.path}: the run has ended before its first update; there is nothing to compare")
-    is_script = "total" not in history.updates[min(history.updates)]["losses"]
-    trace = read_records(history, loss=SCRIPT_LOSS if is_script else None, folder=run.path)
-    ranks = int(history.start.get("ranks", 1))
+    try:
+        is_script = "total" not in history.updates[min(history.updates)]["losses"]
+        trace = read_records(history, loss=SCRIPT_LOSS if is_script else None, folder=run.path)
+        ranks = int(history.start.get("ranks", 1))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TraceError(f"{run.metrics}: is damaged, or not of a training: {error!r}") from error
     told = {"framework": "mtrain", "mtrain": str(history.start.get("backend", "?")), "ranks": ranks}
     trace = replace(trace, processes=[{**trace.processes[0], **told}], remarks=_unseen(run, history))
     try:
@@ -147,12 +151,15 @@ def _other_keys(comparison: Comparison) -> list[str]:
 
 def _spec(run: RunFolder, *, is_script: bool) -> Spec:
     """Return the resolved spec of a run; what a script has asked for is in its checkpoints alone."""
-    if not is_script:
-        return config.read(run.spec_json)
-    newest = store.newest(run.checkpoints)
-    if newest is None:
+    place = run.spec_json if not is_script else store.newest(run.checkpoints)
+    if place is None:
         raise UsageError("a script's settings are in its checkpoints, and there is none")
-    return config.from_json(json.dumps(checkpoints.described(newest).get("spec", {})), name=str(newest))
+    found = (
+        checkpoints.described(place).get("spec") if is_script else parse_json(read_bytes(place, limit=MAX_OWN_BYTES))
+    )
+    # Plugins that the folder alone declares are not trusted to run code; those of the current folder are the user's own.
+    values = {**found, "plugins": None} if isinstance(found, dict) else found
+    return config.from_json(json.dumps(values), name=str(place))
 
 
 def _with_clips(trace: Trace, limit: float) -> Trace:

@@ -24,6 +24,8 @@ DEFINITION, BASE = "sweep.json", "base.yml"
 """Files of a sweep's folder: the definition, and the spec that its trials change."""
 FILES = {DEFINITION, f".{DEFINITION}", BASE}
 MAX_DEFINITION_BYTES = 16 << 20
+USED = ("backend", "cluster", "report")
+"""Sections of the spec that a sweep itself looks into."""
 DEFAULT_TRIALS = 20
 SAMPLERS = ("grid", "random", "tpe", "cmaes", "evolve")
 PRUNERS = ("none", "median", "halving")
@@ -47,6 +49,8 @@ class SweepDefinition(Section):
     """Working directory of the trials, absolute."""
     base: dict[str, Any]
     """All values of the spec."""
+    file: Path | None = Field(default=None, exclude=True)
+    """The file that it was read from, which may be somebody else's: code that it names is refused. None: the user has said it."""
 
     @property
     def grid_size(self) -> int:
@@ -79,12 +83,12 @@ class SweepDefinition(Section):
             gpus: What it has of the GPUs that ``cluster.devices`` lists, if the spec sets that key.
 
         Raises:
-            SpecError: the values of the trial do not go together.
+            SpecError: the values of the trial do not go together, or name code that nobody but the folder has named.
         """
         values = {**self.base, "report": {**self.base["report"], **(report or {})}}
         if gpus is not None and self.base["cluster"].get("devices") is not None:
             values["cluster"] = {**self.base["cluster"], "devices": [int(number) for number in gpus]}
-        loaded = config.load(values, flags=given(self.parameters, params), environ={})
+        loaded = config.load(values, flags=given(self.parameters, params), environ={}, folder_file=self.file)
         return dataclasses.replace(loaded, source="the spec of the sweep")
 
 
@@ -180,7 +184,10 @@ def read(folder: Path) -> SweepDefinition:
     if not file.is_file():
         raise UsageError(f"{folder}: is not the folder of a sweep (it has no {DEFINITION})")
     try:
-        return SweepDefinition.model_validate_json(read_bytes(file, limit=MAX_DEFINITION_BYTES))
+        definition = SweepDefinition.model_validate_json(read_bytes(file, limit=MAX_DEFINITION_BYTES))
+        if not all(isinstance(definition.base.get(name), dict) for name in USED):
+            raise ValueError(f"base lacks one of {', '.join(USED)}")
+        return definition.model_copy(update={"file": file})
     except (OSError, ValidationError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not what a sweep writes"
         raise UsageError(f"{file}: cannot be read: {reason}; the file is damaged, or another program's") from error
@@ -196,9 +203,13 @@ def difference(old: SweepDefinition, new: SweepDefinition) -> str:
     changed = sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)})
     if changed:
         return f"the search space of {', '.join(changed)}"
-    # Read again, so that a key that is newer than the sweep has its default: it is no change of the user's.
-    bases = [config.load(old.base, environ={}).values, new.base]
-    before, now = (dict(_flat(json.loads(json.dumps(base)))) for base in bases)
+    before, now = (dict(_flat(json.loads(json.dumps(one.base)))) for one in (old, new))
+    try:
+        # Read again, so that a key that is newer than the sweep has its default: it is no change of the user's.
+        read_again = config.load(old.base, environ={}, folder_file=old.file).values if before != now else old.base
+        before = dict(_flat(json.loads(json.dumps(read_again))))
+    except SpecError:  # It names code. Where the user names the same, the rest is compared as it was written.
+        before = {**now, **before}
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     return f"{keys[0]}: {before.get(keys[0])} before, {now.get(keys[0])} now" if keys else ""
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError
 
 from mtrain.errors import UsageError
 from mtrain.spec import outputs
@@ -29,10 +31,14 @@ MAGIC = b"SQLite format 3\0"
 REASON, UPDATE, SECONDS = "reason", "update", "seconds"
 """What the journal notes about a trial that has ended."""
 REMEDY = "`mtrain sweep --resume --out FOLDER` reads the trials from their folders again"
-UNREADABLE = ("database is locked", "unable to open", "readonly database")
+UNREADABLE = ("database is locked", "unable to open", "readonly database", "disk is full", "disk I/O error")
 """What SQLite says of a file that may be whole."""
 SIDECARS = ("", "-journal", "-wal", "-shm")
 """What SQLite adds to the name of a file for those that belong to it."""
+
+
+FAILURES = (OperationalError, StorageInternalError)
+"""What Optuna raises where the file cannot be written to."""
 
 
 class DamagedError(UsageError):
@@ -134,9 +140,10 @@ def _refuse_broken_pages(storage: RDBStorage) -> None:
         ValueError: the file is not whole.
     """
     with storage.engine.connect() as connection:
+        kinds = connection.exec_driver_sql("SELECT DISTINCT type FROM sqlite_master").scalars().all()
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-    if found != "ok":
-        raise ValueError(str(found))
+    if found != "ok" or not {"table", "index"}.issuperset(kinds):  # a view may have rows without end
+        raise ValueError(str(found) if found != "ok" else f"it has a {' and a '.join(kinds)}")
 
 
 def _make(file: Path, direction: Direction) -> None:
@@ -172,7 +179,7 @@ def owned(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            owner = file.read().strip() or "?"
+            owner = file.read(20).strip() or "?"
             raise UsageError(f"{folder}: process {owner} is running this sweep; end it first, or wait") from error
         except OSError:  # The file system has no locks.
             pass

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mtrain.errors import MtrainError
 from mtrain.spec.provenance import lookup
+from mtrain.spec.run_spec import lost_parts
 from mtrain.spec.yaml_reader import parse, read_text
 from mtrain.studies.sweep.definition import SweepDefinition
 from mtrain.studies.sweep.places import Place
@@ -33,7 +34,7 @@ def as_in_folder(
         definition: the sweep.
         tell: takes a sentence about what was moved.
     """
-    values = _values_of(place)
+    values = _values_of(place, definition)
     params = None if values is None else _params(proposal, values, definition)
     if place.run_dir.exists() and (params is None or not _is_whole(place, definition)):
         end_leftovers(place)
@@ -50,8 +51,8 @@ def as_in_folder(
     )
 
 
-def _values_of(place: Place) -> Mapping[str, Any] | None:
-    """Return the values of the trial's spec, else of its run's; None where neither can be read."""
+def _values_of(place: Place, definition: SweepDefinition) -> Mapping[str, Any] | None:
+    """Return the values of the trial's spec, else of its run's; None where neither can be read as a whole."""
     for file in (place.spec, runfolder.RunFolder(place.run_dir).spec_yml):
         if not file.is_file():
             continue
@@ -59,7 +60,7 @@ def _values_of(place: Place) -> Mapping[str, Any] | None:
             parsed = parse(read_text(file), name=file.name)
         except (ValueError, OSError):
             continue
-        if not parsed.problems:
+        if not parsed.problems and not lost_parts(definition.base, parsed.values):
             return parsed.values
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec.in_code import plain
@@ -49,6 +49,14 @@ class Parameter(Section):
     """The value of the spec itself."""
     origin: str = ""
     """File and line, for messages."""
+
+    @model_validator(mode="after")
+    def _check_values(self) -> "Parameter":
+        is_choice = self.kind == "choice" and 0 < len(self.choices) == len(self.settings)
+        is_range = self.kind != "choice" and self.low <= self.high and not (self.log and self.low <= 0)
+        if not (is_choice or is_range) or (self.step is not None and self.step <= 0):
+            raise ValueError(f"{self.name}: no value can be chosen")
+        return self
 
     def assignments(self, value: Any) -> dict[str, Any]:
         """Return the values of the spec that ``value`` stands for, by dotted path."""

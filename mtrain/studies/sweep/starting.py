@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrain.errors import UsageError
+from mtrain.errors import SpecError, UsageError
 from mtrain.spec import remedies
 from mtrain.studies.sweep import definition as definitions
 from mtrain.studies.sweep.definition import DEFAULT_TRIALS, DEFINITION, Sampler, SweepDefinition
@@ -109,6 +109,11 @@ def _resumed(request: SweepRequest) -> "SweepPlan":
         raise UsageError(
             f"{folder}: the sweep was begun in {definition.folder}, which is no folder any more; make it again"
         )
+    if Path(definition.folder).resolve() != Path.cwd().resolve():  # Programs import what lies in their current folder.
+        raise UsageError(
+            f"{folder}: the sweep was begun in {definition.folder}; go there with cd, if the folder is yours, and type the "
+            "command again"
+        )
     if request.named != request.space_is_named:
         raise UsageError(
             "--resume: give the spec and what is searched both, or neither; the folder of the sweep has them"
@@ -118,10 +123,29 @@ def _resumed(request: SweepRequest) -> "SweepPlan":
         raise UsageError(
             f"--resume: the sweep in {folder} was begun with other settings ({changed}); leave them as they were"
         )
+    if request.named:  # The user has said the same: code that the spec names is the user's own.
+        definition = definition.model_copy(update={"file": None})
+    else:
+        _refuse_code(definition)
     if request.trials is not None and request.trials != definition.trials:
         definition = definition.model_copy(update={"trials": _trials(request, definition)})
         definitions.write(definition, folder)
     return _plan(request, definition, folder)
+
+
+def _refuse_code(definition: SweepDefinition) -> None:
+    """Refuse a sweep whose folder alone names code, in the spec or in what is searched, before anything is started.
+
+    Raises:
+        SpecError: it does, or its values are not valid.
+    """
+    extremes = {one.name: one.extremes() for one in definition.parameters}
+    try:
+        for i in range(max(map(len, extremes.values()), default=0)):
+            definition.trial_spec({name: values[min(i, len(values) - 1)] for name, values in extremes.items()})
+    except SpecError as error:
+        remedy = "type the command with which the sweep was begun, with its spec and what is searched, and add --resume"
+        raise SpecError([*error.problems, f"{definition.file}: {remedy}"]) from error
 
 
 def _trials(request: SweepRequest, definition: SweepDefinition) -> int:
@@ -197,7 +221,7 @@ def _is_queued(definition: SweepDefinition) -> bool:
     from mtrain.spec import config
     from mtrain.system import environment
 
-    loaded = config.load(definition.base, environ={})
+    loaded = config.load(definition.base, environ={}, folder_file=definition.file)
     if (
         loaded.spec.cluster.name == AUTO
         or allocation.job_id(environment.caller(), registry=loaded.registry) is not None

@@ -24,7 +24,7 @@ from mtrain.studies.sweep.request import SweepRequest
 from mtrain.studies.sweep.sharing import Copies, copies_for
 from mtrain.studies.sweep.table import shown_params
 from mtrain.studies.sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob, caller_without_values
-from mtrain.system import placement, runfolder
+from mtrain.system import disk, placement, runfolder
 from mtrain.system.processes import Requests
 
 POLL_S = 0.2
@@ -91,14 +91,24 @@ def run(plan: SweepPlan) -> Verdict:
     runfolder.keep_private()
     with journals.owned(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
         plan.request.tell(f"sweep folder: {plan.folder}")
-        journal = journals.opened(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
         try:
-            with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
-                verdict = sweep.run()
-            outputs.write(plan.folder, plan.definition, journal.trials())
-        finally:
-            journal.close()
+            journal = journals.opened(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
+            with contextlib.closing(journal):
+                with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
+                    verdict = sweep.run()
+                outputs.write(plan.folder, plan.definition, journal.trials())
+        except journals.FAILURES as error:
+            reason = getattr(error.__cause__ or error, "orig", None) or error
+            raise UsageError(
+                f"{plan.folder}: the journal cannot be written to: {reason}; make room on its disk, then {_go_on(plan)}"
+            ) from error
     return verdict
+
+
+def _go_on(plan: SweepPlan) -> str:
+    """Return how the sweep goes on, in words."""
+    at_once = f" --jobs {plan.request.jobs}" if plan.request.jobs > 1 else ""
+    return f"go on with: mtrain sweep --resume --out {shlex.quote(str(plan.folder))}{at_once}"
 
 
 class _Sweep:
@@ -243,8 +253,14 @@ class _Sweep:
             self._finish(running, ended)
 
     def _finish(self, running: _Running, ended: Ended) -> None:
-        """Note how a trial has ended."""
+        """Note how a trial has ended.
+
+        Raises:
+            UsageError: the disk is full, which is no result of the trial: it goes on from its checkpoint.
+        """
         self._running.remove(running)
+        if ended.code != 0 and ("make room" in ended.reason.lower() or disk.is_full(self._plan.folder)):
+            raise UsageError(f"trial {running.number}: {ended.reason}; when there is room, {_go_on(self._plan)}")
         seconds = round(time.monotonic() - running.started, 1)
         scores = running.pruned if running.pruned is not None else running.records.scores()
         score = best(scores, self._definition)
@@ -290,8 +306,7 @@ class _Sweep:
                     time.sleep(POLL_S)
 
     def _verdict(self) -> Verdict:
-        at_once = f" --jobs {self._request.jobs}" if self._request.jobs > 1 else ""
-        go_on = f"go on with: mtrain sweep --resume --out {shlex.quote(str(self._plan.folder))}{at_once}"
+        go_on = _go_on(self._plan)
         if self._requests.first is not None:
             return Verdict(
                 reason="interrupted", code=EXIT_CODES[self._requests.first], text=f"ended, trials are saved; {go_on}"
@@ -319,7 +334,8 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
     from mtrain.jobs.preflight import job_checks
 
     loaded = plan.definition.trial_spec(
-        {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters}
+        {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters},
+        report={"dir": str(plan.folder / "trials")},
     )
     evaluate = loaded.spec.evaluate
     if evaluate.every_epochs is None and evaluate.every_updates is None:

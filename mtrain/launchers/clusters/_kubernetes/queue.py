@@ -15,11 +15,13 @@ from mtrain.launchers.clusters._kubernetes.client import Client, Existing, Missi
 from mtrain.launchers.clusters._kubernetes.options import KubernetesOptions
 from mtrain.launchers.clusters._kubernetes.pods import Manifest
 from mtrain.spec import outputs
+from mtrain.spec.files import read_text
 from mtrain.spec.yaml_reader import dumped_all
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 POLL_S = 2.0
 """Seconds between two questions whether a pod has started."""
+MAX_REQUEST_BYTES = 4 << 20
 CLUSTER_WIDE = "ClusterTrainingRuntime"
 """The only kind of object that several jobs share."""
 
@@ -135,9 +137,9 @@ def _placed(request: Path, namespace: str) -> list[Manifest]:
 def _namespace(job: QueuedJob) -> str | None:
     """Return the namespace to which a job was given; None: its request is gone."""
     try:
-        main = next(iter(yaml.safe_load_all(job.request.read_text(encoding="utf-8"))))
+        main = next(iter(yaml.safe_load_all(read_text(job.request, limit=MAX_REQUEST_BYTES))))
         return str(main["metadata"]["namespace"])
-    except (OSError, yaml.YAMLError, StopIteration, KeyError, TypeError):
+    except (OSError, ValueError, yaml.YAMLError, StopIteration, KeyError, TypeError, RecursionError):
         return None
 
 
