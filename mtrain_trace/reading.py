@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrain_trace import files, mixing
-from mtrain_trace.files import CannotTell, TraceError
+from mtrain_trace.files import CannotTell
+from mtrain_trace.files import TraceError as TraceError
 from mtrain_trace.recorder import ARRAYS, FORM, PROCESS, UPDATES
 
 PARTS = ("gradients", "weights", "moments", "buffers")

@@ -46,8 +46,8 @@ def install(out: Recorder) -> TorchListener:
     for name in TARGET_LOSSES:
         wrap(torch.nn.functional, name, before=functools.partial(_note_target, listener))
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch before 2.3 has the latter only
-    for owner in (torch.optim.Optimizer, torch.nn.Module):
-        wrap(owner, "zero_grad", before=lambda *_: listener.see_cleared())
+    for kind in (torch.optim.Optimizer, torch.nn.Module):
+        wrap(kind, "zero_grad", before=lambda *_: listener.see_cleared())
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
     _wrap_scaler_step(listener, scaler)
     return listener

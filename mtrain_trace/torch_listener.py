@@ -57,7 +57,7 @@ class _Inputs:
 
     def settle(self, count: int, *, is_time_first: bool) -> None:
         """Choose the axis of samples by a layer that is known to see ``count`` of them; where both fit, none is taken."""
-        shape = self.tensors[0].shape[:2] if self.tensors and not self.is_settled else ()
+        shape = tuple(self.tensors[0].shape[:2]) if self.tensors and not self.is_settled else (0,)
         self.is_settled = True
         if len(shape) > 1 and shape[1] == count != shape[0]:
             self.measure(1)

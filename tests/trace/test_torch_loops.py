@@ -18,7 +18,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of all loops: one process, whose copies train."""
     out = tmp_path_factory.mktemp("loops")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, LOOPS, out], env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, LOOPS, out], env=environ, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert "cannot record" not in done.stderr
     return out

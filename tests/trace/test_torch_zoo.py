@@ -16,7 +16,7 @@ ZOO = Path(__file__).parent / "zoo.py"
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of all trainings of the zoo: one process, whose copies train."""
     out = tmp_path_factory.mktemp("zoo")
-    done = subprocess.run([sys.executable, ZOO, out], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, ZOO, out], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert "cannot record" not in done.stderr
     return out
