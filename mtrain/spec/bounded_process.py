@@ -25,6 +25,7 @@ _CODE = (
 )
 _ENVIRON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """What the process sees of the environment: it gets no secret."""
+_POLL_S = 1.0
 Payloads = Sequence[bytes | memoryview]
 
 
@@ -156,10 +157,18 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------- in the process
+def _end_with(owner: int) -> None:
+    """End this process, which may be computing without end, when the one that has started it is gone."""
+    while os.getppid() == owner:
+        time.sleep(_POLL_S)
+    os._exit(0)
+
+
 def answer() -> None:
     """Be the process: make the object that the first request names, and answer those that follow until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and is the caller's business
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     made: Any = None

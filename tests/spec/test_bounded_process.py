@@ -108,3 +108,24 @@ def test_a_copy_of_the_owner_ends_nothing() -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert found.call("swap", 2)[0] == ["x", 2]
     found.close()
+
+
+def test_a_process_that_computes_without_end_does_not_outlive_the_one_that_started_it() -> None:
+    """Its owner is killed, so nobody ends it."""
+    ready, told = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        found = process()
+        found.call("swap", 1)
+        assert found._process is not None
+        os.write(told, str(found._process.pid).encode())
+        found.call("spin")
+    pid = int(os.read(ready, 20))
+    os.kill(owner, 9)
+    os.waitpid(owner, 0)
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    os.close(ready)
+    os.close(told)
