@@ -1,7 +1,10 @@
 """The folder of a sweep may come from somebody else: it is read, and code that only it names is refused."""
 
+import contextlib
 import json
 import os
+import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,3 +137,74 @@ def test_code_that_the_user_names_again_is_the_users(tmp_path: Path) -> None:
 def test_a_sweep_without_code_goes_on_by_its_folder_alone(theirs: Path) -> None:
     resume(theirs)
     assert starts(theirs) == [0, 1]
+
+
+def damaged_by(folder: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "study.db")) as opened:
+        opened.execute(statement)
+        opened.commit()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update trials set number = 77 where number = 0",
+        "update trial_values set value = 'abc'",
+        "update trial_intermediate_values set intermediate_value = 'abc'",
+        'update trial_params set distribution_json = \'{"name": "os.system", "attributes": {}}\'',
+        "delete from studies",
+        "create trigger ends after insert on trials begin delete from trials; end",
+    ],
+)
+def test_a_journal_that_no_sweep_writes_is_damaged_and_made_again(theirs: Path, statement: str) -> None:
+    damaged_by(theirs, statement)
+    with pytest.raises(UsageError, match="damaged"):
+        starting.opened(theirs)
+    resume(theirs)
+    assert starts(theirs) == [0, 1]
+    assert (theirs / "study.db.damaged-1").exists()
+
+
+def test_a_journal_that_is_a_link_is_not_written_through(theirs: Path) -> None:
+    outside = theirs.parent / "outside.db"
+    (theirs / "study.db").rename(outside)
+    (theirs / "study.db").symlink_to(outside)
+    before = outside.read_bytes()
+    with pytest.raises(UsageError, match="is a link"):
+        starting.opened(theirs)
+    with pytest.raises(UsageError, match="is a link"):
+        resume(theirs)
+    assert outside.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["specs", "logs"])
+def test_a_file_in_place_of_a_folder_is_a_reason_and_no_traceback(theirs: Path, name: str) -> None:
+    if (theirs / name).exists():
+        shutil.rmtree(theirs / name)
+    (theirs / name).write_text("a file")
+    resume(theirs)
+    assert starts(theirs) == [0]
+    (failed,) = [trial for trial in starting.opened(theirs).trials if trial.number == 1]
+    assert "File exists" in failed.user_attrs["reason"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda values: values.update(base={}),
+        lambda values: values["base"].update(report=[1]),
+        lambda values: values.update(seed=-5),
+        lambda values: values["parameters"][0].update(low=5, high=1),
+        lambda values: values["parameters"][0].update(low=0, log=True),
+        lambda values: values["parameters"][1].update(choices=[], settings=[]),
+        lambda values: values["parameters"][1].update(settings=[{}]),
+        lambda values: values.update(evil=1),
+    ],
+)
+def test_a_definition_that_no_sweep_writes_is_refused_whole(
+    theirs: Path, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    change(theirs, edit)
+    for look in (starting.opened, resume):
+        with pytest.raises(UsageError, match="it is not what a sweep writes"):
+            look(theirs)

@@ -41,7 +41,7 @@ class SweepDefinition(Section):
     pruner: Pruner
     metric: str = Field(min_length=1)
     direction: Direction
-    seed: int
+    seed: int = Field(ge=0)
     trials: int = Field(ge=1)
     """Number of trials in all; the only value that may change when the sweep is resumed."""
     parameters: tuple[Parameter, ...]

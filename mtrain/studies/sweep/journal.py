@@ -56,6 +56,8 @@ class Journal:
     def __init__(self, folder: Path, *, direction: Direction | None = None) -> None:
         """Open the journal in ``folder``; with a direction, make it if there is none."""
         self.file = folder / FILE
+        if self.file.is_symlink():  # SQLite would write where it leads
+            raise UsageError(f"{self.file}: is a link; put the file there in its place")
         if direction is not None and not self.file.exists():
             _make(self.file, direction)
         if not self.file.is_file():
@@ -66,7 +68,8 @@ class Journal:
             self._storage = _storage(self.file)
             _refuse_broken_pages(self._storage)
             self._study = self._storage.get_study_id_from_name(STUDY)
-            self.trials()
+            if any(not _is_sound(place, trial) for place, trial in enumerate(self.trials())):
+                raise ValueError("a trial has no number, or a value that is none")
         except Exception as error:  # the libraries below raise errors of many kinds for a damaged file
             reason = (str(error).splitlines() or [""])[0]
             if any(word in reason for word in UNREADABLE):
@@ -144,6 +147,12 @@ def _refuse_broken_pages(storage: RDBStorage) -> None:
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok" or not {"table", "index"}.issuperset(kinds):  # a view may have rows without end
         raise ValueError(str(found) if found != "ok" else f"it has a {' and a '.join(kinds)}")
+
+
+def _is_sound(place: int, trial: FrozenTrial) -> bool:
+    """Return whether a trial, the one at this place, has the number and the kinds of values that a sweep writes."""
+    values = (*(trial.values or ()), *trial.intermediate_values.values())
+    return trial.number == place and all(isinstance(value, int | float) for value in values)
 
 
 def _make(file: Path, direction: Direction) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mtrain.studies.sweep.sweep import SweepPlan
 
 RUNS = Path("runs")
+MOST_TRIED = 100
+"""Choices of a folder whose spec is made before anything starts; that of each trial is checked as well."""
 
 
 def prepare(request: SweepRequest) -> "SweepPlan":
@@ -141,7 +143,7 @@ def _refuse_code(definition: SweepDefinition) -> None:
     """
     extremes = {one.name: one.extremes() for one in definition.parameters}
     try:
-        for i in range(max(map(len, extremes.values()), default=0)):
+        for i in range(min(MOST_TRIED, max(map(len, extremes.values()), default=0))):
             definition.trial_spec({name: values[min(i, len(values) - 1)] for name, values in extremes.items()})
     except SpecError as error:
         remedy = "type the command with which the sweep was begun, with its spec and what is searched, and add --resume"

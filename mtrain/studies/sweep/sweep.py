@@ -10,6 +10,7 @@ from typing import Any, Literal
 from optuna.trial import FrozenTrial, TrialState
 
 from mtrain.errors import MtrainError, UsageError
+from mtrain.spec.files import path_problem
 from mtrain.spec.outputs import make_folder, write_text
 from mtrain.spec.yaml_reader import dumped
 from mtrain.studies.sweep import journal as journals
@@ -188,8 +189,8 @@ class _Sweep:
     def _start(self, running: _Running) -> None:
         try:
             running.job = self._job(running)
-        except MtrainError as error:
-            reason = str(error).replace("\n", "; ")
+        except (MtrainError, OSError) as error:
+            reason = (path_problem(error) or str(error)).replace("\n", "; ")
             self._finish(running, Ended(code=2, reason=reason))
 
     def _job(self, running: _Running) -> TrialJob:
