@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "horovod: needs Horovod's library; run after its build")
 
 
-@pytest.hookimpl(tryfirst=True)
+# Not first, but before pytest selects by marks: fixtures have made their tests jobs.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("job") and mentions_horovod(item):
