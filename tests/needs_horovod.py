@@ -27,12 +27,9 @@ def reason() -> str | None:
     """Say why tests of Horovod are skipped; None: they are not."""
     if find_spec("horovod") is not None:
         return None
-    missing = " ".join(find_missing())
-    return (
-        f"no compiler for Horovod; Debian: apt-get install {missing}"
-        if missing
-        else "Horovod is not built; run: make horovod"
-    )
+    if missing := " ".join(find_missing()):
+        return f"no compiler for Horovod; Debian: apt-get install {missing}"
+    return "Horovod is not built; run: make horovod"
 
 
 def mentions_horovod(item: pytest.Item) -> bool:
