@@ -15,10 +15,10 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(filter-out tests/trace/test_paddle_and_torch.py,$(NEUTRAL)) --ignore tests/models/test_ppyoloe_golden.py
 # A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
 ELSEWHERE = --ignore tests/backup/test_s3.py
-QUIETLY  = -q -n 3 --dist worksteal --no-skips
+QUIETLY  = -q -n 2 --dist worksteal --no-skips
 # A process that tests leave behind fails the run.
 CLEANLY  = OMP_NUM_THREADS=1 MPLBACKEND=Agg scripts/leaves-nothing
-PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) $(ELSEWHERE) $(PYTEST_ARGS)
+PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs build/costs.jsonl $(ELSEWHERE) $(PYTEST_ARGS)
 # `make test` runs the tests that start no process, and the chosen ones that do; `make test-others` the rest, but the slow ones.
 # Tests that need Horovod have an invocation of their own, after its build. They are in files that have the word.
 FIRST    = (not job or smoke) and not slow
@@ -88,15 +88,16 @@ slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine;
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
 test: $(VENV)/.installed-dev  ## the tests of a change: all that start no process, and chosen ones that do; no root needed
-	@echo "building Horovod for the last tests meanwhile; its log: build/horovod.txt"; mkdir -p build
-	@$(MAKE) --no-print-directory horovod > build/horovod.txt 2>&1 & \
+	@echo "Horovod for the last tests is built meanwhile; its log: build/horovod.txt"; mkdir -p build; rm -f build/costs.jsonl
+	@scripts/build-horovod --wheel $(PY) > build/horovod.txt 2>&1 & builder=$$!; \
 	$(MAKE) --no-print-directory test-first; status=$$?; \
-	wait; cat build/horovod.txt; exit $$status
+	if wait $$builder; then $(MAKE) --no-print-directory horovod; else cat build/horovod.txt; fi; exit $$status
 	$(PYTEST) -m "($(FIRST)) and horovod" $(HOROVOD)
+	@$(PY) -m tests.costs build/costs.jsonl
 
 test-first: $(VENV)/.installed-dev
 	$(PYTEST) -m "($(FIRST)) and not horovod"
-	$(PYTEST) -m "$(FIRST)" --framework paddle $(NEUTRAL)
+	$(PYTEST) -m "not job and not slow" --framework paddle $(NEUTRAL)
 
 test-units: $(VENV)/.installed-dev  ## only the tests that start no process
 	$(PYTEST) -m "not job and not slow and not horovod"
@@ -105,7 +106,7 @@ ENVIRONMENTS = debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV
 
 test-others: $(ENVIRONMENTS)  ## what `make test` leaves out, but the slow ones: other environments, hosts, browsers; Debian, as root
 	$(PYTEST) -m "$(REST)"
-	$(PYTEST) -m "$(REST)" --framework paddle $(NEUTRAL)
+	$(PYTEST) -m "job and not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 	$(MAKE) --no-print-directory test-s3
 

@@ -42,7 +42,7 @@ esac
 
 
 def build(
-    folder: Path, tools: Sequence[str] = ("cmake", "g++", "make", "python3-dev"), **environ: str
+    folder: Path, tools: Sequence[str] = ("cmake", "g++", "make", "python3-dev"), *words: str, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the script where only ``tools`` of the compilers are there, with its cache in ``folder``."""
     programs = folder / "bin"
@@ -66,7 +66,7 @@ def build(
         "CUDA_HOME": str(folder / "no-cuda"),
         **environ,
     }
-    line = [shutil.which("bash") or "bash", str(SCRIPT), str(programs / "python")]
+    line = [shutil.which("bash") or "bash", str(SCRIPT), *words, str(programs / "python")]
     return subprocess.run(line, capture_output=True, text=True, env=environ, timeout=120, check=False)
 
 
@@ -142,3 +142,17 @@ def test_missing_compilers_are_named_and_nothing_is_installed_where_it_must_not_
     missing = " ".join(name for name in ("cmake", "g++", "make", "python3-dev") if name not in tools)
     assert done.returncode == 2
     assert f"(Debian: apt-get install {missing})" in done.stderr
+
+
+def test_a_wheel_can_be_built_without_being_installed_and_is_kept_for_the_next_call(tmp_path):
+    first = build(tmp_path, ("cmake", "g++", "make", "python3-dev"), "--wheel")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert len(list(tmp_path.rglob("*.whl"))) == 1
+    assert not (tmp_path / "installed").exists()
+    (tmp_path / "built").unlink()
+    shutil.rmtree(tmp_path / "bin")
+    shutil.rmtree(tmp_path / "include")
+    second = build(tmp_path, ())
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert (tmp_path / "installed").exists()
+    assert not (tmp_path / "built").exists(), "no compiler is needed any more"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build Horovod against torch, TensorFlow or both of an interpreter, and install it there. usage: build-horovod PYTHON [FRAMEWORKS]
+# Build Horovod against torch, TensorFlow or both of an interpreter, and install it there. usage: build-horovod [--wheel] PYTHON [FRAMEWORKS]
 #
+# --wheel: only build and keep the wheel; install nothing.
 # FRAMEWORKS: torch, tensorflow, or torch,tensorflow; without it, torch where it is installed, else TensorFlow.
 #
 # The source of the last release, 0.28.1, is fetched with pip and changed in three places:
@@ -20,7 +21,12 @@
 set -euo pipefail
 version=0.28.1
 changes=2  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
-python=${1:?usage: build-horovod PYTHON [FRAMEWORKS]}
+installs=yes
+if [ "${1:-}" = --wheel ]; then
+  installs=no
+  shift
+fi
+python=${1:?usage: build-horovod [--wheel] PYTHON [FRAMEWORKS]}
 frameworks=${2:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
@@ -197,6 +203,7 @@ if [ -z "$wheel" ]; then
   wheel=$cache/$(basename "$work"/wheel/*.whl)
   mv "$work"/wheel/*.whl "$wheel"
 fi
+[ "$installs" = yes ] || exit 0
 
 "$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
 "$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
