@@ -15,10 +15,17 @@ OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models
 OLDER_ALL = $(filter-out tests/trace/test_paddle_and_torch.py,$(NEUTRAL)) --ignore tests/models/test_ppyoloe_golden.py
 # A skip is an error unless tests/skips.toml lists its reason. The tests of S3 have an environment of their own, below.
 ELSEWHERE = --ignore tests/backup/test_s3.py
-QUIETLY  = -q -n 3 --dist worksteal --no-skips
-PYTEST   = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m pytest $(QUIETLY) $(ELSEWHERE) $(PYTEST_ARGS)
+QUIETLY  = -q -n 2 --dist worksteal --no-skips
+# A process that tests leave behind fails the run.
+CLEANLY  = OMP_NUM_THREADS=1 MPLBACKEND=Agg scripts/leaves-nothing
+PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs build/costs.jsonl $(ELSEWHERE) $(PYTEST_ARGS)
+# `make test` runs the tests that start no process, and the chosen ones that do; `make test-others` the rest, but the slow ones.
+# Tests that need Horovod have an invocation of their own, after its build. They are in files that have the word.
+FIRST    = (not job or smoke) and not slow
+REST     = job and not smoke and not slow
+HOROVOD  = $(shell grep -rlIi horovod tests --include='test_*.py' --exclude='test_paddle_*')
 
-.PHONY: help demo slurm-lab dist docs horovod test test-all test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-first test-units test-others test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -80,28 +87,49 @@ slurm-lab: debian  ## a real Slurm on three hosts in namespaces of this machine;
 
 horovod: $(VENV)/.installed-horovod  ## build Horovod for the installed torch: minutes, once; the wheel is kept
 
-test: debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed  ## the tests, without the slow ones
-	$(PYTEST) -m "not slow"
-	$(PYTEST) -m "not slow" --framework paddle $(NEUTRAL)
+test: $(VENV)/.installed-dev  ## the tests of a change: all that start no process, and chosen ones that do; no root needed
+	@echo "Horovod for the last tests is built meanwhile; its log: build/horovod.txt"; mkdir -p build; rm -f build/costs.jsonl
+	@scripts/build-horovod --wheel $(PY) > build/horovod.txt 2>&1 & builder=$$!; \
+	$(MAKE) --no-print-directory test-first; status=$$?; \
+	if wait $$builder; then $(MAKE) --no-print-directory horovod; else cat build/horovod.txt; fi; exit $$status
+	$(PYTEST) -m "($(FIRST)) and horovod" $(HOROVOD)
+	@$(PY) -m tests.costs build/costs.jsonl
+
+test-first: $(VENV)/.installed-dev
+	$(PYTEST) -m "($(FIRST)) and not horovod"
+	$(PYTEST) -m "not job and not slow" --framework paddle $(NEUTRAL)
+
+test-units: $(VENV)/.installed-dev  ## only the tests that start no process
+	$(PYTEST) -m "not job and not slow and not horovod"
+
+ENVIRONMENTS = debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed
+
+test-others: $(ENVIRONMENTS)  ## what `make test` leaves out, but the slow ones: other environments, hosts, browsers; Debian, as root
+	$(PYTEST) -m "$(REST)"
+	$(PYTEST) -m "job and not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 	$(MAKE) --no-print-directory test-s3
 
-test-all: debian $(VENV)/.installed-docs $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed  ## all tests
+test-all: $(ENVIRONMENTS) $(VENV)/.installed-docs  ## all tests, and those of a stranger's machine
 	$(PYTEST)
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
 	$(MAKE) --no-print-directory test-s3 SLOW=
+	$(MAKE) --no-print-directory stranger
+
+stranger:  ## the tests as an ordinary user with an empty home has them: other Pythons, paths, locales, processors, orders
+	scripts/stranger $(STRANGER_ARGS)
 
 test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 	$(PYTEST) --framework paddle $(NEUTRAL)
 
 test-paddle2: SLOW = -m "not slow"
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-paddle2/bin/python -m pytest $(QUIETLY) $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+	$(CLEANLY) $(VENV)-paddle2/bin/python -m pytest $(QUIETLY) $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
 
 test-s3: SLOW = -m "not slow"
 test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow ones
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(VENV)-s3/bin/python -m pytest $(QUIETLY) $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
+	$(CLEANLY) $(VENV)-s3/bin/python -m pytest $(QUIETLY) $(SLOW) tests/backup/test_s3.py $(PYTEST_ARGS)
 
 mutants: $(VENV)/.installed-horovod  ## plant small faults in a copy of the source; which of them no test notices
 	$(PY) -m tests.mutants $(MUTANTS_ARGS)

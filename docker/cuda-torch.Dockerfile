@@ -20,7 +20,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url "${TORCH_INDEX}"
 COPY . .
 RUN pip install --no-cache-dir -c constraints.txt '.[ddp,deepspeed,vision,report,tensorboard]' \
-    && scripts/build-horovod /opt/venv/bin/python
+    && HOROVOD_GPU_OPERATIONS=NCCL scripts/build-horovod /opt/venv/bin/python
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04
 # gcc compiles mtrain's kernels for the processor at hand, and Triton's launchers (python3-dev).

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
 from tests.framework import FRAMEWORKS, Framework  # noqa: E402
 
-pytest_plugins = ("tests.skips",)
+pytest_plugins = ("tests.skips", "tests.needs_horovod")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

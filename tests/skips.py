@@ -1,6 +1,6 @@
 """A skipped test fails the run, unless its reason is a fact of the machine that `skips.toml` lists.
 
-A plugin of pytest, loaded by `conftest.py`. It is active with `--no-skips`, which `make test` gives, and where the
+A plugin of pytest, loaded by `conftest.py`. It is active with `--no-skips`, which the Makefile gives, and where the
 environment says `CI=true`. There even a missing program of the system is no reason, since CI can install it.
 """
 

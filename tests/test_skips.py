@@ -59,7 +59,7 @@ def test_a_skip_fails_the_run_unless_it_is_a_fact_of_the_machine(
 
 
 def needed() -> list[str]:
-    """The packages of Debian that `make test` asks for."""
+    """The packages of Debian that `make test-others` asks for."""
     (names,) = re.findall(r"^\t@scripts/debian-packages (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return names.split()
 

@@ -1,6 +1,6 @@
 """Copies on a real server of S3, faults of the server and of the way to it included.
 
-The client's library and the server need an environment of their own: ``make test`` runs this file there.
+The client's library and the server need an environment of their own: ``make test-others`` runs this file there.
 """
 
 import json

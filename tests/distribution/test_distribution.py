@@ -61,7 +61,8 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that the source distribution builds, as `make dist` does."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.3
+        archive.extractall(folder)
     (unpacked,) = folder.iterdir()
     return build(unpacked, tmp_path_factory.mktemp("wheel"), "--wheel")
 

@@ -18,7 +18,7 @@ ABSENT = {"fleet": "torch", "ddp": "paddle"}
 def test_ranks_train_on_the_interpreter_that_the_spec_names(runner, backend):
     python = INTERPRETERS[backend] / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"{python.parents[1].name} is not here: `make test` makes it")
+        pytest.skip(f"{python.parents[1].name} is not here: `make test-others` makes it")
     lacking = f"import importlib.util as u; print(u.find_spec({ABSENT[backend]!r}))"
     # Not from this folder: a `torch` beside the working directory would be found.
     actual = subprocess.run([python, "-c", lacking], capture_output=True, text=True, check=True, cwd=os.sep)

@@ -16,9 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PORTS = ROOT / "examples/ports"
 PYTHON = ROOT / ".venv-tf/bin/python"
-"""The interpreter that `make test` makes: TensorFlow, Horovod for it, numpy 1, and no torch."""
+"""The interpreter that `make test-others` makes: TensorFlow, Horovod for it, numpy 1, and no torch."""
 needs_tensorflow = pytest.mark.skipif(
-    not PYTHON.exists(), reason="there is no environment .venv-tf: `make test` makes it"
+    not PYTHON.exists(), reason="there is no environment .venv-tf: `make test-others` makes it"
 )
 QUIET = ("report.plots=false", "report.tensorboard=false", "cluster.threads=1", f"backend.python={PYTHON}")
 

@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
-# Build Horovod against torch, TensorFlow or both of an interpreter, and install it there. usage: build-horovod PYTHON [FRAMEWORKS]
+# Build Horovod against torch, TensorFlow or both of an interpreter, and install it there. usage: build-horovod [--wheel] PYTHON [FRAMEWORKS]
 #
+# --wheel: only build and keep the wheel; install nothing.
 # FRAMEWORKS: torch, tensorflow, or torch,tensorflow; without it, torch where it is installed, else TensorFlow.
 #
-# The source of the last release, 0.28.1, is fetched with pip and changed in two places:
-# - It is compiled as C++14, but the headers of torch 2.1 and newer, and of TensorFlow 2.10 and newer, need C++17.
+# The source of the last release, 0.28.1, is fetched with pip and changed in three places:
+# - It is compiled as C++14, but the headers of torch 2.1 and newer, and of TensorFlow 2.10 and newer, need C++17, and those of
+#   torch 2.14 and newer C++20.
 # - Over gloo its stall check never notices a rank that others wait for: the list of ranks that it goes through has memory
 #   reserved (`reserve`) but no entries (`resize`).
-# The wheel is cached under ~/.cache/mtrain/wheels, named after the versions that it was built for. With a torch for CUDA it is
-# built with NCCL. Nothing happens where a Horovod that fits is installed already.
+# - It asks for the CUDA toolkit wherever torch is built for CUDA, which is what `pip install torch` brings on Linux. Where it is
+#   built for gloo, it takes such a torch for one without CUDA.
+# The wheel is cached under ~/.cache/mtrain/wheels, named after the versions that it was built for. Nothing happens where a
+# Horovod that fits is installed already.
+#
+# It is built with NCCL if the framework is built for CUDA and sees a GPU here, else for gloo on CPUs. HOROVOD_GPU_OPERATIONS=NCCL
+# asks for NCCL where no GPU is seen (in an image, on a login node); HOROVOD_GPU_OPERATIONS= asks for gloo anywhere.
 #
 # Horovod 0.28.1 trains with TensorFlow up to 2.15: from 2.16 on its Keras 3 has variables that Horovod does not know.
 set -euo pipefail
 version=0.28.1
 changes=2  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
-python=${1:?usage: build-horovod PYTHON [FRAMEWORKS]}
+installs=yes
+if [ "${1:-}" = --wheel ]; then
+  installs=no
+  shift
+fi
+python=${1:?usage: build-horovod [--wheel] PYTHON [FRAMEWORKS]}
 frameworks=${2:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
@@ -32,22 +44,25 @@ wanted = known if sys.argv[1] == "auto" else sys.argv[1].split(",")
 there = [name for name in known if name in wanted and find_spec(name)]
 print(*(there[:1] if sys.argv[1] == "auto" else there))
 '
-# Prints what a wheel depends on: the versions of the frameworks, the tag of Python, the platform and the device.
+# Prints what a wheel depends on: the versions of the frameworks, the tag of Python and the platform; the version of CUDA for
+# which they are built, or "none"; and whether they see a GPU.
 describe='
 import sys, sysconfig
-names, device = [], "cpu"
+names, device, sees_gpu = [], "none", False
 for name in sys.argv[1:]:
     if name == "torch":
         import torch
         names.append(f"torch-{torch.__version__}")
         cuda = torch.version.cuda
+        sees_gpu |= torch.cuda.is_available()
     else:
         import tensorflow
         names.append(f"tensorflow-{tensorflow.__version__}")
         cuda = tensorflow.sysconfig.get_build_info().get("cuda_version")
+        sees_gpu |= bool(tensorflow.config.list_physical_devices("GPU"))
     device = f"cu{cuda}" if cuda else device
 tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-print(f"{chr(45).join(names)}-{tag}-{sysconfig.get_platform()}-{device}")
+print(f"{chr(45).join(names)}-{tag}-{sysconfig.get_platform()} {device} {sees_gpu}")
 '
 # Succeeds if the installed Horovod can be imported, has gloo, and was not built by this script for something else.
 check_installed='
@@ -72,13 +87,21 @@ if [ ${#chosen[@]} -eq 0 ] || { [ "$frameworks" != auto ] && [ ${#chosen[@]} -le
   *) fail "$python does not have both torch and TensorFlow, against which Horovod is built; install them first, or name one of them: --with tensorflow" ;;
   esac
 fi
-built_for=$(TF_CPP_MIN_LOG_LEVEL=3 "$python" -W ignore -c "$describe" "${chosen[@]}" 2>/dev/null) ||
+described=$(TF_CPP_MIN_LOG_LEVEL=3 "$python" -W ignore -c "$describe" "${chosen[@]}" 2>/dev/null) ||
   fail "$python: ${chosen[*]} cannot be imported; see: $python -c 'import ${chosen[0]}'"
+read -r built_for cuda sees_gpu <<<"$described"
+device=cpu
+if [ "$cuda" != none ]; then
+  default=
+  [ "$sees_gpu" = True ] && default=NCCL
+  gpu_operations=${HOROVOD_GPU_OPERATIONS-$default}
+  [ -z "$gpu_operations" ] || device=$cuda
+fi
+built_for=$built_for-$device
 if [[ $built_for =~ tensorflow-([0-9]+)\.([0-9]+) ]] &&
   { [ "${BASH_REMATCH[1]}" -gt 2 ] || { [ "${BASH_REMATCH[1]}" = 2 ] && [ "${BASH_REMATCH[2]}" -gt 15 ]; }; }; then
   fail "$python has TensorFlow ${BASH_REMATCH[1]}.${BASH_REMATCH[2]}; Horovod $version trains with 2.15 at most: $python -m pip install 'tensorflow-cpu==2.15.1' 'numpy<2'"
 fi
-device=${built_for##*-}
 key="horovod-$version-$changes-${built_for//[^A-Za-z0-9._-]/_}"
 if TF_CPP_MIN_LOG_LEVEL=3 "$python" -W ignore -c "$check_installed" "$key" "${chosen[@]}" >/dev/null 2>&1; then
   exit 0
@@ -89,8 +112,9 @@ need_tools() {
   for tool in cmake g++ make; do
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
+  [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h" ] || missing+=(python3-dev)
   [ ${#missing[@]} -gt 0 ] || return 0
-  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] && [ "${NO_APT:-}" != 1 ]; then
     echo "installing ${missing[*]} with apt-get"
     if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "${missing[@]}"; } >"$log" 2>&1; then
       tail -n 30 "$log" >&2
@@ -133,8 +157,9 @@ build() {  # Builds the wheel in folder $1. Runs in a subshell.
   fi
   if has torch; then export HOROVOD_WITH_PYTORCH=1; else export HOROVOD_WITHOUT_PYTORCH=1; fi
   MAKEFLAGS=-j$(jobs)
+  unset HOROVOD_GPU_OPERATIONS
   if [ "$device" != cpu ]; then
-    export HOROVOD_GPU_OPERATIONS=NCCL
+    export HOROVOD_GPU_OPERATIONS=$gpu_operations
   fi
   if ! command -v mpicxx >/dev/null; then
     export HOROVOD_WITHOUT_MPI=1
@@ -144,9 +169,16 @@ build() {  # Builds the wheel in folder $1. Runs in a subshell.
   "$python" -m pip download --no-binary :all: --no-deps --no-build-isolation --dest "$work" "horovod==$version"
   tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
   local source="$work/horovod-$version"
-  change "$source/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' 'set(CMAKE_CXX_STANDARD 17)'
-  change "$source/horovod/torch/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' 'set(CMAKE_CXX_STANDARD 17)'
+  local standard=17
+  if [[ $built_for =~ torch-([0-9]+)\.([0-9]+) ]] && [ $((BASH_REMATCH[1] * 1000 + BASH_REMATCH[2])) -ge 2014 ]; then
+    standard=20
+  fi
+  change "$source/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' "set(CMAKE_CXX_STANDARD $standard)"
+  change "$source/horovod/torch/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' "set(CMAKE_CXX_STANDARD $standard)"
   change "$source/horovod/common/gloo/gloo_controller.cc" 'global_ranks_.reserve(size_);' 'global_ranks_.resize(size_);'
+  if [ "$device" = cpu ]; then
+    change "$source/cmake/Modules/FindPytorch.cmake" '(torch.version.cuda is not None) and (CUDA_HOME is not None)' 'False'
+  fi
   echo "--- build"
   nice -n 10 "$python" -m pip wheel --verbose --no-deps --no-build-isolation --wheel-dir "$work/wheel" "$source"
 }
@@ -158,7 +190,7 @@ wheel=$(find "$cache" -maxdepth 1 -name "horovod-$version-*.whl" 2>/dev/null | h
 if [ -z "$wheel" ]; then
   need_tools
   if [ "$device" != cpu ] && ! command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" nvcc >/dev/null; then
-    fail "${chosen[*]} is built for CUDA ${device#cu}, but there is no nvcc; install that CUDA toolkit and NCCL's headers, and set CUDA_HOME"
+    fail "Horovod with $gpu_operations needs the toolkit of CUDA ${device#cu} (there is no nvcc) and NCCL's headers; install them and set CUDA_HOME, or let ranks exchange through host memory, over gloo: HOROVOD_GPU_OPERATIONS= $python -m mtrain doctor --build-horovod"
   fi
   echo "building Horovod $version for $built_for: 3 to 5 minutes on two cores"
   work=$(mktemp -d "$cache/build.XXXXXX")
@@ -171,6 +203,7 @@ if [ -z "$wheel" ]; then
   wheel=$cache/$(basename "$work"/wheel/*.whl)
   mv "$work"/wheel/*.whl "$wheel"
 fi
+[ "$installs" = yes ] || exit 0
 
 "$python" -m pip install --quiet --progress-bar off cffi cloudpickle psutil pyyaml packaging
 "$python" -m pip install --quiet --progress-bar off --force-reinstall --no-deps "$wheel"
@@ -180,3 +213,6 @@ if ! "$python" -W ignore -c "$check_installed" "$key" "${chosen[@]}" >>"$log" 2>
   fail "$wheel was installed, but ${chosen[*]/#/horovod.} cannot be imported; the wheel is removed; the whole log: $log"
 fi
 echo "Horovod $version for $built_for is installed"
+if [ "$cuda" != none ] && [ "$sees_gpu$device" = Falsecpu ]; then
+  echo "no GPU is seen here, so its ranks exchange over gloo; for GPUs elsewhere build it with NCCL: HOROVOD_GPU_OPERATIONS=NCCL"
+fi

@@ -1,0 +1,55 @@
+"""Tests that need Horovod's library, which is compiled: they are marked, so that they can be run last, after its build.
+
+A plugin of pytest, loaded by `conftest.py`. A test that starts processes (`job`) and has the word in its name or its source
+gets the marker `horovod`; one that imports the library itself has it in its source. Where there is no Horovod they are skipped,
+which `skips.toml` allows only for want of a compiler.
+"""
+
+import inspect
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TOOLS = ("cmake", "g++", "make")
+
+
+def find_missing() -> list[str]:
+    """Return Debian's packages that are missing here and without which Horovod cannot be built."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    has_headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+    return missing if has_headers else [*missing, "python3-dev"]
+
+
+def reason() -> str | None:
+    """Say why tests of Horovod are skipped; None: they are not."""
+    if find_spec("horovod") is not None:
+        return None
+    if missing := " ".join(find_missing()):
+        return f"no compiler for Horovod; Debian: apt-get install {missing}"
+    return "Horovod is not built; run: make horovod"
+
+
+def mentions_horovod(item: pytest.Item) -> bool:
+    """Whether the name of a test says so, its parameters included, or its body: decorators name the other cases too."""
+    function = getattr(item, "function", None)
+    body = inspect.getsource(function).partition("def ")[2] if function is not None else ""
+    return "horovod" in f"{item.nodeid} {body}".lower()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "horovod: needs Horovod's library; run after its build")
+
+
+# Not first, but before pytest selects by marks: fixtures have made their tests jobs.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("job") and mentions_horovod(item):
+            item.add_marker("horovod")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("horovod") and (why := reason()) is not None:
+        pytest.skip(why)  # raised here, for all of them: pytest sums them up in one line
