@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from mtrain.spec.bounds import bounded_growth
 
@@ -136,7 +136,7 @@ def _ending(status: int, limit_bytes: int, seconds: int | None) -> str:
     return f"has ended the process that works with it by {name}: a fault in the library{memory}"
 
 
-def _send(stream: BinaryIO, message: dict[str, Any], payloads: Payloads) -> None:
+def _send(stream: IO[bytes], message: dict[str, Any], payloads: Payloads) -> None:
     text = json.dumps({**message, "sizes": [len(payload) for payload in payloads]}).encode()
     stream.write(len(text).to_bytes(8, "little") + text)
     for payload in payloads:
@@ -144,12 +144,12 @@ def _send(stream: BinaryIO, message: dict[str, Any], payloads: Payloads) -> None
     stream.flush()
 
 
-def _receive(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
+def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     message = json.loads(_exactly(stream, int.from_bytes(_exactly(stream, 8), "little")))
     return message, [_exactly(stream, size) for size in message["sizes"]]
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes:
+def _exactly(stream: IO[bytes], size: int) -> bytes:
     content = stream.read(size)
     if len(content) < size:
         raise EOFError
