@@ -12,7 +12,10 @@ from tests.ports import held_port
 KEY, SECRET = "AKIATESTTESTTESTTEST", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"
 BUCKET = "checkpoints"
 _REASON = b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code><Message>You may not read this</Message></Error>'
-DENIED = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%s" % (len(_REASON), _REASON)
+DENIED = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_REASON),
+    _REASON,
+)
 
 
 @dataclass

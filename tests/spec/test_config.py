@@ -539,7 +539,12 @@ KUBERNETES = ("cluster.name=kubernetes", "cluster.options.image=registry.example
             "-o cluster.options.data_path=/runs: cluster.options: data_path /runs and runs_path /runs overlap",
         ),
         (
-            (*KUBERNETES, "cluster.options.runs_path=/data/x", "cluster.options.data_claim=d", "cluster.options.user=5"),
+            (
+                *KUBERNETES,
+                "cluster.options.runs_path=/data/x",
+                "cluster.options.data_claim=d",
+                "cluster.options.user=5",
+            ),
             "-o cluster.options.runs_path=/data/x: cluster.options: data_path /data and runs_path /data/x overlap",
         ),
         (
