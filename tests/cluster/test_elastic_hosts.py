@@ -86,6 +86,12 @@ def outcome(*, ended=(), lost=(), reformed="") -> Any:
     )
 
 
+def running(*, started_s_ago: float | None = 0.0, updated: bool = True) -> Any:
+    """The outcome so far of an attempt that runs."""
+    began = None if started_s_ago is None else elastic_hosts.time.monotonic() - started_s_ago
+    return SimpleNamespace(started_at=began, has_updated=updated)
+
+
 def hosts(*checkpoints: str | None, fewest: int = 1, saved: int = -1, back_s: float = 0.3) -> Any:
     """An elastic job on as many hosts as checkpoints are given: the newest one that each host has."""
     shown = io.StringIO()
@@ -186,7 +192,7 @@ def test_a_host_that_was_asked_to_end_leaves_if_enough_remain():
     job = hosts("step-00000004", None, None, fewest=2)
     leaving = job.members[2].channel
     assert job._leaves(2)
-    assert job._why_reform() == "10.0.0.3 is asked to end, and leaves"
+    assert job._why_reform(running()) == "10.0.0.3 is asked to end, and leaves"
     assert not job._leaves(1), "two must stay"
     job.restore(plan(), outcome(ended=(0, 1, 2), reformed="leaves"))
     assert leaving.sent[-1]["do"] == "bye"
@@ -201,9 +207,29 @@ def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
     job._order, job._plan = [0], plan()
     job.gathering.coming[1] = member(1)
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     job.restore(plan(), outcome(ended=(0,), reformed="here"))
     assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+
+
+def test_a_host_that_comes_while_ranks_start_lets_that_start_reach_its_first_update(monkeypatch):
+    job = hosts("step-00000004", None, None, fewest=2)
+    job.members.pop(1)
+    job._order, job._plan = [0, 2], plan()
+    job.gathering.coming[1] = member(1)
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
+    assert job._why_reform(running(started_s_ago=None, updated=False)) == ""
+    assert job._why_reform(running(started_s_ago=1.0, updated=False)) == ""
+    assert job._candidates.fitting == [1], "it is checked meanwhile"
+    assert job._why_reform(running(started_s_ago=1.0)) == "10.0.0.2 is here"
+    # Of updates that are not recorded one by one, the first is not waited for.
+    assert job._why_reform(running(started_s_ago=elastic_hosts.PUT_OFF_S + 1, updated=False)) == "10.0.0.2 is here"
+
+
+def test_a_host_that_is_to_end_leaves_a_start_at_once():
+    job = hosts("step-00000004", None, None, fewest=2)
+    assert job._leaves(2)
+    assert "leaves" in job._why_reform(running(started_s_ago=None, updated=False))
 
 
 def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
@@ -212,7 +238,7 @@ def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
     job.gathering.coming[1] = member(1)
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
     job._plan = plan()
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     monkeypatch.setattr("mtrain.jobs.hosts.connected_hosts.supervise", lambda *arguments, **named: DONE)
     assert job.run(plan()) is DONE
     assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
@@ -225,8 +251,8 @@ def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
     job.gathering.coming[1] = member(1)
     job._candidates.findings_on = lambda member: [bad(member, "has no data")]
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
-    assert job._why_reform() == ""
-    assert job._why_reform() == ""
+    assert job._why_reform(running()) == ""
+    assert job._why_reform(running()) == ""
     assert "10.0.0.2 cannot take part at present: data 10.0.0.2: has no data" in job.shown.getvalue()
 
 
@@ -319,7 +345,7 @@ def test_hosts_that_come_one_after_the_other_put_the_start_off_for_a_while_only(
     for node, coming in absent.items():
         job.gathering.coming[node] = coming
         job._looked_at = float("-inf")
-        if job._why_reform():
+        if job._why_reform(running()):
             break
         clock.now += pause_s
     assert clock.now <= elastic_hosts.PUT_OFF_S + pause_s, "from the first one that fits"
@@ -333,7 +359,7 @@ def test_a_host_that_has_left_may_come_back(clock):
     job.restore(plan(), outcome(ended=(0, 1), reformed="leaves"))
     assert sorted(job.members) == [0]
     job._plan, job.gathering.coming[1] = plan(), member(1)
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     job.restore(plan(), outcome(ended=(0,), reformed="here"))
     job.newest()
     assert job._order == [0, 1]
