@@ -52,6 +52,8 @@ class Prepared:
     submission: Submission
     request: str
     """Text of the file for the scheduler."""
+    shown: str
+    """The same text for somebody who keeps it, see ``Queue.shown``."""
     cluster: str
     """Name of the cluster plugin."""
     options: Mapping[str, Any]
@@ -112,6 +114,7 @@ def prepare(loaded: "Loaded") -> Prepared:
         queue=queue,
         submission=submission,
         request=queue.request(submission),
+        shown=queue.shown(submission),
         cluster=cluster.name,
         options=cluster.options,
     )

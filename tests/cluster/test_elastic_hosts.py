@@ -226,6 +226,55 @@ def test_a_host_that_comes_while_ranks_start_lets_that_start_reach_its_first_upd
     assert job._why_reform(running(started_s_ago=elastic_hosts.PUT_OFF_S + 1, updated=False)) == "10.0.0.2 is here"
 
 
+class Ranks(Agent):
+    """The channel to a host whose ranks have told ``records``, and end when they are asked to."""
+
+    def __init__(self, *records: dict[str, Any]) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
+
+    def send(self, message) -> None:
+        super().send(message)
+        if message["do"] == "stop":
+            self.events.append({"event": "ended", "status": 1, "log": ""})
+
+    def receive(self) -> list[Any]:
+        taken, self.events = self.events, []
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((), "10.0.0.2 is here: starting again, since nothing was made yet, with these hosts"),
+        (({"kind": "start"},), "10.0.0.2 is here: saving, to go on with these hosts"),
+    ],
+)
+def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, said):
+    shown, seen = io.StringIO(), []
+
+    def reform(outcome) -> str:
+        seen.append((outcome.started_at is not None, outcome.has_updated))
+        return "10.0.0.2 is here"
+
+    launcher = SimpleNamespace(agent=True, own_logs=lambda command: None, deaths=lambda log, status: [])
+    command = SimpleNamespace(host="10.0.0.1", argv=(), env={})
+    ranks = SimpleNamespace(
+        run_dir=tmp_path, commands=[command], launcher=launcher, first_rank=lambda node: 0, log_bytes=None,
+        hosts=[SimpleNamespace(slots=1)],
+    )  # fmt: skip
+    Attempt(
+        plan=ranks,  # type: ignore[arg-type]
+        members={0: Member(node=0, host="10.0.0.1", channel=Ranks(*records), hello={})},  # type: ignore[arg-type]
+        display=Quiet(shown),
+        requests=Requests(),
+        limits=Limits(silence_s=1.0, poll_s=0.0),
+        reform=reform,
+    ).run()
+    assert said in shown.getvalue()
+    assert seen == [(bool(records), False)]
+
+
 def test_a_host_that_is_to_end_leaves_a_start_at_once():
     job = hosts("step-00000004", None, None, fewest=2)
     assert job._leaves(2)
