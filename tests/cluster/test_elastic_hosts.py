@@ -401,6 +401,30 @@ def test_hosts_that_come_one_after_the_other_put_the_start_off_for_a_while_only(
     assert node > 1
 
 
+def test_the_pause_counts_from_the_last_of_several_hosts_and_their_patience_from_the_first(clock):
+    """Three are missing, two come, and one of these is asked to wait for the other."""
+    job = hosts("step-00000004", None, None, None)
+    job._order, job._plan, job._candidates.clock = [0], plan(), clock
+    for node in (1, 2, 3):
+        job.members.pop(node)
+    candidates = job._candidates
+    assert (candidates.fitting_since, candidates.first_fitting_since) == (0.0, 0.0), "nobody has come"
+    for now, node in ((10.0, 1), (11.5, 2)):
+        clock.now, job.gathering.coming[node] = now, member(node)
+        candidates.look(job._absent())
+    assert (candidates.fitting_since, candidates.first_fitting_since) == (11.5, 10.0)
+    clock.now, job._looked_at = 11.5 + elastic_hosts.SETTLE_S, float("inf")
+    assert job._why_reform(running()) == ""
+    clock.now += 0.1
+    assert job._why_reform(running()) == "10.0.0.2, 10.0.0.3 are here"
+    job.gathering.coming[3] = member(3)
+    candidates.findings_on = lambda member: [bad(member, "the disk is full")]
+    clock.now = 20.0
+    candidates.look(job._absent())
+    assert candidates.refused == [3]
+    assert candidates.fitting_since == 11.5, "a host that does not fit puts nothing off"
+
+
 def test_a_host_that_has_left_may_come_back(clock):
     job = hosts("step-00000004", None)
     job._candidates.clock = clock
