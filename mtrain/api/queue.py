@@ -111,7 +111,7 @@ def request_text(request: SubmitRequest) -> str:
     Raises:
         UsageError: the job cannot be planned, or cannot be submitted.
     """
-    return submission.prepare(_loaded(request)).shown
+    return submission.prepare(_loaded(request)).standalone
 
 
 def find(folder: Path, number: str | None) -> SubmittedJob:

@@ -76,7 +76,7 @@ class Attempt:
     last_words: Callable[[int], str] = lambda node: ""
     """See ``Gathering``."""
     reform: Callable[[Outcome], str] = lambda outcome: ""
-    """Returns from what has happened so far why the job is to be saved now and started again on other hosts, in words; "" while it is not."""
+    """Returns, from what has happened, why the job is to be saved now and started again on other hosts, in words; "" while it is not."""
     leaves: Callable[[int], bool] = lambda node: False
     """Returns whether a host that was asked to end leaves the job, which goes on without it; else the job ends."""
     _answered: int = 0

@@ -52,8 +52,8 @@ class Prepared:
     submission: Submission
     request: str
     """Text of the file for the scheduler."""
-    shown: str
-    """The same text for somebody who keeps it, see ``Queue.shown``."""
+    standalone: str
+    """The same text for somebody who keeps it, see ``Queue.standalone_request``."""
     cluster: str
     """Name of the cluster plugin."""
     options: Mapping[str, Any]
@@ -114,7 +114,7 @@ def prepare(loaded: "Loaded") -> Prepared:
         queue=queue,
         submission=submission,
         request=queue.request(submission),
-        shown=queue.shown(submission),
+        standalone=queue.standalone_request(submission),
         cluster=cluster.name,
         options=cluster.options,
     )

@@ -217,7 +217,7 @@ def placed(folder: Path, **more: object) -> Submission:
 @pytest.mark.parametrize("values", [{}, {"array": "7"}])
 def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path, values):
     spec = "a: '$HOME `id` \\\\'\nb: |\n  END_OF_SPEC\nEND_OF_SPEC\nc: \"it's\"\n"
-    text = SlurmQueue(options(**values)).shown(placed(tmp_path, spec=spec))
+    text = SlurmQueue(options(**values)).standalone_request(placed(tmp_path, spec=spec))
     (output,) = re.findall(r"--output=(\S+)", text)
     assert Path(output).parent == tmp_path, "Slurm starts no job whose output has no folder"
     done = ran(text, tmp_path, python='printf "%s\\n" "$@"; while [ "$1" != -c ]; do shift; done; cat "$2"')

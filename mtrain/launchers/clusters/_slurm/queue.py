@@ -37,7 +37,7 @@ class SlurmQueue(Queue):
         """Return the batch script."""
         return batch.script(submission, self.options)
 
-    def shown(self, submission: Submission) -> str:
+    def standalone_request(self, submission: Submission) -> str:
         """Return the batch script with the spec in it, so that it runs as it is."""
         return batch.script(submission, self.options, has_spec=True)
 
