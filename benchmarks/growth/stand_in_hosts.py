@@ -167,6 +167,9 @@ class StandIns:
             host.starts += 1
             self.started_at = self.started_at or time.monotonic()
             host.ranks = int(message["ranks"])
+            if message["first_rank"] == 0:  # Hosts that come wait for the first update of a start.
+                update = {"kind": "update", "update": 0, "time": time.time(), "losses": {}}
+                self._send(host, "record", {"event": "record", "record": update})
         elif verb in ("end", "stop"):
             self._send(host, "ended", {"event": "ended", "status": 1, "log": "", "logs": {}, "ended_here": True})
         elif "ask" in message:

@@ -106,12 +106,12 @@ def submit(request: SubmitRequest, *, tell: Callable[[str], None] = lambda note:
 
 
 def request_text(request: SubmitRequest) -> str:
-    """Return the text of the file that would be handed to the scheduler.
+    """Return the text of the file that would be handed to the scheduler, as it runs without the files of ``submit``.
 
     Raises:
         UsageError: the job cannot be planned, or cannot be submitted.
     """
-    return submission.prepare(_loaded(request)).request
+    return submission.prepare(_loaded(request)).standalone
 
 
 def find(folder: Path, number: str | None) -> SubmittedJob:

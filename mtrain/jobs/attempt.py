@@ -75,8 +75,8 @@ class Attempt:
     """Environment variables that are sent to every host."""
     last_words: Callable[[int], str] = lambda node: ""
     """See ``Gathering``."""
-    reform: Callable[[], str] = lambda: ""
-    """Returns why the job is to be saved now and started again on other hosts, in words; "" while it is not."""
+    reform: Callable[[Outcome], str] = lambda outcome: ""
+    """Returns, from what has happened, why the job is to be saved now and started again on other hosts, in words; "" while it is not."""
     leaves: Callable[[int], bool] = lambda node: False
     """Returns whether a host that was asked to end leaves the job, which goes on without it; else the job ends."""
     _answered: int = 0
@@ -184,6 +184,9 @@ class Attempt:
             heed(message, self.members[node], self.requests, self.display)
 
     def _record(self, record: Record) -> None:
+        if record.get("kind") == "start":
+            self._outcome.started_at = time.monotonic()
+        self._outcome.has_updated |= record.get("kind") == "update"
         if record.get("kind") == "checkpoint":
             self._outcome.saved, self._outcome.begun = self._outcome.begun, int(record["update"])
             self._writing = self._writing or record.get("why") == "ending"
@@ -215,9 +218,10 @@ class Attempt:
         failing = outcome.lost or outcome.ended or diagnosis.real(outcome.failures)
         if outcome.reformed or failing or self._ending or self.requests.any():
             return
-        outcome.reformed = self.reform()
+        outcome.reformed = self.reform(outcome)
         if outcome.reformed:
-            self.display.note(f"{outcome.reformed}: saving, to go on with these hosts")
+            how = "starting again, since nothing was made yet," if outcome.started_at is None else "saving, to go on"
+            self.display.note(f"{outcome.reformed}: {how} with these hosts")
             self._grace_ends = time.monotonic() + self.limits.grace_s
             for node in self._open():
                 self.members[node].channel.send({"do": "stop", "signal": int(signal.SIGTERM)})

@@ -52,7 +52,7 @@ class HostMetrics:
 
         self._folder, self._began = run_dir, time.time()
         collector = HostCollector(run_dir, facts=lambda: self._facts, began=self._began, failed=lambda: self._failed)
-        self._server = MetricsServer(listener_address(place), place.port, collector)
+        self._server = MetricsServer(listener_address(place), place.port, collector, names=(place.address,))
 
     def begin(self, facts: AttemptFacts) -> None:
         """Answer with the facts of the attempt that begins now; forget ranks that this host no longer has."""

@@ -69,6 +69,10 @@ class Outcome:
     """The seconds after SIGTERM after which ranks that still ran were ended; None: none were ended for that."""
     reformed: str = ""
     """Why the ranks were asked to save, for the job to start again on other hosts; "": they were not."""
+    started_at: float | None = None
+    """When rank 0 has told that it begins to train, in monotonic time; None: it has not."""
+    has_updated: bool = False
+    """Whether an update of this attempt was recorded."""
     saved: int = -1
     """Update of the newest checkpoint that is known to be complete; -1: none. The next one was begun after it."""
     begun: int = -1
@@ -162,7 +166,7 @@ class Outcome:
                 f"log: {self._log(rank).place}",
             ]
         lines.append(f"error: {head}")
-        return Verdict(code=1, headline=head, text="\n".join(lines))
+        return Verdict(code=1, headline=head, text="\n".join(lines), from_outside=True)
 
     def _evidence(self) -> Evidence:
         """Collect what the diagnosis of failed ranks needs.

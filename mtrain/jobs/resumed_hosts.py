@@ -42,8 +42,8 @@ def defaults_of(paths: Iterable[str]) -> dict[str, Any]:
     return {path: value_at(section, path) for path in paths}
 
 
-def check(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str) -> list[str]:
-    """Return a sentence on facts that somebody typed for the run and that are not taken along.
+def check(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str, is_queued: bool = False) -> list[str]:
+    """Return a sentence on facts that somebody typed for the run, that are not taken along, and that nothing replaces.
 
     Raises:
         UsageError: the run was on several hosts, this machine is none of them, and nobody says which hosts there are now.
@@ -54,11 +54,17 @@ def check(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str) -> list[str
             f"--resume {shown}: the run was on the hosts {few(ips)}, and this machine is none of them; name the hosts of "
             "now with --ips A,B, or go on with this one alone: --nnodes 1"
         )
-    left = {path: value for path, value in stale.items() if value_at(loaded.values, path) != value}
+    now = loaded.values
+    left = {
+        key: old for key, old in stale.items() if value_at(now, key) != old and loaded.origin(key).kind not in TYPED
+    }
     if not left:
         return []
     named = ", ".join(f"{path} {flow(value)}" for path, value in left.items())
-    return [f"not taken from the run {shown}, as facts of its start: {named}; type those that hold here"]
+    # Where a scheduler chooses the hosts, nobody types them.
+    is_chosen = is_queued or allocation.recognised(environment.caller(), registry=loaded.registry) is not None
+    remedy = "they are found anew" if is_chosen else "type those that hold here"
+    return [f"not taken from the run {shown}, as facts of its start: {named}; {remedy}"]
 
 
 def _keeps_hosts(chosen: Chosen) -> bool:

@@ -84,7 +84,7 @@ def load(
     _check_kind(loaded, chosen)
     if first is None:
         _check_name(loaded, resume)
-    notes = [*([unknown] if unknown else []), *resumed_hosts.check(loaded, stale, shown=shown)]
+    notes = [*([unknown] if unknown else []), *resumed_hosts.check(loaded, stale, shown=shown, is_queued=is_queued)]
     return dataclasses.replace(loaded, notes=(*loaded.notes, *notes, *_notes(loaded, chosen, shown=shown)))
 
 

@@ -52,6 +52,8 @@ class Prepared:
     submission: Submission
     request: str
     """Text of the file for the scheduler."""
+    standalone: str
+    """The same text for somebody who keeps it, see ``Queue.standalone_request``."""
     cluster: str
     """Name of the cluster plugin."""
     options: Mapping[str, Any]
@@ -112,6 +114,7 @@ def prepare(loaded: "Loaded") -> Prepared:
         queue=queue,
         submission=submission,
         request=queue.request(submission),
+        standalone=queue.standalone_request(submission),
         cluster=cluster.name,
         options=cluster.options,
     )

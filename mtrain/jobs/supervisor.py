@@ -118,13 +118,25 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
         display.note(f"starting again {source} {how}")
     return Result(
         code=verdict.code,
-        text=verdict.text,
+        text=_with_way_on(verdict, outcome, newest=hosts.newest),
         reason=verdict.reason if verdict.code else "",
         run_dir=plan.run_dir,
         summary=outcome.summary or {},
         first_host=outcome.members[0].label,
         first_address=plan.hosts[0].address,
     )
+
+
+def _with_way_on(verdict: Verdict, outcome: Outcome, *, newest: Callable[[], Path | None]) -> str:
+    """Return what a job says that has ended; where another start may help and none is allowed, how it goes on."""
+    plan = outcome.plan
+    has_trained = outcome.started_at is not None
+    may_help = verdict.code == 1 and verdict.from_outside and "--resume" not in verdict.text
+    checkpoint = _newest(newest) if may_help and has_trained and not plan.max_restarts else None
+    if checkpoint is None:
+        return verdict.text
+    way_on = f"go on from {checkpoint.name} with --resume {shlex.quote(str(plan.run_dir))}"
+    return f"{way_on}; with --max-restarts 3 a job does so by itself, up to three times\n{verdict.text}"
 
 
 def not_started(requests: Requests) -> Result:

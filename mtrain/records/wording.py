@@ -108,7 +108,9 @@ def event_line(record: Record) -> str:
         requested = f"saved at update {record.get('update')}, as SIGUSR1 asked; training goes on"
         return requested if record.get("why") == "requested" else ""
     if kind == "end":
-        return f"end: {record.get('reason', 'done')}" + (f", {stopped_early(record)}" if stopped_early(record) else "")
+        reason = record.get("reason", "done")  # Where it is another one, the job itself may be started again.
+        head = f"end: {reason}" if reason == "done" else f"the ranks have ended: {reason}"
+        return head + (f", {stopped_early(record)}" if stopped_early(record) else "")
     return start_line(record)
 
 

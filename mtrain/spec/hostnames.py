@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mtrain.errors import UsageError
 
@@ -89,3 +89,18 @@ def checked_listener(address: str) -> str:
 def bracketed(host: str) -> str:
     """Return ``host``, in brackets if it is an IPv6 address, so that ``:NUMBER`` can be appended."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+
+
+def is_named(host: str, names: Collection[str]) -> bool:
+    """Return whether a Host header is an address, which nobody can redirect, or one of ``names``.
+
+    A page of a stranger can make a browser ask a server by a name of its own (DNS rebinding), and would then read the
+    answers. Such a request carries that name.
+    """
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.lower().rstrip(".")
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return name in {each.lower().rstrip(".") for each in names}
+    return True

@@ -1,5 +1,6 @@
 """Validate the merged sources of a spec, and word every mistake with the place of its value."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -104,15 +105,37 @@ def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
 
 def _line(layers: Layers, problem: Problem) -> str:
     """Return the message for one problem, with the file and line, or the text, in which its value was set."""
-    origin = layers.origin(problem.path)
+    origin = _blamed(layers, problem)
     where = dotted(problem.path)
     if origin.file is not None:
         return f"{origin} {where}: {problem.message}"
     if origin.kind in ("override", "environment"):
-        key = origin.text.removeprefix("-o ").partition("=")[0].strip()
-        plain = origin.kind == "environment" or key == where
+        plain = origin.kind == "environment" or _typed_key(origin) == where
         return f"{origin}: {problem.message}" if plain else f"{origin}: {where}: {problem.message}"
     return f"{f'{origin}: ' if origin.text else ''}{where}: {problem.message}"
+
+
+def _blamed(layers: Layers, problem: Problem) -> Origin:
+    """Return where the value was set that a problem is about.
+
+    Of a section, that is the key which the message names, the one that was set last. What was typed for one key is not to
+    blame for another one of its section.
+    """
+    origin, section = layers.origin(problem.path), layers.get(problem.path)
+    if isinstance(section, dict):
+        named = [(*problem.path, key) for key in re.findall(r"\w+", problem.message) if key in section]
+        if named:
+            return max(map(layers.origin, named), key=lambda each: each.level)
+    elif layers.is_set(problem.path):
+        return origin
+    key = _typed_key(origin)
+    return origin if origin.file is not None or f"{dotted(problem.path)}.".startswith(f"{key}.") else Origin("default")
+
+
+def _typed_key(origin: Origin) -> str:
+    """Return the key that was typed to set a value, with dots."""
+    key = origin.text.removeprefix("-o ").partition("=")[0].strip()
+    return key.removeprefix("MTRAIN_").replace("__", ".").lower() if origin.kind == "environment" else key
 
 
 def _plugin_problems(sources: Sources, registry: Registry) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Verdict:
     """The explanation in one line."""
     error: str = ""
     """The error itself in one line, where it says more than the headline: an error's message, or a hint."""
+    from_outside: bool = False
+    """Whether something outside the job was the cause, so that another start may succeed."""
 
     @property
     def reason(self) -> str:
@@ -106,7 +108,7 @@ def of_killed_starter(status: int, log: Log, *, host: str = "") -> Verdict:
     hint = HINTS.get(number)
     excerpt = f"last lines of {log.place}:\n{log.text}\n" if log.text else f"nothing was written to {log.place}\n"
     error = f"{head}{f': {hint}' if hint else ''}"
-    return Verdict(code=1, headline=head, text=f"{excerpt}error: {error}", error=error)
+    return Verdict(code=1, headline=head, text=f"{excerpt}error: {error}", error=error, from_outside=True)
 
 
 def conclude(evidence: Evidence) -> Verdict:
@@ -156,7 +158,7 @@ def _of_failure(evidence: Evidence, failure: Mapping[str, Any]) -> Verdict:
 def _of_signal(evidence: Evidence, rank: int, number: signal.Signals) -> Verdict:
     hint = HINTS.get(number)
     head = f"rank {rank}{_on(evidence, rank)} was ended by signal {int(number)} ({number.name})"
-    return _of_log(evidence, rank, head + (f": {hint}" if hint else ""))
+    return replace(_of_log(evidence, rank, head + (f": {hint}" if hint else "")), from_outside=True)
 
 
 def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:

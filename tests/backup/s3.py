@@ -11,6 +11,11 @@ from tests.ports import held_port
 
 KEY, SECRET = "AKIATESTTESTTESTTEST", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"
 BUCKET = "checkpoints"
+_REASON = b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code><Message>You may not read this</Message></Error>'
+DENIED = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_REASON),
+    _REASON,
+)
 
 
 @dataclass
@@ -21,7 +26,8 @@ class Road:
     port: int = 0
     fault: str = ""
     """"" for none; "cut": connections end after ``limit`` bytes in all; "silent": nothing is passed on any more;
-    "full": every upload is refused, as where a quota is used up."""
+    "full": every upload is refused, as where a quota is used up; "denied": objects cannot be read, and the refusal of HEAD
+    has a body, too, as some servers send it."""
     limit: int = 0
     passed: int = 0
     seen: list[bytes] = field(default_factory=list)
@@ -64,6 +70,9 @@ class Road:
                     caller.shutdown(socket.SHUT_WR)
                     while caller.recv(1 << 16):
                         pass
+                    return
+                if self.fault == "denied" and part.startswith((b"HEAD", b"GET")) and b"list-type" not in part[:200]:
+                    caller.sendall(DENIED)
                     return
                 self.passed += len(part)
                 if self.fault == "cut" and self.passed > self.limit:

@@ -20,6 +20,7 @@ from mtrain.errors import CheckpointError
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup import restoring
 from mtrain.weights.backup.copier import Copier
+from mtrain.weights.backup.place import Place, PlaceError
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
 from tests.backup.test_copies import Run, contents, settled, umask  # noqa: F401
 
@@ -162,6 +163,20 @@ def test_a_wrong_key_is_told_without_the_key(served, run, tmp_path):
         assert SECRET not in str(refused.value)
     finally:
         server.check_keys(False)
+
+
+def test_a_refusal_of_head_that_has_a_body_is_told_as_the_refusal(served):
+    """The client's library takes the body for another answer, and tells "unhandled exception: 400"."""
+    place = Place(ADDRESS)
+    place.put("a", b"content")
+    served[1].fault = "denied"
+    for ask in (lambda: place.size("a"), lambda: place.read("a", limit=100)):
+        with pytest.raises(PlaceError, match=r"You may not read this \(access is denied: check the cred") as refused:
+            ask()
+        assert refused.value.lasting
+        assert not refused.value.missing
+    served[1].fault = ""
+    assert (place.size("a"), place.read("a", limit=100)) == (7, b"content")
 
 
 def test_a_bucket_that_does_not_exist_and_missing_credentials_are_told(served, run, tmp_path, monkeypatch):

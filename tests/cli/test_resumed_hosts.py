@@ -166,3 +166,19 @@ def test_a_spec_beside_a_run_without_a_record_of_choices_is_told(here: Path) -> 
     assert any("train.seed 42 there, 0 here" in note for note in notes)
     assert resumed(None).spec.train.seed == 42
     assert not any("chosen.json" in note for note in resumed(None).notes), "the spec of the run has all its values"
+
+
+def test_what_was_typed_for_a_start_is_named_unless_something_else_is_typed_or_a_scheduler_chooses(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(here, "cluster.master_port=29700", "cluster.interface=eth7")
+    whole = "cluster.master_port 29700, cluster.interface eth7; type those that hold here"
+    assert [note for note in resumed("own.yml").notes if whole in note]
+    (note,) = [note for note in resumed("own.yml", "cluster.interface=eth1").notes if "facts of its start" in note]
+    assert note.endswith(": cluster.master_port 29700; type those that hold here")
+    assert not [note for note in resumed("own.yml", *PLACE[4:], "cluster.master_port=1").notes if "facts of" in note]
+    # In a job of a scheduler nobody types hosts.
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    (note,) = [note for note in resumed("own.yml").notes if "facts of its start" in note]
+    assert note.endswith("cluster.interface eth7; they are found anew")

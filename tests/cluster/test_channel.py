@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -296,6 +297,25 @@ def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
     line.end(wait_s=0.2)
     assert "Choose a shell" in actual.line()
     assert actual.line().isprintable()
+
+
+def test_a_peer_that_is_gone_is_missed_by_a_process_that_is_held_up_again_and_again(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: now))
+    idle = SimpleNamespace(serve=lambda channel: None, attend=lambda channel: None)
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.detach()
+    with ours:
+        channel = Channel(descriptor, os.dup(descriptor), peer="leader", silence_s=10.0, beat_s=1.0, thread=idle)
+        for heard in (True, True, False, False, False, False):
+            now += 8.0
+            channel.tick(now)
+            assert channel.lost is None or not heard
+            if heard:
+                ours.sendall(b"{}\n")
+                channel.read()
+        assert channel.lost == Disconnection(cause=Cause.SILENT, silent_s=16.0)
+        channel.finish()
 
 
 def test_a_process_that_was_stopped_does_not_take_its_own_pause_for_the_silence_of_a_peer_that_was_stopped_too():

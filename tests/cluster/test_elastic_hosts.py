@@ -86,6 +86,12 @@ def outcome(*, ended=(), lost=(), reformed="") -> Any:
     )
 
 
+def running(*, started_s_ago: float | None = 0.0, updated: bool = True) -> Any:
+    """The outcome so far of an attempt that runs."""
+    began = None if started_s_ago is None else elastic_hosts.time.monotonic() - started_s_ago
+    return SimpleNamespace(started_at=began, has_updated=updated)
+
+
 def hosts(*checkpoints: str | None, fewest: int = 1, saved: int = -1, back_s: float = 0.3) -> Any:
     """An elastic job on as many hosts as checkpoints are given: the newest one that each host has."""
     shown = io.StringIO()
@@ -186,7 +192,7 @@ def test_a_host_that_was_asked_to_end_leaves_if_enough_remain():
     job = hosts("step-00000004", None, None, fewest=2)
     leaving = job.members[2].channel
     assert job._leaves(2)
-    assert job._why_reform() == "10.0.0.3 is asked to end, and leaves"
+    assert job._why_reform(running()) == "10.0.0.3 is asked to end, and leaves"
     assert not job._leaves(1), "two must stay"
     job.restore(plan(), outcome(ended=(0, 1, 2), reformed="leaves"))
     assert leaving.sent[-1]["do"] == "bye"
@@ -201,9 +207,78 @@ def test_a_host_that_comes_is_checked_and_then_taken(monkeypatch):
     job._order, job._plan = [0], plan()
     job.gathering.coming[1] = member(1)
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     job.restore(plan(), outcome(ended=(0,), reformed="here"))
     assert job.next_plan(plan(), job.newest()).nodes == [0, 1]
+
+
+def test_a_host_that_comes_while_ranks_start_lets_that_start_reach_its_first_update(monkeypatch):
+    job = hosts("step-00000004", None, None, fewest=2)
+    job.members.pop(1)
+    job._order, job._plan = [0, 2], plan()
+    job.gathering.coming[1] = member(1)
+    monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
+    assert job._why_reform(running(started_s_ago=None, updated=False)) == ""
+    assert job._why_reform(running(started_s_ago=1.0, updated=False)) == ""
+    assert job._candidates.fitting == [1], "it is checked meanwhile"
+    assert job._why_reform(running(started_s_ago=1.0)) == "10.0.0.2 is here"
+    # Of updates that are not recorded one by one, the first is not waited for.
+    assert job._why_reform(running(started_s_ago=elastic_hosts.PUT_OFF_S + 1, updated=False)) == "10.0.0.2 is here"
+
+
+class Ranks(Agent):
+    """The channel to a host whose ranks have told ``records``, and end when they are asked to."""
+
+    def __init__(self, *records: dict[str, Any]) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
+
+    def send(self, message) -> None:
+        super().send(message)
+        if message["do"] == "stop":
+            self.events.append({"event": "ended", "status": 1, "log": ""})
+
+    def receive(self) -> list[Any]:
+        taken, self.events = self.events, []
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((), "10.0.0.2 is here: starting again, since nothing was made yet, with these hosts"),
+        (({"kind": "start"},), "10.0.0.2 is here: saving, to go on with these hosts"),
+    ],
+)
+def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, said):
+    shown, seen = io.StringIO(), []
+
+    def reform(outcome) -> str:
+        seen.append((outcome.started_at is not None, outcome.has_updated))
+        return "10.0.0.2 is here"
+
+    launcher = SimpleNamespace(agent=True, own_logs=lambda command: None, deaths=lambda log, status: [])
+    command = SimpleNamespace(host="10.0.0.1", argv=(), env={})
+    ranks = SimpleNamespace(
+        run_dir=tmp_path, commands=[command], launcher=launcher, first_rank=lambda node: 0, log_bytes=None,
+        hosts=[SimpleNamespace(slots=1)],
+    )  # fmt: skip
+    Attempt(
+        plan=ranks,  # type: ignore[arg-type]
+        members={0: Member(node=0, host="10.0.0.1", channel=Ranks(*records), hello={})},  # type: ignore[arg-type]
+        display=Quiet(shown),
+        requests=Requests(),
+        limits=Limits(silence_s=1.0, poll_s=0.0),
+        reform=reform,
+    ).run()
+    assert said in shown.getvalue()
+    assert seen == [(bool(records), False)]
+
+
+def test_a_host_that_is_to_end_leaves_a_start_at_once():
+    job = hosts("step-00000004", None, None, fewest=2)
+    assert job._leaves(2)
+    assert "leaves" in job._why_reform(running(started_s_ago=None, updated=False))
 
 
 def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
@@ -212,7 +287,7 @@ def test_a_host_that_comes_just_before_the_end_is_told_of_it(monkeypatch):
     job.gathering.coming[1] = member(1)
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
     job._plan = plan()
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     monkeypatch.setattr("mtrain.jobs.hosts.connected_hosts.supervise", lambda *arguments, **named: DONE)
     assert job.run(plan()) is DONE
     assert sorted(job.members) == [0, 1], "the leader bids farewell to these"
@@ -225,8 +300,8 @@ def test_a_host_that_comes_and_does_not_fit_disturbs_nothing(monkeypatch):
     job.gathering.coming[1] = member(1)
     job._candidates.findings_on = lambda member: [bad(member, "has no data")]
     monkeypatch.setattr("mtrain.jobs.hosts.candidates.threading.Thread", _AtOnce)
-    assert job._why_reform() == ""
-    assert job._why_reform() == ""
+    assert job._why_reform(running()) == ""
+    assert job._why_reform(running()) == ""
     assert "10.0.0.2 cannot take part at present: data 10.0.0.2: has no data" in job.shown.getvalue()
 
 
@@ -319,11 +394,35 @@ def test_hosts_that_come_one_after_the_other_put_the_start_off_for_a_while_only(
     for node, coming in absent.items():
         job.gathering.coming[node] = coming
         job._looked_at = float("-inf")
-        if job._why_reform():
+        if job._why_reform(running()):
             break
         clock.now += pause_s
     assert clock.now <= elastic_hosts.PUT_OFF_S + pause_s, "from the first one that fits"
     assert node > 1
+
+
+def test_the_pause_counts_from_the_last_of_several_hosts_and_their_patience_from_the_first(clock):
+    """Three are missing, two come, and one of these is asked to wait for the other."""
+    job = hosts("step-00000004", None, None, None)
+    job._order, job._plan, job._candidates.clock = [0], plan(), clock
+    for node in (1, 2, 3):
+        job.members.pop(node)
+    candidates = job._candidates
+    assert (candidates.fitting_since, candidates.first_fitting_since) == (0.0, 0.0), "nobody has come"
+    for now, node in ((10.0, 1), (11.5, 2)):
+        clock.now, job.gathering.coming[node] = now, member(node)
+        candidates.look(job._absent())
+    assert (candidates.fitting_since, candidates.first_fitting_since) == (11.5, 10.0)
+    clock.now, job._looked_at = 11.5 + elastic_hosts.SETTLE_S, float("inf")
+    assert job._why_reform(running()) == ""
+    clock.now += 0.1
+    assert job._why_reform(running()) == "10.0.0.2, 10.0.0.3 are here"
+    job.gathering.coming[3] = member(3)
+    candidates.findings_on = lambda member: [bad(member, "the disk is full")]
+    clock.now = 20.0
+    candidates.look(job._absent())
+    assert candidates.refused == [3]
+    assert candidates.fitting_since == 11.5, "a host that does not fit puts nothing off"
 
 
 def test_a_host_that_has_left_may_come_back(clock):
@@ -333,7 +432,7 @@ def test_a_host_that_has_left_may_come_back(clock):
     job.restore(plan(), outcome(ended=(0, 1), reformed="leaves"))
     assert sorted(job.members) == [0]
     job._plan, job.gathering.coming[1] = plan(), member(1)
-    assert job._why_reform() == "10.0.0.2 is here"
+    assert job._why_reform(running()) == "10.0.0.2 is here"
     job.restore(plan(), outcome(ended=(0,), reformed="here"))
     job.newest()
     assert job._order == [0, 1]

@@ -15,7 +15,7 @@ from mtrain.jobs.hosts.candidates import MAX_CHECKING
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.elastic_hosts import CHECK_S, SETTLE_S
 from mtrain.jobs.hosts.expected_hosts import REFUSAL_S, ExpectedHosts
-from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, plan
+from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, plan, running
 from tests.cluster.test_many_hosts import SPEAKS, WAITS
 
 
@@ -138,14 +138,14 @@ def test_the_files_of_an_attempt_are_written_and_packed_once_for_all_that_come(m
 def test_hosts_that_come_together_cause_one_new_start_and_wait_a_bounded_time_for_those_that_are_checked(monkeypatch):
     job = job_of(MAX_CHECKING + 8, monkeypatch=monkeypatch)
     clock = job._candidates.clock
-    assert job._why_reform() == "", f"{MAX_CHECKING} fit, and 7 wait for their turn"
+    assert job._why_reform(running()) == "", f"{MAX_CHECKING} fit, and 7 wait for their turn"
     assert len(job._candidates.fitting) == MAX_CHECKING
     clock.now = SETTLE_S + 1
-    assert job._why_reform() == "", "others are being checked"
+    assert job._why_reform(running()) == "", "others are being checked"
     clock.now = CHECK_S + 1
-    assert f"({MAX_CHECKING} hosts) are here" in job._why_reform(), "those have kept them waiting long enough"
+    assert f"({MAX_CHECKING} hosts) are here" in job._why_reform(running()), "those have kept them waiting long enough"
     job._looked_at = 0.0
-    assert f"({MAX_CHECKING + 7} hosts) are here" in job._why_reform()
+    assert f"({MAX_CHECKING + 7} hosts) are here" in job._why_reform(running())
 
 
 def test_a_job_that_waits_for_lost_hosts_asks_the_others_once_who_has_the_newest_checkpoint(monkeypatch):

@@ -39,6 +39,7 @@ class Hosts:
         verdict = self.verdicts.pop(0)
         return SimpleNamespace(
             grace_s=None,
+            started_at=None if self.checkpoint is None else 1.0,
             reformed="",
             plan=current,
             ok=verdict is None,
@@ -104,6 +105,26 @@ def test_a_job_is_started_again_as_often_as_allowed_and_then_ends_with_its_error
     result = hosts.supervise(max_restarts)
     assert (result.code, result.text) == (1, FAILED.text)
     assert hosts.restored == max_restarts == len(hosts.plans) - 1
+
+
+KILLED = Verdict(code=1, headline="rank 1 was killed", text="error: rank 1 was killed", from_outside=True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "restarts", "checkpoint", "named"),
+    [
+        (KILLED, 0, Path("step-00000004"), True),
+        (KILLED, 1, Path("step-00000004"), False),  # allowed already
+        (KILLED, 0, None, False),  # nothing to go on from
+        (FAILED, 0, Path("step-00000004"), False),  # an error of the job's own comes again
+        (REFUSED, 0, Path("step-00000004"), False),
+    ],
+)
+def test_a_job_that_another_start_may_help_names_the_option_for_it(verdict, restarts, checkpoint, named):
+    hosts = Hosts(*[verdict] * (restarts + 1), checkpoint=checkpoint)
+    text = supervise(hosts, plan(restarts), requests=hosts.requests, display=Quiet(hosts.shown)).text
+    assert text.splitlines()[-1] == verdict.text
+    assert ("from step-00000004 with --resume runs/x; with --max-restarts 3" in text) == named
 
 
 def test_a_refused_job_is_not_started_again():

@@ -43,6 +43,7 @@ GOLDEN = """\
 #SBATCH --requeue
 #SBATCH --mail-type=END
 
+trap : USR1
 module load cuda
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
@@ -50,8 +51,9 @@ hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 # The end of this shell would end the job, so it must wait for mtrain. Slurm sends SIGTERM to mtrain as well.
 trap : TERM
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
-/opt/mtrain/bin/python -m mtrain train -c /shared/runs/.submitted/digits/spec.yml --resume if-any --name digits \
---cluster slurm --ips "$hosts" &
+# Until mtrain takes SIGUSR1, as a request to save, that signal must not end it.
+(trap '' USR1; exec /opt/mtrain/bin/python -m mtrain train -c /shared/runs/.submitted/digits/spec.yml --resume if-any \
+--name digits --cluster slurm --ips "$hosts") &
 mtrain=$!
 while :; do
   wait "$mtrain"
@@ -94,8 +96,8 @@ def options(**values: object) -> Slurm.Options:
 
 def test_slurm_does_not_end_an_elastic_job_for_a_lost_host():
     options = Slurm.Options()
-    assert "--no-kill" in batch.directives(replace(SUBMISSION, elastic=True), options)
-    assert "--no-kill" not in batch.directives(SUBMISSION, options)
+    assert "--no-kill" in batch.directives(replace(SUBMISSION, elastic=True), options, Path("/shared"))
+    assert "--no-kill" not in batch.directives(SUBMISSION, options, Path("/shared"))
 
 
 def test_a_batch_script_asks_for_the_hosts_and_runs_mtrain_once():
@@ -175,7 +177,7 @@ def test_each_job_of_an_array_has_a_run_and_a_seed_of_its_own():
     assert "slurm-%A_%a.out" in script
     assert 'name=digits-"$SLURM_ARRAY_TASK_ID"\n' in script
     command = next(line for line in script.splitlines() if " -m mtrain " in line)
-    assert command.endswith('--name "$name" -o "train.seed=$SLURM_ARRAY_TASK_ID" &')
+    assert command.endswith('--name "$name" -o "train.seed=$SLURM_ARRAY_TASK_ID") &')
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,50 @@ def test_each_job_of_an_array_has_a_run_and_a_seed_of_its_own():
 )
 def test_the_signal_before_the_time_limit_requeues_or_is_passed_on(values, expected):
     traps = [line for line in batch.script(SUBMISSION, options(**values)).splitlines() if line.startswith("trap ")]
-    assert traps == ["trap : TERM", *([expected] if expected else [])]
+    assert traps == ["trap : USR1", "trap : TERM", *([expected] if expected else [])]
+
+
+def ran(script: str, folder: Path, *, python: str) -> "subprocess.CompletedProcess[str]":
+    """Run a batch script where ``/bin/python`` of the folder stands for mtrain, and Slurm has one host."""
+    (folder / "bin").mkdir()
+    for name, text in (("python", python), ("scontrol", "echo node1")):
+        path = folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    environ = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def placed(folder: Path, **more: object) -> Submission:
+    spec_path = folder / "my runs" / ".submitted" / "digits" / "spec.yml"
+    return replace(SUBMISSION, folder=folder, python=str(folder / "bin/python"), spec_path=spec_path, **more)
+
+
+@pytest.mark.parametrize("values", [{}, {"array": "7"}])
+def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path, values):
+    spec = "a: '$HOME `id` \\\\'\nb: |\n  END_OF_SPEC\nEND_OF_SPEC\nc: \"it's\"\n"
+    text = SlurmQueue(options(**values)).standalone_request(placed(tmp_path, spec=spec))
+    (output,) = re.findall(r"--output=(\S+)", text)
+    assert Path(output).parent == tmp_path, "Slurm starts no job whose output has no folder"
+    done = ran(text, tmp_path, python='printf "%s\\n" "$@"; while [ "$1" != -c ]; do shift; done; cat "$2"')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.partition("\nnode1\n")[2].partition("mtrain ended with")[0].endswith(spec)
+    assert done.stderr == ""
+
+
+def test_a_request_to_save_in_the_first_moments_ends_neither_the_script_nor_mtrain_nor_an_agent(tmp_path):
+    lives = "kill -USR1 $$; echo lives"
+    for values in ({}, {"requeue": False, "signal": "B:USR1@60"}):
+        text = batch.script(placed(folder := tmp_path / str(len(values))), options(setup=["kill -USR1 $$"], **values))
+        folder.mkdir()
+        done = ran(text, folder, python=lives)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "lives\nmtrain ended with exit code 0\n", "")
+    job = HostedJob(cluster="slurm", hosts=["node1"], agent=("sh", "-c", lives, "two words"))
+    command = Slurm(options()).command(0, job)
+    agent = subprocess.run(command[command.index("--") + 1 :], capture_output=True, text=True, timeout=60, check=False)
+    assert (agent.returncode, agent.stdout) == (0, "lives\n")
 
 
 NASTY = "x\n#SBATCH --uid=0"
@@ -223,7 +268,7 @@ def test_a_value_that_could_add_an_option_or_a_command_is_refused(key, value):
 
 
 def test_numbers_of_a_yaml_file_are_accepted_as_text():
-    assert batch.directives(SUBMISSION, options(time=30, array=3, mem=0, gpus_per_node=2))[3:7] == [
+    assert batch.directives(SUBMISSION, options(time=30, array=3, mem=0, gpus_per_node=2), Path("/shared"))[3:7] == [
         "--gpus-per-node=2", "--mem=0", "--time=30", "--array=3"
     ]  # fmt: skip
 
@@ -297,7 +342,8 @@ def test_an_agent_is_started_by_srun_in_the_allocation_alone():
     cluster = Slurm(options(srun=["--container=a b"]))
     words = list(cluster.command(1, job))
     assert words[0] == "srun"
-    assert words[-6:] == ["--container=a b", "--nodelist=node2", "--", "python", "-m", "mtrain.jobs.hosts.agent"]
+    assert words[-10:-7] == ["--container=a b", "--nodelist=node2", "--"]
+    assert words[-3:] == ["python", "-m", "mtrain.jobs.hosts.agent"]
     with pytest.raises(UsageError, match="SLURM_JOB_ID is not set"):
         cluster.gathering(job, {})
     with pytest.raises(UsageError):

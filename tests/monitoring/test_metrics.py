@@ -1,5 +1,6 @@
 """The metrics of a host's ranks as Prometheus reads them."""
 
+import http.client
 import json
 import math
 import re
@@ -7,10 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.errors import UsageError
-from mtrain.jobs import metrics
+from mtrain.jobs import metrics, metrics_server
 from mtrain.jobs.host_collector import HostCollector
 from mtrain.jobs.metrics import HostMetrics
 from mtrain.jobs.metrics_place import AttemptFacts, MetricsPlace
@@ -189,18 +189,86 @@ def test_a_failure_waits_for_nobody_who_has_never_read_and_for_no_user_who_ends_
         host.fail(stop=lambda: True)
 
 
-def test_a_caller_that_sends_nothing_keeps_no_other_from_an_answer(tmp_path):
-    port = held_port()
+@contextmanager
+def served(folder: Path, address: str = "127.0.0.1") -> Iterator[tuple[HostMetrics, int]]:
     with closing(HostMetrics()) as host:
-        host.open(MetricsPlace(port=port, address="127.0.0.1"), tmp_path)
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_REQUESTS - 1)]
+        host.open(MetricsPlace(port=(port := held_port()), address=address), folder)
+        yield host, port
+
+
+def test_callers_that_send_nothing_or_drip_keep_no_other_from_an_answer(tmp_path):
+    with served(tmp_path) as (_, port):
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_REQUESTS)]
+        for each in slow[::2]:
+            each.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert "mtrain_hosts" in scraped(port), "the oldest makes room"
+        assert slow[0].recv(1) == b""
         assert "mtrain_hosts" in scraped(port)
-        silent.append(socket.create_connection(("127.0.0.1", port)))
-        time.sleep(0.2)
-        with socket.create_connection(("127.0.0.1", port)) as refused:
-            assert refused.recv(1) == b"", "more are closed at once"
-        for each in silent:
+        assert slow[1].recv(1) == b""
+        for each in slow:
             each.close()
+
+
+def test_the_address_with_the_most_connections_gives_one_up(tmp_path):
+    with served(tmp_path, "0.0.0.0") as (_, port):
+        first = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_REQUESTS)]
+        assert crowd[0].recv(1) == b""
+        first.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.0 200"
+        for each in (first, *crowd):
+            each.close()
+
+
+def test_a_caller_that_drips_has_no_more_time_than_one_that_is_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.3)
+    with served(tmp_path) as (_, port), socket.create_connection(("127.0.0.1", port)) as drips:
+        drips.sendall(b"GET /metrics HTTP/1.1\r\n")
+        drips.settimeout(0.05)
+        for _ in range(1200):
+            try:
+                drips.sendall(b"x")
+                ended = drips.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+            break
+        assert ended
+
+
+def asked_by(port: int, host: str | None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    with closing(connection):
+        connection.putrequest("GET", "/metrics", skip_host=True)
+        if host is not None:
+            connection.putheader("Host", host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_a_page_of_a_stranger_cannot_read_the_metrics_through_a_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "node7.cluster.example")
+    monkeypatch.setattr(metrics, "listener_address", lambda place: "127.0.0.1")
+    with served(tmp_path, "own-name-in-the-job") as (host, port):
+        own = ("127.0.0.1", "[::1]", "localhost", "node7", "node7.cluster.example", "own-name-in-the-job", "192.0.2.7")
+        for name in (
+            "evil.example",
+            "node7.evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            None,
+        ):
+            status, text = asked_by(port, name and f"{name}:{port}")
+            assert (status, "mtrain_" in text) == (421, False), name
+        asked_by(port, "localhost,evil.example")
+        host.fail()  # returns at once: none of these has read the metrics
+        for name in own:
+            for typed in (name, f"{name.upper()}:{port}", f"{name}.:{port}"):
+                assert asked_by(port, typed)[0] == 200, typed
 
 
 def test_two_jobs_of_a_host_cannot_have_one_port(tmp_path):

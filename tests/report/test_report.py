@@ -130,6 +130,8 @@ def test_a_job_that_patience_has_ended_says_so_in_every_display():
     message = "end: done, stopped early by train.patience: no better score in 3 evaluations"
     assert wording.event_line(record) == message
     assert wording.event_line(record | {"stopped_by": None}) == "end: done"
+    for reason in ("failed", "interrupted"):
+        assert wording.event_line({"kind": "end", "reason": reason}) == f"the ranks have ended: {reason}"
 
 
 def test_the_start_is_worded_for_people_and_its_facts_for_who_asks(capsys):

@@ -526,3 +526,46 @@ def test_the_same_data_format_keeps_the_paths_of_a_base(here):
 def test_a_shipped_spec_has_no_paths_left_for_own_data_of_another_format(here, name, kind):
     loaded = load(name, f"data.format={kind}", "data.root=mine")
     assert (loaded.spec.data.train, loaded.spec.data.val, loaded.spec.data.images) == (None, None, None)
+
+
+KUBERNETES = ("cluster.name=kubernetes", "cluster.options.image=registry.example/mtrain:1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "begins"),
+    [
+        (  # the section as a whole is wrong: the key that the message names is to blame, not the one that was typed last
+            (*KUBERNETES, "cluster.options.data_path=/runs", "cluster.options.data_claim=d"),
+            "-o cluster.options.data_path=/runs: cluster.options: data_path /runs and runs_path /runs overlap",
+        ),
+        (
+            (
+                *KUBERNETES,
+                "cluster.options.runs_path=/data/x",
+                "cluster.options.data_claim=d",
+                "cluster.options.user=5",
+            ),
+            "-o cluster.options.runs_path=/data/x: cluster.options: data_path /data and runs_path /data/x overlap",
+        ),
+        (
+            (*KUBERNETES, "cluster.options.memory=1Gi", "cluster.options.cpu=1"),
+            "-o cluster.options.memory=1Gi: cluster.options: shm 2Gi given with memory 1Gi",
+        ),
+        (  # what is missing was typed nowhere
+            ("cluster.name=kubernetes", "cluster.options.data_claim=d"),
+            "cluster.options.image: missing",
+        ),
+        (("data.augment.scale=[1,2]", "train.epochs=0"), "-o train.epochs=0: "),
+    ],
+)
+def test_a_refusal_names_what_was_typed_for_the_value_that_is_refused(typed, begins):
+    assert any(problem.startswith(begins) for problem in problems("digits", *typed))
+
+
+def test_a_missing_option_in_a_file_is_told_with_the_line_of_its_section(tmp_path):
+    path = tmp_path / "spec.yml"
+    path.write_text("_BASE_: digits\ncluster:\n  name: kubernetes\n  options:\n    data_claim: d\n")
+    with pytest.raises(SpecError, match=rf"{path}:4 cluster\.options\.image: missing"):
+        config.load(path, environ={})
+    with pytest.raises(SpecError, match=r"-o cluster\.options\.data_path=/runs: cluster\.options: data_path /runs and"):
+        config.load(path, overrides=["cluster.options.image=x:1", "cluster.options.data_path=/runs"], environ={})

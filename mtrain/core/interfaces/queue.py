@@ -123,6 +123,10 @@ class Queue(Protocol):
         """Return the text of the file that is handed to the scheduler, without asking the scheduler anything."""
         ...
 
+    def standalone_request(self, submission: Submission) -> str:
+        """Return that text for ``--dry-run``: it must run without any file that ``submit`` would write."""
+        return self.request(submission)
+
     @property
     def suffix(self) -> str:
         """Return the suffix of the request's file."""

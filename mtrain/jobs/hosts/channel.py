@@ -102,6 +102,8 @@ class Channel:
         self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
         self._beat_s = beat_s
         self._last_read = self._ticked_at = time.monotonic()
+        self._was_paused = False
+        """Whether this process stood still since the peer was last heard."""
         self._next_beat = self._last_read + beat_s
         self._lost: Disconnection | None = None
         self._spoken = False
@@ -259,7 +261,9 @@ class Channel:
 
     def tick(self, now: float) -> float:
         """Notice silence, send the heartbeat, end a channel that is closed; return when this is due again."""
-        if now - self._ticked_at > PAUSED_BEATS * self._beat_s:
+        # Once only until the peer is heard again, or a peer that is gone would never be missed on a host with too much work.
+        if not self._was_paused and now - self._ticked_at > PAUSED_BEATS * self._beat_s:
+            self._was_paused = True
             self._last_read += now - self._ticked_at
         self._ticked_at = now
         if self._closing and (now > self._deadline or not (self._unsent or self._awaits_peer_close())):
@@ -320,7 +324,7 @@ class Channel:
                 self._note_noise(self._partial)
             self._lose(Disconnection(cause=Cause.CLOSED_THERE))
             return
-        self._last_read = time.monotonic()
+        self._last_read, self._was_paused = time.monotonic(), False
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             self._take(line)

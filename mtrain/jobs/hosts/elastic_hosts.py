@@ -186,18 +186,27 @@ class ElasticHosts(ConnectedHosts):
         return self.replan(plan, checkpoint, self._order)
 
     # --------------------------------------------------------------------------------------------- hosts that come, or go
-    def _why_reform(self) -> str:
-        """Look for hosts now and then; return who has come or leaves, once the job is to be started again with them."""
+    def _why_reform(self, outcome: Outcome) -> str:
+        """Look for hosts now and then; return who has come or leaves, once the job is to be started again with them.
+
+        A start is let through to its first update, or a host that comes and goes would end each one before anything is made.
+        """
         if self._leaving:
             return f"{self._named(self._leaving)} asked to end, and leaves"
         now, candidates = time.monotonic(), self._candidates
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             candidates.look(self._absent())
-        fitting = candidates.fitting
+        fitting = candidates.fitting if self._is_under_way(outcome) else []
         if fitting and (len(fitting) == len(self._absent()) or self._have_come()):
             return f"{self._named(fitting)} here"
         return ""
+
+    @staticmethod
+    def _is_under_way(outcome: Outcome) -> bool:
+        """Return whether an attempt has made an update, or has trained for so long that not every update is recorded."""
+        began = outcome.started_at
+        return outcome.has_updated or (began is not None and time.monotonic() - began > PUT_OFF_S)
 
     def _have_come(self) -> bool:
         """Return whether those that have come are no longer kept waiting for others, which come after them."""

@@ -19,6 +19,8 @@ SRUN = (
     *("--cpu-bind=none", "--mpi=none"),  # An agent starts many ranks; they may use all cores of the job.
     *("--kill-on-bad-exit=0", "--unbuffered"),
 )
+UNTIL_TAKEN = ("sh", "-c", """trap '' USR1; exec "$@\"""", "sh")
+"""Starts an agent that no SIGUSR1 ends before it takes that signal as a request to save: Slurm sends it to all tasks."""
 FAILED = 205
 """Exit status by which srun reports an error of its own, see ``SLURM_EXIT_ERROR``; others are those of the agent."""
 CAUSES: Sequence[tuple[str, str]] = (
@@ -75,7 +77,7 @@ class Slurm(Cluster):
             UsageError: the host is no name of a host.
         """
         host = checked_host(job.hosts[node])
-        return (*SRUN, *self.options.srun, f"--nodelist={host}", "--", *job.agent)
+        return (*SRUN, *self.options.srun, f"--nodelist={host}", "--", *UNTIL_TAKEN, *job.agent)
 
     def gathering(self, job: HostedJob, environ: Mapping[str, str]) -> "AgentProcesses":
         """Return agents that srun starts.

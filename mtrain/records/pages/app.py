@@ -4,7 +4,6 @@ Names in addresses come from a browser: `folder.Runs` decides which exist. Texts
 escape them, and the policy of each answer forbids any script but the one that comes with mtrain.
 """
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Collection
@@ -25,6 +24,7 @@ from mtrain.records.pages.folder import Absent, RunFiles, Runs
 from mtrain.records.pages.following import Followers, Shown
 from mtrain.records.pages.overview import Overview, Unread
 from mtrain.records.pages.rendering import ASSETS, rendered, style
+from mtrain.spec.hostnames import is_named
 
 MAX_COMPARED = 8
 REPORTS_AT_ONCE = 4
@@ -188,15 +188,11 @@ async def _absent(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """Refuses requests that name another host, and adds the headers of safety to each answer.
-
-    A page of a stranger can make a browser ask this server by a name of its own (DNS rebinding), and would then read
-    the answers. Such a request carries that name.
-    """
+    """Refuses requests that name another host (``hostnames.is_named``), and adds the headers of safety to each answer."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
-        self._names = {name.lower().rstrip(".") for name in names}
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -211,21 +207,11 @@ class Guard:
             await send(message)
 
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and self._is_own(hosts[0].decode("latin-1")):
+        if len(hosts) == 1 and is_named(hosts[0].decode("latin-1"), self._names):
             await self._app(scope, receive, guarded)
         else:
             answer = PlainTextResponse("the Host header names another host\n", status_code=421)
             await answer(scope, receive, guarded)
-
-    def _is_own(self, host: str) -> bool:
-        """Return whether a host header is an address, which nobody can redirect, or a name of this host."""
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        name = name.lower().rstrip(".")
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            return name in self._names
-        return True
 
 
 def application(runs: Runs, *, host: str) -> ASGIApp:

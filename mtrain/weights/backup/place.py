@@ -233,7 +233,18 @@ class Place:
     def _open(self, name: str) -> Any:
         if self._is_local and not Path(self._path(name)).is_file():  # a pipe would wait, and a device would not end
             raise FileNotFoundError(2, "no such file", self._path(name))
-        return self._opened[0].open(self._path(name), "rb", block_size=READ_BYTES)
+        return self._asked(name, lambda files, path: files.open(path, "rb", block_size=READ_BYTES))
+
+    def _asked(self, name: str, ask: Callable[[Any, str], R]) -> R:
+        """Return what ``ask`` returns for fsspec's file system and the path of an object, which it asks by HEAD."""
+        files, path = self._opened[0], self._path(name)
+        try:
+            return ask(files, path)
+        except Exception as error:
+            # Some servers send a body after a refused HEAD, which the library takes for the next answer: only a GET tells why.
+            if type(error).__name__ == "HTTPClientError":
+                files.cat_file(path, start=0, end=1)
+            raise
 
     @staticmethod
     @_told
@@ -247,7 +258,7 @@ class Place:
         Raises:
             PlaceError: it is missing, or the place cannot be reached.
         """
-        return int(self._opened[0].info(self._path(name))["size"])
+        return int(self._asked(name, lambda files, path: files.info(path))["size"])
 
     def digest(self, name: str, *, size: int) -> str:
         """Return the SHA-256 of an object of at most ``size`` bytes; "" if it is longer."""

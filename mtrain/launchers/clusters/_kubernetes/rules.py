@@ -149,17 +149,17 @@ Tolerated = Annotated[Toleration, AfterValidator(_toleration)]
 
 
 def overlap(paths: Mapping[str, str], taken: Sequence[str]) -> tuple[str, str] | None:
-    """Return the key of a folder that cannot be mounted, and the folder that is in its way; None: all can.
+    """Return the key of a folder that cannot be mounted, and what is in its way: a folder, with its key; None: all can.
 
     A folder in another one would have to be made there, which a read-only one does not allow, and would hide a part of it.
     ``paths``: key -> folder. ``taken``: folders that are mounted in any case.
     """
-    mounted = list(taken)
+    mounted = {path: path for path in taken}
     for key, path in paths.items():
-        for other in mounted:
+        for other, shown in mounted.items():
             if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
-                return key, other
-        mounted.append(path)
+                return key, shown
+        mounted[path] = f"{key} {path}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 from mtrain.core.interfaces.queue import Submission
 from mtrain.errors import UsageError
@@ -14,16 +15,27 @@ REQUEUE_SIGNAL = "B:USR1@60"
 _HOSTS = "\0hosts"
 _NAME = "\0name"
 _SEED = "\0seed"
-_EXPANDED = {_HOSTS: '"$hosts"', _NAME: '"$name"', _SEED: '"train.seed=$SLURM_ARRAY_TASK_ID"'}
+_SPEC = "\0spec"
+_EXPANDED = {_SPEC: '"$spec"', _HOSTS: '"$hosts"', _NAME: '"$name"', _SEED: '"train.seed=$SLURM_ARRAY_TASK_ID"'}
 """Words of the command for the shell to expand. No word that a user can give contains a NUL character."""
 
+_SPEC_WRITTEN = """\
+# The spec of this job; `mtrain submit` writes it into the folder of its runs instead.
+spec={spec_path}
+mkdir -p "$(dirname "$spec")"
+cat >"$spec" <<'{end}'
+{spec}
+{end}
+"""
+_END_OF_SPEC = "END_OF_SPEC"
 _RUN = """\
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 {before}
 # The end of this shell would end the job, so it must wait for mtrain. Slurm sends SIGTERM to mtrain as well.
 trap : TERM
 {warning}
-{command} &
+# Until mtrain takes SIGUSR1, as a request to save, that signal must not end it.
+(trap '' USR1; exec {command}) &
 mtrain=$!
 while :; do
   wait "$mtrain"
@@ -65,33 +77,46 @@ fi
 """
 
 
-def script(submission: Submission, options: SlurmOptions) -> str:
+def script(submission: Submission, options: SlurmOptions, *, has_spec: bool = False) -> str:
     """Return the batch script, which starts mtrain once, on the first host.
+
+    ``has_spec``: it runs without any other file. It writes the spec itself, and its output goes into the folder of the job.
 
     Raises:
         UsageError: a path or name cannot be written into such a script.
     """
-    lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in directives(submission, options)), ""]
-    lines += [*options.setup, ""] if options.setup else []
+    folder = submission.folder if has_spec else submission.spec_path.parent
+    lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in directives(submission, options, folder)), ""]
+    lines += ["trap : USR1", *options.setup, ""] if options.setup else ["trap : USR1"]
     before = f'name={shlex.quote(submission.name)}-"$SLURM_ARRAY_TASK_ID"\n' if options.array else ""
+    before += _spec_written(submission) if has_spec else ""
     body = _RUN.format(
         before=before,
         warning=_warning(options),
-        command=command(submission, options),
+        command=command(submission, options, spec=_SPEC if has_spec else None),
         code_line=CODE_LINE,
         after=_after(options),
     )
     return "\n".join(lines) + "\n" + re.sub(r"\n{3,}", "\n\n", body.replace("\n\nexit", "\nexit"))
 
 
-def directives(submission: Submission, options: SlurmOptions) -> list[str]:
-    """Return the options of sbatch, one for each ``#SBATCH`` line.
+def _spec_written(submission: Submission) -> str:
+    """Return the lines that write the spec of a job, each job of an array its own file."""
+    end, lines = _END_OF_SPEC, submission.spec.splitlines()
+    while end in lines:
+        end += "_"
+    path = f'{shlex.quote(str(submission.spec_path.parent))}/spec-"$SLURM_JOB_ID".yml'
+    return _SPEC_WRITTEN.format(spec_path=path, end=end, spec="\n".join(lines))
+
+
+def directives(submission: Submission, options: SlurmOptions, folder: Path) -> list[str]:
+    """Return the options of sbatch, one for each ``#SBATCH`` line; ``folder`` takes what the job prints.
 
     Raises:
         UsageError: a path cannot be written into such a line.
     """
     number = "%A_%a" if options.array else "%j"
-    pattern = f"{str(submission.spec_path.parent).replace('%', '%%')}/slurm-{number}.out"
+    pattern = f"{str(folder).replace('%', '%%')}/slurm-{number}.out"
     values: dict[str, object] = {
         "job-name": job_name(submission.name),
         "nodes": submission.hosts,
@@ -128,11 +153,11 @@ def warning_signal(options: SlurmOptions) -> str | None:
     return options.signal or (REQUEUE_SIGNAL if options.requeue else None)
 
 
-def command(submission: Submission, options: SlurmOptions) -> str:
-    """Return the shell command that starts mtrain, for the hosts in ``$hosts``."""
+def command(submission: Submission, options: SlurmOptions, *, spec: str | None = None) -> str:
+    """Return the shell command that starts mtrain, for the hosts in ``$hosts``; ``spec``: see ``Submission.command``."""
     more = ["--cluster", "slurm", "--ips", _HOSTS]
     more += ["--name", _NAME, "-o", _SEED] if options.array else []
-    words = submission.command(python=options.python, more=more)
+    words = submission.command(python=options.python, spec=spec, more=more)
     return " ".join(_EXPANDED.get(word) or _shell_word(word) for word in words)
 
 

@@ -37,6 +37,10 @@ class SlurmQueue(Queue):
         """Return the batch script."""
         return batch.script(submission, self.options)
 
+    def standalone_request(self, submission: Submission) -> str:
+        """Return the batch script with the spec in it, so that it runs as it is."""
+        return batch.script(submission, self.options, has_spec=True)
+
     def submit(self, submission: Submission, request: Path) -> str:
         """Run ``sbatch``, and return the job's id; of an array, that of the whole array."""
         output = commands.run(["sbatch", "--parsable", str(request)], folder=submission.folder)
