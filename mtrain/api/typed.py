@@ -763,6 +763,10 @@ class Report(TypedDict, total=False):
     """largest size of the log of a rank or of a starter, in units of 2^20 bytes: of a longer one, the first
     quarter and the newest lines are kept; null: logs are kept whole"""
 
+    all_ranks: bool
+    """of a script: show what every rank prints, each line with the number of its rank; false: what rank 0
+    prints"""
+
     metrics_port: int | None
     """port of every host at which Prometheus can read the progress of a training job; null: none is opened"""
 

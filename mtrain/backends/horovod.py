@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,22 @@ NAMES_CACHED = 4096
 
 Ranks negotiate a cached tensor once instead of in every update. A detector has up to a thousand trained arrays.
 """
+
+
+def check_own_name() -> None:
+    """Refuse a host that knows no address for its own name: Horovod looks it up when ranks meet, and crashes without one.
+
+    Raises:
+        LaunchError: it knows none.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise LaunchError(
+            f"this host's own name, {name}, has no address ({error.strerror}), and Horovod needs one; add the line "
+            f"`127.0.1.1 {name}` to /etc/hosts"
+        ) from error
 
 
 class Horovod(TorchBackend):
@@ -97,6 +114,7 @@ class Horovod(TorchBackend):
         from mtrain.backends._horovod import library
         from mtrain.backends._torch import device
 
+        check_own_name()
         hvd = library.load()
         library.start(hvd, self._settings())
         from mtrain.backends._horovod.collective import HorovodCollective
@@ -123,6 +141,7 @@ class Horovod(TorchBackend):
 
         A script that joins the ranks itself reads them. A variable that is set already is kept.
         """
+        check_own_name()
         if self.framework == "torch":
             super().before_script()
         own = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_CACHE_CAPACITY")

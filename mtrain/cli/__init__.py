@@ -134,6 +134,7 @@ def front() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong use or spec, 130 interrupted."""
     if argv is None:
+        terminal.open_closed_streams()
         collector.run_seldom()
         # A scheduler's SIGUSR1 asks a job to save; until there is one, it must not end this process.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

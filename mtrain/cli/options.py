@@ -50,6 +50,7 @@ _DIRECT = {
     "log_dir": ("cluster.log_dir", "--log-dir"),
     "max_restarts": ("cluster.max_restarts", "--max-restarts"),
     "sync_bn": ("train.sync_batchnorm", "--sync-bn"),
+    "all_ranks": ("report.all_ranks", "--all-ranks"),
     "seed": ("train.seed", "--seed"),
     "epochs": ("train.epochs", "--epochs"),
     "batch_size": ("train.batch_size", "--batch-size"),
@@ -132,7 +133,15 @@ def job_options(command: F) -> F:
 
 def script_options(command: F) -> F:
     """Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
-    for option in reversed([*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags(), *megatron_options()]):
+    all_ranks = click.option(
+        "--all-ranks",
+        is_flag=True,
+        default=None,
+        help="Show what every rank prints, with its number; else what rank 0 prints.",
+    )
+    for option in reversed(
+        [*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags(), all_ranks, *megatron_options()]
+    ):
         command = option(command)
     return command
 

@@ -35,10 +35,12 @@ def train_job(request: "TrainRequest", *, dry_run: bool) -> int:
         plan = planning.plan(request, tell=lambda note: terminal.say(note, err=True))
         terminal.say(plan.text(), nl=False)
         return 0
-    lines: list[str] = []
+    lines: list[str] = []  # printed when all is done and written: nobody may read them any more
+    outcome = training.train(request, tell=lines.append)
     # A terminal gets the classes as a table, a log one line for each metric.
-    outcome = training.train(request, tell=lines.append if sys.stdout.isatty() else terminal.say)
-    if lines:
+    if lines and not sys.stdout.isatty():
+        terminal.say("\n".join(lines))
+    elif lines:
         show_result(lines, outcome.summary.get("best") or {})
     return outcome.code
 

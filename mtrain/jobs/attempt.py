@@ -144,6 +144,9 @@ class Attempt:
             "failure_s": self.limits.settle_s + self.limits.ending_s,
             "log_bytes": self.plan.log_bytes,
             "launcher_logs": self.plan.launcher.own_logs(command),
+            "knows_mtrain": self.plan.knows_mtrain,
+            "forwards_signals": self.plan.launcher.forwards_signals,
+            "shown": self.plan.shown,
         }
 
     def _open(self) -> Sequence[int]:
@@ -171,6 +174,9 @@ class Attempt:
         event = message.get("event")
         if event == "record":
             self._record(message["record"])
+        elif event == "output":
+            rank = int(message["rank"]) if self.plan.shown == "all" else None
+            self.display.output(str(message["text"]).encode("latin-1"), rank=rank)
         elif event == "failure":
             self._outcome.failures.append({**message["failure"], "when": now - float(message["age_s"])})
         elif event == "ended":
@@ -205,10 +211,18 @@ class Attempt:
         if self._answered > 1:
             self._end_all()
             return
-        if first == signal.SIGTERM:  # Whoever presses Ctrl-C can do so again; a scheduler kills before long.
+        # Whoever presses Ctrl-C can do so again; a scheduler kills before long, and a script may never end by itself.
+        if first == signal.SIGTERM or not self.plan.knows_mtrain:
             self._grace_ends = time.monotonic() + self.limits.grace_s
         again = "press Ctrl-C again" if first == signal.SIGINT else "send SIGTERM again"
-        self.display.note(f"saving and ending ... ({again} to end at once)")
+        what = (
+            "saving and ending"
+            if self.plan.saves
+            else "ending"
+            if self.plan.knows_mtrain
+            else f"{first.name} for the ranks"
+        )
+        self.display.note(f"{what} ... ({again} to end at once)")
         for node in self._open():
             self.members[node].channel.send({"do": "stop", "signal": int(first)})
 
@@ -250,8 +264,9 @@ class Attempt:
                 self._outcome.suspects = {node: s for node, s in silent.items() if s > SUSPECT_S}
         if now > self._grace_ends and not self._ending and not self._writing:
             self._outcome.grace_s = self.limits.grace_s
+            name = (self.requests.first or signal.SIGTERM).name
             self.display.note(
-                f"ranks still run {self.limits.grace_s:g} s after SIGTERM (cluster.grace_s): they are ended"
+                f"ranks still run {self.limits.grace_s:g} s after {name} (cluster.grace_s): they are ended"
             )
             self._end_all()
         if now > self._deadline and not self._ending:

@@ -72,4 +72,7 @@ class Brief:
     @property
     def display(self) -> "Mode":
         """Return the kind of display that shows the progress."""
-        return "quiet" if self.quiet else self.spec.report.display
+        if self.quiet or self.spec.report.display == "quiet":
+            return "quiet"
+        script = self.loaded.script
+        return self.spec.report.display if script is None or script.knows_mtrain else "output"

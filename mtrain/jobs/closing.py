@@ -31,7 +31,12 @@ def closing_lines(summary: Mapping[str, Any], *, run_dir: Path | None) -> list[s
         "profiles": run.profiles,
         "logs": run.logs,
     }
-    return lines + [f"{name + ':':<13}{path}" for name, path in places.items() if path.exists()]
+    return lines + [f"{name + ':':<13}{path}" for name, path in places.items() if _is_filled(path)]
+
+
+def _is_filled(path: Path) -> bool:
+    """Return whether a path is that of a file, or of a folder that is not empty."""
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def copy_lines(copies: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import psutil
 from mtrain.errors import LaunchError
 from mtrain.records.history import Tail
 from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder, warm
-from mtrain.system.log_limit import LimitedLogs, end_of
+from mtrain.system.log_limit import LimitedLogs, Output, end_of
 from mtrain.system.runfolder import RunFolder
 
 LOG_BYTES = 256 * 1024
@@ -50,6 +50,12 @@ class Orders:
     """Size above which a piece of the middle of a log is left out; None: logs may grow."""
     launcher_logs: str | None = None
     """Folder of files that the command writes while the ranks run, as ``Launcher.own_logs`` names it."""
+    knows_mtrain: bool = True
+    """False: the ranks run a script of which mtrain knows nothing. It gets each signal as a program of its own would, once."""
+    forwards_signals: bool = False
+    """Whether the command passes signals on to its ranks, as ``Launcher.forwards_signals`` says."""
+    shown: str = "none"
+    """Ranks whose output is passed on: "none", "first" (rank 0) or "all"."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Orders":
@@ -91,6 +97,8 @@ class HostCommand:
         self._mark = attempts.drawn(run.node)
         failures.set_aside_failures(run, ranks=self._ranks)
         self._former_sizes = runfolder.sizes(run.logs)
+        ranks = {"none": range(0), "first": range(max(0, 1 - first)), "all": range(orders.ranks)}[orders.shown]
+        self._outputs = {rank: Output(run.rank_log(rank)) for rank in (first + index for index in ranks)}
         self._logs = LimitedLogs(
             [run.starter_log, *(run.rank_log(rank) for rank in range(first, first + orders.ranks))],
             limit_bytes=orders.log_bytes,
@@ -107,19 +115,21 @@ class HostCommand:
                 "set backend.python to the interpreter of the ranks"
             ) from error
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self, *, with_output: bool = True) -> list[dict[str, Any]]:
         """Return the events since the last call. "ended" is the last one; after it, this must not be called again.
 
-        It must be called several times a second: what is due is done here.
+        It must be called several times a second: what is due is done here. ``with_output``: False, what ranks print waits.
         """
         has_ended = self._process.poll() is not None and not self._ranks_are_saving()
         if has_ended:
             self.close()
         else:
             processes.reap(spare=self._process.pid)
+        shown = self._new_output(at_end=has_ended) if with_output or has_ended else []
         self._limit_logs(now=has_ended)
         records = self._tail.read() if self._reads_records else ()
         events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
+        events += shown
         events += self._new_failures()
         if has_ended:
             events.append(self._ended())
@@ -127,13 +137,18 @@ class HostCommand:
             self.kill()
         return events
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM to the ranks, which then save and end.
+    def ask_to_end(self, number: int) -> None:
+        """Send SIGTERM to the ranks, which then save and end; a script that does not know mtrain gets the signal ``number``.
 
-        Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own.
+        Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own. One that
+        forwards signals does so in a script's job, or it would send another one as soon as the first rank has ended.
         """
-        self._asked_to_end = True
-        processes.send(self._rank_processes(), signal.SIGTERM)
+        asked, self._asked_to_end = self._asked_to_end, True
+        if self._orders.knows_mtrain:
+            processes.send(self._rank_processes(), signal.SIGTERM)
+        elif not asked:
+            leader = processes.by_id(self._process.pid) if self._orders.forwards_signals else ()
+            processes.send(leader or self._rank_processes(), signal.Signals(number))
 
     def ask_to_save(self) -> None:
         """Send SIGUSR1 to the ranks, which then save and go on."""
@@ -169,8 +184,15 @@ class HostCommand:
         self._process.wait()
         processes.reap(spare=self._process.pid)
 
+    def _new_output(self, *, at_end: bool) -> list[dict[str, Any]]:
+        """Return what ranks have printed, as bytes in the form of text: ISO 8859-1 has a character for each."""
+        pieces = ((rank, piece) for rank, output in self._outputs.items() for piece in output.read(at_end=at_end))
+        return [{"event": "output", "rank": rank, "text": piece.decode("latin-1")} for rank, piece in pieces]
+
     def _limit_logs(self, *, now: bool) -> None:
         for name, cut in self._logs.look(now=now).items():
+            for output in self._outputs.values():
+                output.skip(name, cut)
             self._former_sizes[name] = cut.moved(self._former_sizes.get(name, 0))
 
     def _new_failures(self) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         UsageError: the job cannot be started; nothing was changed.
         LaunchError: ranks or hosts did not come up.
     """
+    knows_mtrain = loaded.script is None or loaded.script.knows_mtrain
     brief = Brief(
         loaded=loaded,
         mode="train" if loaded.script is None else "script",
@@ -60,11 +61,15 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
         machine=start.here(loaded),
         resume=resume,
         quiet=quiet,
-        notes=(f"spec: {loaded.source}",),
+        notes=(f"spec: {loaded.source}",) if knows_mtrain else (),
     )
     result = run(brief)
     here = _folder_here(result)
-    lines = closing.closing_lines(result.summary, run_dir=here) if result.code == 0 else []
+    lines = (
+        closing.closing_lines(result.summary, run_dir=here)
+        if result.code == 0 and (knows_mtrain or result.summary)
+        else []
+    )
     if lines and here is None:
         lines.append(f"run folder: {result.first_host}:{result.run_dir}")
     return Outcome(code=result.code, run_dir=here, summary=result.summary, lines=lines)

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mtrain.core import meshes
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Cluster, Command, Host, HostedJob, Launcher, Recipe
@@ -19,7 +19,7 @@ from mtrain.jobs.metrics_place import MetricsPlace
 from mtrain.jobs.own_code import files_of, own_code_of
 from mtrain.jobs.plan_commands import HostCommand, command_lines
 from mtrain.jobs.team import Team, team_of
-from mtrain.spec.config import Loaded
+from mtrain.spec.config import Loaded, ScriptCall
 from mtrain.spec.model import Spec
 from mtrain.spec.references import Reference
 
@@ -61,6 +61,12 @@ class Plan:
     """Whether it is certain that ranks compute on the CPU."""
     metrics: MetricsPlace | None = None
     """Where each host answers Prometheus; None: nowhere."""
+    knows_mtrain: bool = True
+    """Whether the ranks run what knows mtrain: a spec, or a script that imports it."""
+    saves: bool = True
+    """Whether the ranks save their state when they are asked to end."""
+    shown: Literal["none", "first", "all"] = "none"
+    """Whose output the process that started the job shows: that of rank 0, or of all ranks."""
 
     @property
     def size(self) -> int:
@@ -155,7 +161,16 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
         on_cpu=team.devices.on_cpu,
         metrics=metrics,
+        **_of_script(loaded.script, mode=mode, all_ranks=team.spec.report.all_ranks),
     )
+
+
+def _of_script(script: ScriptCall | None, *, mode: str, all_ranks: bool) -> dict[str, Any]:
+    """Return what a plan says of the script, if there is one: how its ranks end, and whose output is shown."""
+    if script is None or script.trial is not None:
+        return {"saves": script is None and mode == "train"}
+    known = script.knows_mtrain
+    return {"knows_mtrain": known, "saves": known, "shown": "all" if all_ranks else "first"}
 
 
 def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:

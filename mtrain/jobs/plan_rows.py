@@ -80,9 +80,8 @@ def _batchnorm_row(recipe: Recipe, team: Team) -> dict[str, str]:
     if not recipe.sync_batchnorm or team.size == 1:
         return {}
     own = f"mtrain's own layers, over {team.size} ranks"
-    return {
-        "sync BatchNorm": own if team.devices.on_cpu else f"{own}; torch's own ones on CUDA, over torch's process group"
-    }
+    of_torch = not team.devices.on_cpu and team.backend.framework == "torch"
+    return {"sync BatchNorm": f"{own}; torch's own ones on CUDA, over torch's process group" if of_torch else own}
 
 
 def _largest_micro_batch(spec: Spec) -> dict[str, str]:

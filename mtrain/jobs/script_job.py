@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from mtrain.errors import ScriptError
 from mtrain.rank.script.job import digest_of
 from mtrain.rank.script.settings import SECTIONS, changed, is_set, plain_values
+from mtrain.rank.script_mode import knows_mtrain
 from mtrain.spec import references
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
         arguments=tuple(arguments),
         digest=digest_of(script),
         outside_paths=outside_paths,
+        knows_mtrain=knows_mtrain(script),
     )
     return dataclasses.replace(loaded, spec=spec, values=spec.model_dump(mode="json"), name=script.stem, script=call)
 

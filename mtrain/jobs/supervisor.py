@@ -18,6 +18,7 @@ from mtrain.jobs.plan import Plan
 from mtrain.records.display import Display
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.processes import Requests
+from mtrain.system.runfolder import RunFolder
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit code of mtrain, by the signal that asked for the end of a job."""
@@ -112,10 +113,17 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
             verdict = _ended_between_attempts(plan, requests)
             break
         newest = hosts.newest()
-        source = f"from {newest.name}" if newest else "from the beginning: there is no checkpoint yet"
+        source = (
+            f"from {newest.name} "
+            if newest
+            else "from the beginning: there is no checkpoint yet "
+            if plan.saves
+            else ""
+        )
         plan = hosts.next_plan(plan, newest)
         how = f"on {len(plan.hosts)} of its hosts" if goes_on else f"({restarts_left} more restarts allowed)"
-        display.note(f"starting again {source} {how}")
+        display.note(f"starting again {source}{how}")
+    display.ended(verdict.code, logs=RunFolder(plan.run_dir, plan.log_dir).logs)
     return Result(
         code=verdict.code,
         text=_with_way_on(verdict, outcome, newest=hosts.newest),
@@ -145,7 +153,8 @@ def not_started(requests: Requests) -> Result:
 
 
 def _ended_between_attempts(plan: Plan, requests: Requests) -> Verdict:
-    text = f"ended before the job was started again; go on with --resume {shlex.quote(str(plan.run_dir))}"
+    way_on = f"; go on with --resume {shlex.quote(str(plan.run_dir))}" if plan.saves else ""
+    text = f"ended before the job was started again{way_on}"
     return Verdict(code=EXIT_CODES[requests.first or signal.SIGTERM], headline="ended", text=text)
 
 
@@ -158,7 +167,7 @@ def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path |
     # The loss of a host ends the ranks elsewhere as a request would, so the reason that they record is not the user's.
     broken = outcome.lost and not requests.any()
     saved = not broken and outcome.last.get("reason") == "interrupted"
-    if outcome.ok and not saved:
+    if outcome.ok and not saved and (outcome.plan.knows_mtrain or requests.first is None):
         return Verdict(code=0, headline="done", text="")
     go_on = f"--resume {shlex.quote(str(outcome.plan.run_dir))}"
     if outcome.killed_starters() and requests.first is None:  # Ranks then save and end as if they were asked to.
@@ -176,12 +185,17 @@ def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path |
         return outcome.judge()  # The user who pressed Ctrl-C after the failure still needs its reason.
     refused = any(failure.get("expected") for failure in failures)
     if requests.count > 1 or not refused:
-        checkpoint = _newest(newest)
-        way_on = f"go on from {checkpoint.name} with {go_on}" if checkpoint else "there is no checkpoint"
         cause = ""
         if outcome.grace_s is not None:
-            cause = f": ranks still ran {outcome.grace_s:g} s after SIGTERM, and were ended (cluster.grace_s)"
-        text = f"ended before the state was saved{cause}; {way_on}"
+            cause = (
+                f": ranks still ran {outcome.grace_s:g} s after {requests.first.name}, and were ended (cluster.grace_s)"
+            )
+        if outcome.plan.saves:
+            checkpoint = _newest(newest)
+            way_on = f"go on from {checkpoint.name} with {go_on}" if checkpoint else "there is no checkpoint"
+            text = f"ended before the state was saved{cause}; {way_on}"
+        else:
+            text = f"ended by {requests.first.name}{cause}"
         return Verdict(code=EXIT_CODES[requests.first], headline="ended", text=text)
     return outcome.judge()
 

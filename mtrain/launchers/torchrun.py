@@ -29,6 +29,7 @@ class Torchrun(Launcher):
 
     provides: frozenset[str] = frozenset({"torch"})
     agent: ClassVar[bool] = True
+    forwards_signals: ClassVar[bool] = True
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -111,7 +111,7 @@ class StopRequest:
         """
         self._is_left = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         if self.signal is not None:  # it came before the script had begun
@@ -145,6 +145,16 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; from now on SIGTERM is ignored, unless the script handles it.
+
+    A starter sends SIGTERM to the other ranks as soon as the first one has ended, while these may still be saving.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.default_int_handler(number, frame)
 
 
 class Leaving:

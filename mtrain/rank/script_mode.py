@@ -18,7 +18,7 @@ from mtrain.spec import collector
 from mtrain.spec.files import open_file
 
 IMPORTS_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
-NAMES_MTRAIN = re.compile(r"\bmtrain\b")
+IMPORTS_MTRAIN = re.compile(r"^[ \t]*(?:import|from)\b.*\bmtrain\b", re.MULTILINE)
 SETS_VARIABLES = re.compile(r"\b(?:environ|putenv)\b")
 
 
@@ -33,10 +33,10 @@ def allows_torch_ahead(script: Path) -> bool:
 
 
 def knows_mtrain(script: Path) -> bool:
-    """Return whether ``script`` mentions mtrain, so that it may ask whether it is to end. An unreadable one is refused later."""
+    """Return whether ``script`` imports mtrain, so that it may ask whether it is to end. An unreadable one is refused later."""
     try:
         with open_file(script) as file:
-            return bool(NAMES_MTRAIN.search(file.read().decode("utf-8", errors="replace")))
+            return bool(IMPORTS_MTRAIN.search(file.read().decode("utf-8", errors="replace")))
     except OSError:
         return True
 

@@ -3,18 +3,25 @@
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Literal
 
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
-from mtrain.records.wording import evaluation_line, event_line, start_facts, update_line
+from mtrain.records.output import Writer
+from mtrain.records.wording import duration, evaluation_line, event_line, start_facts, update_line
 from mtrain.spec import terminal
 
-Mode = Literal["auto", "rich", "plain", "quiet", "verbose"]
+Mode = Literal["auto", "rich", "plain", "quiet", "verbose", "output"]
 
 
 def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Display:
-    """Return the display for ``mode``; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere."""
+    """Return the display for ``mode``; auto: rich on a terminal, one live output in a notebook, plain lines elsewhere.
+
+    output: what the ranks print, as it is.
+    """
+    if mode == "output":
+        return Output(stream or sys.stdout, notes=stream or sys.stderr, title=title)
     stream = stream or sys.stdout
     if mode == "quiet":
         return Quiet(stream)
@@ -118,9 +125,48 @@ class Plain(Display):
 
     checkpoint = message = end = failure = start
 
+    def printed(self, line: str) -> None:
+        """Print it."""
+        self.note(line)
+
     def note(self, text: str) -> None:
         """Print it."""
         terminal.say(text, stream=self._stream)
+
+
+class Output(Plain):
+    """The display of a script that does not import mtrain: one stream gets what its ranks print, another one mtrain's sentences."""
+
+    def __init__(
+        self, stream: IO[str], *, notes: IO[str], title: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._notes = notes
+        self._began = clock()
+        self._writer = Writer()
+        self._is_in_line = False
+        super().__init__(stream, title=title, clock=clock)
+
+    def output(self, data: bytes, *, rank: int | None) -> None:
+        """Show what a rank has printed: byte by byte, or by lines with its number."""
+        if rank is not None:
+            data = b"".join(line + b"\n" for line in self._rank_lines.add(data, rank=rank))
+        if data:
+            self._writer.put(self._stream, data)
+            self._is_in_line = not data.endswith(b"\n")
+
+    def note(self, text: str) -> None:
+        """Show a sentence of mtrain's as a line of its own."""
+        line = f"{terminal.printable(text)}\n".encode(errors="replace")
+        self._writer.put(self._notes, b"\n" * self._is_in_line + line)
+        self._is_in_line = False
+
+    def ended(self, code: int, *, logs: Path) -> None:
+        """Say how long the job took, how it ended, and where all is that its ranks have printed."""
+        self.note(f"ended after {duration(self._clock() - self._began)} with exit code {code}; logs: {logs}")
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self._writer.close()
 
 
 class Verbose(Plain):

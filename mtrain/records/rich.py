@@ -71,6 +71,10 @@ class Rich(Display):
         self._console.print(Text(printable(text), style="bold"))
         self._status, self._is_starting = text, False
 
+    def printed(self, line: str) -> None:
+        """Print it above the panel."""
+        self._console.print(Text(printable(line)))
+
     def tick(self) -> None:
         """Redraw the panel, if the last time was long enough ago."""
         if self._live is not None and self._clock() - self._drawn >= REDRAWN_EVERY_S:

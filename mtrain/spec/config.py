@@ -89,6 +89,8 @@ class ScriptCall:
     """Paths of the spec that the user has set; the script may not set them to other values."""
     trial: Trial | None = None
     """What ``mtrain compare`` changes about the script's training; None: it runs as it is."""
+    knows_mtrain: bool = True
+    """Whether the script imports mtrain, so that it trains in a session; else mtrain sees nothing of its training."""
 
 
 @dataclass(frozen=True)

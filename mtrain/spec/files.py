@@ -109,7 +109,9 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def path_problem(error: Exception) -> str:
-    """Return the message for a path that no file can have, or that is closed to this user, or whose disk takes no more; else ""."""
+    """Return the message for an error of a path, the current folder or a disk that takes no more; else ""."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_current_folder():
+        return "the current folder does not exist any more; change to another one (cd)"
     if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes):
         return (
             f"{os.fsdecode(error.filename)}: {error.strerror}; change its mode and those of the folders above it, give another "
@@ -124,6 +126,14 @@ def path_problem(error: Exception) -> str:
     if isinstance(error, ValueError) and ("null byte" in str(error) or "null character" in str(error)):
         return "a path holds a null character; give the path of a file or folder"
     return ""
+
+
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _user() -> str:

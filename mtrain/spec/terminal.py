@@ -5,10 +5,13 @@ title, or make a line look like another one.
 """
 
 import logging
+import os
 import re
 import sys
 from typing import IO
 
+LAST_STANDARD = 2
+"""The highest descriptor of the standard streams."""
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line feed; DEL; C1
@@ -36,6 +39,16 @@ def say(text: object = "", *, stream: IO[str] | None = None, err: bool = False, 
     """Print text that may hold anything; ``stream``: None, standard output, or with ``err`` standard error."""
     stream = stream or (sys.stderr if err else sys.stdout)
     print(printable(text), file=stream, end="\n" if nl else "", flush=True)
+
+
+def open_closed_streams() -> None:
+    """Open what the caller has closed of standard input, output and error, on nothing: no file of a job gets its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:
+        continue
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 class PrintableFormatter(logging.Formatter):

@@ -114,8 +114,8 @@ def of_killed_starter(status: int, log: Log, *, host: str = "") -> Verdict:
 def conclude(evidence: Evidence) -> Verdict:
     """Explain a failure by its first cause.
 
-    The first of these that applies: a rank killed by a signal that is no consequence of another failure, an error that
-    a rank wrote down, a rank's exit code, a rank's signal, the exit status of the starter.
+    The first of these that applies: a rank killed by a signal that is no consequence of another failure, the exit code of a
+    rank that wrote down no error, an error that a rank wrote down, a rank's signal, the exit status of the starter.
     """
     failures = evidence.failures
     wrote = {failure.get("rank") for failure in failures}
@@ -123,11 +123,12 @@ def conclude(evidence: Evidence) -> Verdict:
     for rank, number in killed:
         if number not in CONSEQUENCES:
             return _of_signal(evidence, rank, number)
+    for rank, code in evidence.deaths:
+        # A rank that ends without a word, as by os._exit, tears the connections of the others, whose errors are later.
+        if code >= 0 and rank not in wrote and (not failures or code != Interrupted.exit_code):
+            return _of_log(evidence, rank, f"rank {rank}{_on(evidence, rank)} ended with exit code {code}")
     if failures:
         return _of_failure(evidence, failures[0])
-    for rank, code in evidence.deaths:
-        if code >= 0:
-            return _of_log(evidence, rank, f"rank {rank}{_on(evidence, rank)} ended with exit code {code}")
     # A starter ends the other ranks by SIGTERM, so another signal says more.
     for rank, number in sorted(killed, key=lambda death: death[1] == signal.SIGTERM):
         return _of_signal(evidence, rank, number)

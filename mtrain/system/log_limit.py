@@ -28,6 +28,10 @@ LOOK_S = 1.0
 """Seconds between two looks at the sizes of the logs."""
 BLOCK_BYTES = 64 << 10
 """A range begins and ends at a multiple of this, which is one of the block size of every usual file system."""
+PIECE_BYTES = 256 << 10
+"""Largest piece of a log that is passed on at once."""
+MOST_LEFT_BYTES = 8 << 20
+"""Most that is passed on of what a log has gained when its rank has ended."""
 MARK_BYTES = 160
 """Length of the line that replaces the range, at the end of the file's beginning."""
 MARK = re.compile(rb"\n\[mtrain: (\d+) bytes were left out here")
@@ -181,6 +185,51 @@ def _tell_growing(path: Path, limit_bytes: int) -> None:
             f"[mtrain: this file system cannot take a piece out of a file, so this one grows beyond {limit_bytes} bytes "
             "(report.log_mb); put the logs elsewhere with cluster.log_dir]\n".encode()
         )
+
+
+class Output:
+    """What a log gains from now on, read in pieces."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._is_open = False
+        """Whether the last line has no end yet."""
+
+    def read(self, *, at_end: bool = False) -> list[bytes]:
+        """Return the next piece, if there is one; ``at_end``: all that are left, with the end of the last line.
+
+        Of very much that is left, as when a rank prints faster than it is read, only the newest part is returned.
+        """
+        pieces: list[bytes] = []
+        try:
+            with open_file(self._path) as file:
+                self._offset = _data_after(file.fileno(), self._offset)
+                left = file.seek(0, os.SEEK_END) - self._offset
+                if at_end and left > MOST_LEFT_BYTES:
+                    pieces.append(left_out(left - MOST_LEFT_BYTES, where=self._path))
+                    self._offset += left - MOST_LEFT_BYTES
+                file.seek(self._offset)
+                while piece := file.read(PIECE_BYTES):
+                    self._offset += len(piece)
+                    pieces.append(piece.replace(b"\0", b""))  # a hole reads as zeros
+                    if not at_end:
+                        break
+        except OSError:
+            pass
+        if pieces:
+            self._is_open = not pieces[-1].endswith(b"\n")
+        return [*pieces, b"\n"] if at_end and self._is_open else pieces
+
+    def skip(self, name: str, cut: Cut) -> None:
+        """Go on after a range that was taken out of the log of that name."""
+        if name == self._path.name:
+            self._offset = cut.moved(self._offset)
+
+
+def left_out(count: int, *, where: object) -> bytes:
+    """Return the line that stands for ``count`` bytes that were not shown."""
+    return f"\n[mtrain: {count} bytes are not shown here, see {where}]\n".encode()
 
 
 def end_of(path: Path, *, start: int, limit_bytes: int) -> str:

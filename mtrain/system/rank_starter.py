@@ -47,7 +47,7 @@ class Process(Protocol):
 
     def poll(self) -> int | None: ...  # noqa: D102
 
-    def terminate(self) -> None: ...  # noqa: D102
+    def send_signal(self, number: int) -> None: ...  # noqa: D102
 
     def kill(self) -> None: ...  # noqa: D102
 
@@ -67,8 +67,12 @@ class Ranks:
         self._saved = saved
         self._processes: dict[int, Process] = {}
         self._parent = os.getppid()
-        self.end_requested = False
-        """Whether this process got SIGTERM or SIGINT."""
+        self._asked_by: int | None = None
+
+    @property
+    def end_requested(self) -> bool:
+        """Return whether this process got SIGTERM or SIGINT."""
+        return self._asked_by is not None
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -81,7 +85,7 @@ class Ranks:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.end_requested = True
+        self._asked_by = number
 
     def add(self, rank: int, process: Process) -> None:
         """Add a rank that runs."""
@@ -104,7 +108,8 @@ class Ranks:
     def wait(self) -> list[Death]:
         """Wait until all ranks have ended; return those that failed first, and record them in the output.
 
-        After a failure or a request to end, the ranks that still run are asked to end. Their children are not: a rank needs
+        After a failure or a request to end, the ranks that still run are asked to end: by the signal that this process got, else
+        by SIGTERM. Their children are not: a rank needs
         its loader processes to save its state.
         """
         failed: list[Death] = []
@@ -118,7 +123,7 @@ class Ranks:
                 if not is_asked:
                     is_asked = True
                     for process in running:
-                        process.terminate()
+                        process.send_signal(self._asked_by or signal.SIGTERM)
                 if kill_at == float("inf"):
                     kill_at = time.monotonic() + self._grace_s(failed)
             if time.monotonic() > kill_at:

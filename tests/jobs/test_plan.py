@@ -1,11 +1,13 @@
 """The values that a plan takes from this machine and from the hosts of a job."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mtrain.errors import SpecError
+from mtrain.jobs import plan_rows
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import Plan, make_plan
 from mtrain.spec import config
@@ -54,3 +56,13 @@ def test_a_model_whose_losses_have_no_float64_is_refused_in_that_precision_befor
         planned(*own, "train.precision=fp64")
     assert planned(*own, "train.precision=fp32").numbers["precision"] == "fp32"
     assert planned("train.precision=fp64").numbers["precision"] == "fp64"
+
+
+@pytest.mark.parametrize(("backend", "named"), [("ddp", True), ("fleet", False)])
+def test_only_a_backend_on_torch_is_told_of_torchs_process_group(backend, named):
+    team = SimpleNamespace(
+        size=2, devices=SimpleNamespace(on_cpu=False), backend=SimpleNamespace(framework="torch" if named else "paddle")
+    )
+    row = plan_rows._batchnorm_row(SimpleNamespace(sync_batchnorm=True), team)["sync BatchNorm"]
+    assert row.startswith("mtrain's own layers, over 2 ranks")
+    assert ("torch" in row) == named, backend

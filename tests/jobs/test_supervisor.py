@@ -167,6 +167,7 @@ class OneHost:
     """A launcher, and the only host of a job, that report what a test has planned."""
 
     agent, size, node, label = True, 2, None, ""
+    knows_mtrain, saves = True, True
     hosts = (SimpleNamespace(slots=2),)
 
     def __init__(self, run: RunFolder, deaths: list[tuple[int, int]]) -> None:
@@ -267,6 +268,15 @@ def test_an_abort_after_another_failure_is_its_consequence(tmp_path):
     fail(run, 0, ValueError("cause"), now=1.0)
     assert "ValueError: cause" in judge(run, [(1, -signal.SIGABRT)]).text
     assert "signal 6" in judge(RunFolder(tmp_path / "empty"), [(1, -signal.SIGABRT)]).text
+
+
+def test_a_rank_that_ends_without_a_word_is_the_cause_and_not_the_one_whose_connection_it_has_torn(tmp_path):
+    run = RunFolder(tmp_path)
+    fail(run, 0, RuntimeError("connection closed by peer"), now=1.0)
+    assert judge(run, [(1, 3), (0, 1)]).reason == "rank 1 ended with exit code 3"
+    assert "closed by peer" in judge(run, [(0, 1)]).headline, "the rank that wrote is no rank without a word"
+    # A rank that has saved because it was asked to end is no cause either.
+    assert "closed by peer" in judge(run, [(1, Interrupted.exit_code), (0, 1)]).headline
 
 
 def test_a_rank_that_left_nothing_is_explained_by_its_log(tmp_path):
@@ -389,6 +399,16 @@ def test_a_request_after_the_last_update_is_told_that_all_is_saved():
     assert (done.code, "all is saved" in done.text, "before the state" in done.text) == (130, True, False)
     before = explained(Asked(1), end={**record, "updates": 39, "reason": "interrupted"})
     assert "go on with --resume runs/x" in before.text
+
+
+def test_only_a_job_that_saves_is_told_that_nothing_is_saved(monkeypatch):
+    assert explained(Asked(1), failure(at=101.0)).text == "ended before the state was saved; there is no checkpoint"
+    monkeypatch.setattr(OneHost, "saves", False)
+    assert explained(Asked(1), failure(at=101.0)).text == "ended by SIGINT"
+    monkeypatch.setattr(OneHost, "knows_mtrain", False)
+    assert explained(Asked(1), status=0).code == 130, "a script that has heard Ctrl-C and ends with 0"
+    assert explained(Asked(), status=0).code == 0
+    assert explained(Asked(1), failure(at=99.0)).text.endswith("why"), "what had failed before"
 
 
 def test_requests_count_by_place():

@@ -13,7 +13,7 @@ import pytest
 from mtrain.core.checkpoint.store import Checkpoints, progress_of
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import Interrupted
-from mtrain.rank import process
+from mtrain.rank import process, script_mode
 from mtrain.rank.assembly import _left_by
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.reading import read
@@ -81,6 +81,50 @@ def test_a_handler_that_a_program_has_for_sigusr1_is_called_too_and_restored():
         assert len(calls) == 2
     finally:
         signal.signal(signal.SIGUSR1, former)
+
+
+SCRIPT = """
+import os, signal, sys, time
+from mtrain.rank import process, script_mode
+stop = process.StopRequest()
+stop.listen()
+stop.leave_to_script()
+exec(sys.argv[1])
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGTERM)  # from a starter, since another rank has ended
+    time.sleep(0.05)
+    print("saved")
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("", "saved\n"), ("signal.signal(signal.SIGTERM, lambda *_: print('own'))", "own\nsaved\n")],
+    ids=["no handler", "a handler of its own"],
+)
+def test_a_script_that_is_interrupted_may_save_though_its_starter_ends_the_ranks(own, said):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, own], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (said, 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "knows"),
+    [
+        ("import mtrain", True),
+        ("import os, mtrain", True),
+        ("    from mtrain.keras import Job", True),
+        ("# start me with `mtrain run`", False),
+        ("print('mtrain')", False),
+        ("import mtrainer", False),
+    ],
+)
+def test_a_script_knows_mtrain_by_its_imports_and_not_by_a_remark(tmp_path, text, knows):
+    """A script that only names it would never hear a request to end."""
+    (tmp_path / "a.py").write_text(f"import sys\n{text}\n")
+    assert script_mode.knows_mtrain(tmp_path / "a.py") == knows
 
 
 def test_a_rank_blocks_sigusr1_so_that_it_interrupts_nothing_and_ends_no_child():

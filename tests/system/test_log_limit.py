@@ -10,7 +10,7 @@ import pytest
 
 from mtrain.records.pages.folder import RunFiles
 from mtrain.system import log_limit
-from mtrain.system.log_limit import Cut, LimitedLogs, end_of, shorten
+from mtrain.system.log_limit import MOST_LEFT_BYTES, PIECE_BYTES, Cut, LimitedLogs, Output, end_of, shorten
 
 MIB = 1 << 20
 IN_MEMORY = Path("/dev/shm")
@@ -163,3 +163,51 @@ def test_without_a_limit_logs_are_kept_whole(tmp_path):
 def test_a_place_in_a_log_moves_with_what_was_taken_out_before_it(offset, after):
     assert Cut(10, 20, is_shorter=True).moved(offset) == after
     assert Cut(10, 20, is_shorter=False).moved(offset) == offset
+
+
+def test_the_output_of_a_rank_is_what_its_log_gains_and_its_last_line_gets_an_end(tmp_path):
+    log = tmp_path / "rank-0.log"
+    assert Output(log).read() == [], "not there yet"
+    log.write_bytes(b"of an earlier attempt\n")
+    output = Output(log)
+    assert output.read(at_end=True) == []
+    with log.open("ab") as file:
+        file.write(b"\r 10%\r 20%\xff")
+    assert output.read() == [b"\r 10%\r 20%\xff"]
+    assert output.read(at_end=True) == [b"\n"]
+
+
+def test_long_output_comes_in_pieces_and_of_very_much_that_is_left_the_newest_part(tmp_path):
+    log = filled(tmp_path / "rank-0.log", 0)
+    output = Output(log)
+    content = filled(tmp_path / "all", MOST_LEFT_BYTES + 2 * PIECE_BYTES).read_bytes()
+    log.write_bytes(content)
+    assert output.read() == [content[:PIECE_BYTES]]
+    first, *rest = output.read(at_end=True)
+    assert str(PIECE_BYTES) in first.decode()
+    assert "rank-0.log" in first.decode()
+    assert b"".join(rest) == content[2 * PIECE_BYTES :]
+
+
+@pytest.mark.parametrize("place", ["tmp_path", "in_memory"])
+def test_output_goes_on_where_a_range_of_its_log_was_taken_out(place, request):
+    log = request.getfixturevalue(place) / "rank-0.log"
+    log.touch()
+    output = Output(log)
+    filled(log, 4 * MIB)
+    while output.read():
+        pass
+    with log.open("ab") as file:
+        file.write(b"before\n")
+    try:
+        cut = shorten(log, limit_bytes=2 * MIB, appends=True)
+    except OSError:
+        pytest.skip("this file system cannot take a range out of a file")
+    output.skip("rank-1.log", Cut(0, 4 * MIB, is_shorter=True))
+    output.skip(log.name, cut)
+    with log.open("ab") as file:
+        file.write(b"after\n")
+    assert output.read(at_end=True) == [b"before\nafter\n"]
+    if not cut.is_shorter:
+        output._offset = cut.start + 1  # as of a reader that the hole has overtaken
+        assert output.read()[0][:16] == b"%015d\n" % (cut.stop // 16)

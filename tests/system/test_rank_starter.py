@@ -1,7 +1,9 @@
 """Ranks that mtrain starts itself: the one that fails is recorded, and none outlives it."""
 
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -60,3 +62,20 @@ def test_a_program_that_is_not_there_starts_nothing() -> None:
 
 def test_a_signal_is_a_status_of_a_shell() -> None:
     assert [status_for_shell(status) for status in (0, 3, -9)] == [0, 3, 137]
+
+
+def test_a_starter_passes_on_the_very_signal_once_and_waits_for_the_slower_rank(tmp_path: Path) -> None:
+    """The first rank ends with an error at once; the other one is still saving, and no second signal disturbs it."""
+    program = "import pathlib, signal, sys, time\nheard = []\n"
+    program += "for name in ('SIGINT', 'SIGTERM'):\n    signal.signal(getattr(signal, name), lambda number, _: heard.append(number))\n"
+    program += "pathlib.Path(sys.argv[1] + '.ready').touch()\nwhile not heard:\n    time.sleep(0.02)\n"
+    program += "time.sleep(float(sys.argv[2])); pathlib.Path(sys.argv[1]).write_text(str(heard)); sys.exit(7)"
+    ranks = Ranks(failure_grace_s=600.0, request_grace_s=600.0)
+    with ranks.handling_signals():
+        for rank, pause in enumerate(("0", "1.0")):
+            ranks.start(rank, [sys.executable, "-c", program, str(tmp_path / str(rank)), pause], {})
+        while not all((tmp_path / f"{rank}.ready").exists() for rank in range(2)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ranks.wait() == [(0, 7)]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["[2]", "[2]"]

@@ -5,6 +5,8 @@
 anyone.
 """
 
+import sys
+
 from horovod.runner import launch
 
 from mtrain.backends._horovod import internals
@@ -14,7 +16,11 @@ def main() -> None:
     """Run horovodrun."""
     internals.listen_on_loopback_only()
     internals.leave_checks_to_ranks()
-    launch.run_commandline()
+    try:
+        launch.run_commandline()
+    except RuntimeError as error:
+        # A rank has failed, and horovodrun has printed which. Where horovodrun ended is nothing that helps a person.
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,19 @@ class DeterministicBucketsDDP(LightDDP):
         super().__init__(*inputs, **kwargs)
 
     @override
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if name.startswith("__") or not hasattr(module, name):
+                raise
+            raise AttributeError(
+                f"{name}: with ddp, the model is your {type(module).__name__} inside a DistributedDataParallel, which has the "
+                f"parameters and is called like it; its own methods and attributes are those of model.module: model.module.{name}"
+            ) from None
+
+    @override
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self._settled and self.training and torch.is_grad_enabled():
             self._settled = True

@@ -69,7 +69,7 @@ def alone(argv: Sequence[str]) -> argparse.Namespace | None:
 def _run(options: argparse.Namespace) -> int | None:
     """Start the ranks and wait for them; return 0 if all have ended with 0, otherwise 1; None: only torchrun can start them.
 
-    SIGTERM and SIGINT to this process are passed on to the ranks as SIGTERM. Who has sent it decides how long they may take.
+    SIGTERM and SIGINT to this process are passed on to the ranks. Who has sent it decides how long they may take.
     """
     ranks = Ranks(failure_grace_s=FAILURE_GRACE_S, request_grace_s=float("inf"))
     is_script = SCRIPT_MODE in itertools.pairwise(options.command)

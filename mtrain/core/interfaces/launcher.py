@@ -46,6 +46,9 @@ class Launcher(Protocol):
     """False: on several hosts ``plan`` receives an address of each host in place of a name, the same in every command,
     as soon as the leader of the job knows it."""
 
+    forwards_signals: ClassVar[bool] = False
+    """True: its command passes each SIGINT and SIGTERM on to its ranks, and lets them end by themselves for a while."""
+
     @abstractmethod
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return the command of each host.

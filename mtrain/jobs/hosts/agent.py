@@ -33,6 +33,7 @@ Events that the agent sends (``{"event": ...}``):
 hello    the first message: version, host (its name), addresses [[interface, address]], cores, devices, hidden, cwd,
          pid; where the job is started by hand also the description that the first host compares, see ``rendezvous.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
+output   rank, text: what a rank has printed, if that is shown where the job was started
 failure  failure: the file that a failed rank wrote (``failures/rank-N.json``), age_s: seconds since it was written
 ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of
          its run folder is full), summary, error
@@ -77,6 +78,8 @@ IDLE_S = 0.5
 """Seconds between two looks at signals while no attempt runs, and between two tries to lock the run folder."""
 POLL_S = 0.1
 """Seconds between two looks at the command."""
+MOST_UNSENT_BYTES = 1 << 20
+"""While more waits to be sent, what ranks print waits in their logs."""
 
 
 def hello(**more: Any) -> Message:
@@ -161,7 +164,7 @@ class Agent:
         elif self._command is not None and verb == "save":
             self._command.ask_to_save()
         elif self._command is not None and verb == "stop":
-            self._command.ask_to_end()
+            self._command.ask_to_end(int(message["signal"]))
         elif self._command is not None and verb == "end":
             self._command.kill()
 
@@ -176,7 +179,7 @@ class Agent:
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
             if self._command is not None:
                 # The leader's word may come after a starter that was signalled too has ended.
-                self._command.kill() if self._requests.count > 1 else self._command.ask_to_end()
+                self._command.kill() if self._requests.count > 1 else self._command.ask_to_end(number)
         if self._requests.saves > self._saves_sent:
             self._saves_sent = self._requests.saves
             self._channel.send({"event": "save"})
@@ -299,7 +302,8 @@ class Agent:
 
     def _pass_on_events(self) -> None:
         """Send the new events of the command to the leader."""
-        for event in self._command.events() if self._command is not None else ():
+        with_output = self._channel.unsent_bytes < MOST_UNSENT_BYTES
+        for event in self._command.events(with_output=with_output) if self._command is not None else ():
             self._channel.send(event)
             if event["event"] == "ended":
                 self._command = None

@@ -144,6 +144,11 @@ class Channel:
         return [*self.noise, *([rest] if rest and self._lost is None else [])]
 
     @property
+    def unsent_bytes(self) -> int:
+        """Return how many bytes wait to be sent."""
+        return len(self._unsent)
+
+    @property
     def silent_s(self) -> float:
         """Return the seconds since the last byte from the peer."""
         return time.monotonic() - self._last_read

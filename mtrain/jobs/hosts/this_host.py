@@ -147,7 +147,10 @@ class DirectConnection:
             self._command = HostCommand(orders, self._run_folder, environ=self._environ, leftover_s=self._leftover_s)
         elif self._command is not None:
             command = self._command
-            {"save": command.ask_to_save, "stop": command.ask_to_end, "end": command.kill}[message["do"]]()
+            if message["do"] == "stop":
+                command.ask_to_end(int(message["signal"]))
+            else:
+                {"save": command.ask_to_save, "end": command.kill}[message["do"]]()
 
     def receive(self) -> list[Message]:
         """Return the new events of the command."""
