@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
 from tests.framework import FRAMEWORKS, Framework  # noqa: E402
 
-pytest_plugins = ("tests.skips", "tests.needs_horovod")
+pytest_plugins = ("tests.starts", "tests.costs", "tests.outlining", "tests.skips", "tests.needs_horovod")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,8 +59,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def framework(request: pytest.FixtureRequest) -> Framework:
     """The framework of this session, bound to `core.nn` and `core.ops`."""
     from mtrain.core.binding import bind
+    from tests.starts import allowed
 
-    chosen: Framework = FRAMEWORKS[request.config.getoption("--framework")]()
+    with allowed():  # Paddle runs several programs while it is imported
+        chosen: Framework = FRAMEWORKS[request.config.getoption("--framework")]()
     bind(chosen.nn, chosen.ops)
     return chosen
 
@@ -70,6 +72,13 @@ def one_framework_per_process() -> Iterator[None]:
     yield
     weights = [name for name in FRAMEWORKS if name in sys.modules]
     assert len(weights) < 2, f"this process imported {' and '.join(weights)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes_end() -> Iterator[None]:
+    yield
+    if warm := sys.modules.get("tests.warm"):
+        warm.close()
 
 
 def _changed_loggers() -> dict[str, tuple[int, bool, bool]]:

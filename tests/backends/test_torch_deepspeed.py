@@ -24,6 +24,8 @@ from mtrain.backends.deepspeed import DeepSpeed
 from tests.backends.processes import ROOT, python
 from tests.backends.recipes import recipe
 
+pytestmark = pytest.mark.smoke
+
 EQUAL_TO_DDP = (
     "convnet",
     "yolov5n",
@@ -236,6 +238,7 @@ ENTER = """
 """
 
 
+@pytest.mark.job
 def test_it_says_what_it_is_without_loading_a_framework() -> None:
     process = python("""
         import sys
@@ -246,6 +249,7 @@ def test_it_says_what_it_is_without_loading_a_framework() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.job
 def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it() -> None:
     hide = "import importlib.util as u; original = u.find_spec\n"
     hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else original(name, *a)\n"
@@ -257,6 +261,7 @@ def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it(
     assert message.endswith("[deepspeed]'")
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
     process = python("""
@@ -275,6 +280,7 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None:
     process = python("""
@@ -300,12 +306,14 @@ def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None
     ], process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_without_a_starter_it_says_how_to_start_it() -> None:
     process = python("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(ENTER))
     assert process.stdout.startswith("LaunchError 1 backend deepspeed was not started by torchrun"), process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 @pytest.mark.parametrize("kind", ["raises", "dies"])
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
@@ -332,6 +340,7 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
     assert "Exception ignored" not in process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_ranks_end_without_a_word(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"

@@ -24,6 +24,8 @@ from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 
 class Numbers:
     """Sample i of epoch e is an array full of 100 e + i. Slow where asked, broken where asked."""

@@ -13,6 +13,8 @@ import pytest
 
 from tests.own_model.runs import EXAMPLE, QUIET, command, losses, refused, trained
 
+pytestmark = pytest.mark.job
+
 FP64 = (
     "-o", "train.precision=fp64", "-o", "train.epochs=1", "-o", "model.options.dropout=0.0",
     "-o", "evaluate.metrics=[torchmetrics.classification:BinaryAccuracy]",
@@ -39,6 +41,7 @@ def data(split="train"):
 """
 
 
+@pytest.mark.smoke
 def test_one_two_and_three_ranks_have_the_same_losses_and_metrics(tmp_path):
     one = trained(tmp_path, "one", SPEC, *FP64, "--backend", "solo")
     two = trained(tmp_path, "two", SPEC, *FP64, "--nproc-per-node", "2", "-o", "train.accumulate=2")
@@ -51,6 +54,7 @@ def test_one_two_and_three_ranks_have_the_same_losses_and_metrics(tmp_path):
     assert one["last"]["BinaryAccuracy"] == two["last"]["BinaryAccuracy"] == three["last"]["BinaryAccuracy"] > 0.8
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 from tests.parity import jobs
 from tests.parity.jobs import Setting, Trace
+from tests.starts import starts_processes
 
 MODELS = ("yolov5n", "ppyoloe_s")
 FLOAT64 = 1e-9
@@ -20,6 +21,7 @@ FIRST = 1e-5
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def data(tmp_path_factory) -> Path:
     return jobs.make_data(tmp_path_factory.mktemp("parity") / "data")
 
@@ -55,6 +57,7 @@ def settings(precision: str, updates: int = 50) -> list:
     return [pytest.param(row, id=row.name, marks=pytest.mark.slow) for row in rows]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("setting", [pytest.param(QUICK, id=QUICK.name), *settings("fp64")])
 def test_updates_in_float64_are_the_same(trained, setting):
     ours, theirs = trained(setting), trained(jobs.partner(setting))

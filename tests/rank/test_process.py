@@ -83,6 +83,7 @@ def test_a_handler_that_a_program_has_for_sigusr1_is_called_too_and_restored():
         signal.signal(signal.SIGUSR1, former)
 
 
+@pytest.mark.job
 def test_a_rank_blocks_sigusr1_so_that_it_interrupts_nothing_and_ends_no_child():
     script = """
         import os, signal, subprocess, sys

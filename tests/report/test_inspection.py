@@ -9,6 +9,8 @@ import yaml
 from tests.own_model.runs import command
 from tests.sweeping.jobs import TINY
 
+pytestmark = pytest.mark.job
+
 # Tries to change what it sees, keeps a record of what it saw, and fails once on rank 1, which must stop nobody.
 WATCH = """
 import json
@@ -58,6 +60,7 @@ def seen(folder: Path, name: str, rank: int) -> list[dict]:
     return [json.loads(line) for line in (folder / "runs" / name / f"seen-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "backend", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fleet", "deepspeed"))]
 )

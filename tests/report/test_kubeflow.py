@@ -21,6 +21,9 @@ import pytest
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.records.reporters import kubeflow
 from mtrain.records.reporters.kubeflow import server_of
+from tests.starts import starts_processes
+
+pytestmark = pytest.mark.smoke
 
 
 @dataclass
@@ -57,6 +60,7 @@ def reporter(monkeypatch, tmp_path) -> Callable[..., kubeflow.Kubeflow]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def certificate(tmp_path_factory) -> Path:
     return _certificate(tmp_path_factory.mktemp("certificate"))
 
