@@ -5,7 +5,10 @@ never holds both: that is checked at the end of every session.
 """
 
 import logging
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -22,6 +25,17 @@ pytest_plugins = ("tests.starts", "tests.costs", "tests.outlining", "tests.skips
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--framework", choices=tuple(FRAMEWORKS), default="torch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs this in the background has it ignore Ctrl-C, and so would every process that a test starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Who compiles an extension of torch waits without end for a lock that a killed process has left in the user's own folder.
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:  # workers have it of the process that started them
+        folder = tempfile.TemporaryDirectory(prefix="mtrain-torch-extensions-", ignore_cleanup_errors=True)
+        os.environ["TORCH_EXTENSIONS_DIR"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,7 +1,8 @@
 """A test that starts a process says so: it is marked `job`, or it uses a fixture that `starts_processes`.
 
 A plugin of pytest, loaded by `conftest.py`. Any other start is refused and fails its test, so a run without jobs costs what
-it seems to cost. A copy (fork) counts as a start; what a started process starts in turn is not seen.
+it seems to cost. Tests that are `slow` may start what they want, since no quick run has them. A copy (fork) counts as a start;
+what a started process starts in turn is not seen.
 """
 
 import multiprocessing
@@ -89,7 +90,7 @@ class StartGate:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._is_job = item.get_closest_marker("job") is not None
+        self._is_job = any(item.get_closest_marker(name) for name in ("job", "slow"))
         self._refused.clear()
         try:
             return (yield)

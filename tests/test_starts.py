@@ -58,6 +58,10 @@ def test_by_a_thread():
     thread.start()
     thread.join()
 
+@pytest.mark.slow
+def test_slow():
+    subprocess.run(["true"])
+
 def test_nothing(): pass
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,7 @@ def test_served():
     with allowed():
         subprocess.run(["true"])
 """
+ALONE = ("-p", "tests.starts", "-p", "no:cacheprovider", "-p", "no:xdist")
 REFUSED = {
     *(f"test_not_said[{way}]" for way in ("run", "shell", "fork", "spawn", "other")),
     *("test_swallowed", "test_skipped", "test_by_a_thread", "test_fixture_not_said", "test_fixture_not_said_again"),
@@ -89,26 +94,26 @@ REFUSED = {
 @pytest.fixture
 def folder(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(test_some=TESTS)
-    pytester.makeini("[pytest]\nmarkers =\n  job: x\n")
+    pytester.makeini("[pytest]\nmarkers =\n  job: x\n  slow: x\n")
     return pytester
 
 
 def test_starts_that_are_not_said_fail_their_tests_and_no_others(folder: pytest.Pytester) -> None:
-    result = folder.runpytest_inprocess("-p", "tests.starts", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA")
+    result = folder.runpytest_inprocess(*ALONE, "-rA")
     failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith(("FAILED", "ERROR "))}
     assert failed == REFUSED
-    result.assert_outcomes(passed=9, failed=len(REFUSED) - 2, errors=2)
+    result.assert_outcomes(passed=10, failed=len(REFUSED) - 2, errors=2)
     result.stdout.fnmatch_lines(["*this test starts a process and is no `job`: true*", "*@starts_processes*"])
 
 
 def test_only_the_others_run_where_no_job_is_wanted(folder: pytest.Pytester) -> None:
-    words = ("-p", "tests.starts", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not job", "-k", "nothing or fixture")
-    folder.runpytest_inprocess(*words).assert_outcomes(passed=1, errors=2, deselected=16)
+    words = ("-m", "not job", "-k", "nothing or fixture")
+    folder.runpytest_inprocess(*ALONE, *words).assert_outcomes(passed=1, errors=2, deselected=17)
 
 
 def test_what_runs_cost_is_added_up(folder: pytest.Pytester, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(folder.path / "costs.jsonl")
-    words = ("-p", "tests.starts", "-p", "tests.costs", "-p", "no:cacheprovider", "-p", "no:xdist", "--costs", str(file))
+    words = (*ALONE, "-p", "tests.costs", "--costs", str(file))
     for number in (1, 2):
         result = folder.runpytest_inprocess(*words, "-k", "test_said")
         result.stdout.fnmatch_lines(["CPU seconds: *; starts of processes: 6"])

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +90,11 @@ class Copied:
                 raise subprocess.TimeoutExpired(self.args, timeout, self.stdout, self.stderr)
             time.sleep(POLL_S)
         return status
+
+
+def is_torch(words: Sequence[str]) -> bool:
+    """Return whether a command may be a copy of a process that holds torch: it has nothing to do with Paddle."""
+    return "paddle" not in sys.modules and not any("paddle" in word.lower() or word == "fleet" for word in words)
 
 
 def start(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> Copied:

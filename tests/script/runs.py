@@ -26,7 +26,7 @@ def run(
 
     It is not with ``environ``, further variables, and not for scripts of Paddle.
     """
-    if environ is None and not any("paddle" in word.lower() or word == "fleet" for word in words):
+    if environ is None and warm.is_torch(words):
         return warm.mtrain("run", *QUIET, *words, cwd=here, timeout=timeout_s)
     line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
     env = {**os.environ, **(environ or {})}
