@@ -59,7 +59,6 @@ def test_ddp_without_a_starter_says_how_to_start_it() -> None:
     assert "RANK" in process.stdout
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 @pytest.mark.parametrize("kind", ["raises", "dies"])
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:

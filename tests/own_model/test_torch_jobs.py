@@ -41,7 +41,6 @@ def data(split="train"):
 """
 
 
-@pytest.mark.smoke
 def test_one_two_and_three_ranks_have_the_same_losses_and_metrics(tmp_path):
     one = trained(tmp_path, "one", SPEC, *FP64, "--backend", "solo")
     two = trained(tmp_path, "two", SPEC, *FP64, "--nproc-per-node", "2", "-o", "train.accumulate=2")

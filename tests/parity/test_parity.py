@@ -57,7 +57,6 @@ def settings(precision: str, updates: int = 50) -> list:
     return [pytest.param(row, id=row.name, marks=pytest.mark.slow) for row in rows]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("setting", [pytest.param(QUICK, id=QUICK.name), *settings("fp64")])
 def test_updates_in_float64_are_the_same(trained, setting):
     ours, theirs = trained(setting), trained(jobs.partner(setting))

@@ -60,7 +60,6 @@ def seen(folder: Path, name: str, rank: int) -> list[dict]:
     return [json.loads(line) for line in (folder / "runs" / name / f"seen-{rank}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     "backend", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fleet", "deepspeed"))]
 )
