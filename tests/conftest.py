@@ -5,7 +5,10 @@ never holds both: that is checked at the end of every session.
 """
 
 import logging
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,11 +20,22 @@ sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
 from tests.framework import FRAMEWORKS, Framework  # noqa: E402
 
-pytest_plugins = ("tests.skips", "tests.needs_horovod")
+pytest_plugins = ("tests.starts", "tests.costs", "tests.outlining", "tests.skips", "tests.needs_horovod")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--framework", choices=tuple(FRAMEWORKS), default="torch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs this in the background has it ignore Ctrl-C, and so would every process that a test starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Who compiles an extension of torch waits without end for a lock that a killed process has left in the user's own folder.
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:  # workers have it of the process that started them
+        folder = tempfile.TemporaryDirectory(prefix="mtrain-torch-extensions-", ignore_cleanup_errors=True)
+        os.environ["TORCH_EXTENSIONS_DIR"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -59,8 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def framework(request: pytest.FixtureRequest) -> Framework:
     """The framework of this session, bound to `core.nn` and `core.ops`."""
     from mtrain.core.binding import bind
+    from tests.starts import allowed
 
-    chosen: Framework = FRAMEWORKS[request.config.getoption("--framework")]()
+    with allowed():  # Paddle runs several programs while it is imported
+        chosen: Framework = FRAMEWORKS[request.config.getoption("--framework")]()
     bind(chosen.nn, chosen.ops)
     return chosen
 
@@ -70,6 +86,13 @@ def one_framework_per_process() -> Iterator[None]:
     yield
     weights = [name for name in FRAMEWORKS if name in sys.modules]
     assert len(weights) < 2, f"this process imported {' and '.join(weights)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes_end() -> Iterator[None]:
+    yield
+    if warm := sys.modules.get("tests.warm"):
+        warm.close()
 
 
 def _changed_loggers() -> dict[str, tuple[int, bool, bool]]:

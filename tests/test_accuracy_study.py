@@ -45,6 +45,7 @@ def ran(pair: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.job
 def test_sides_take_turns_and_a_study_that_was_cut_off_goes_on(pair, tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text(json.dumps({"side": "theirs", "seed": 1, "metrics": {"AP50": 0.9}}) + "\n")
@@ -59,6 +60,7 @@ def test_sides_take_turns_and_a_study_that_was_cut_off_goes_on(pair, tmp_path):
     assert found == {("theirs", 1): 0.9, ("ours", 0): 0.50, ("theirs", 0): 0.60, ("ours", 1): 0.51}
 
 
+@pytest.mark.job
 def test_a_value_that_is_missing_and_a_training_that_fails_end_the_study_in_words(pair, tmp_path):
     assert "needs data: give --set data=..." in ran(pair, "report", str(pair), "none.jsonl").stderr
     text = yaml.safe_load(pair.read_text())

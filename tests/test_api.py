@@ -12,6 +12,7 @@ import pytest
 
 import mtrain
 from mtrain.errors import MtrainError, SpecError, UsageError
+from tests.starts import starts_processes
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -27,6 +28,7 @@ SPEC = "vit_digits"
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mtrain.TrainResult]:
     """A folder, and the result of a short job on one rank in it."""
     folder = tmp_path_factory.mktemp("trained")
@@ -44,6 +46,7 @@ def here(trained, tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_train_returns_what_the_run_folder_says(trained):
     folder, result = trained
     assert result.exit_reason == "finished"
@@ -57,6 +60,7 @@ def test_train_returns_what_the_run_folder_says(trained):
     assert (folder / result.last.checkpoint / "MANIFEST.json").is_file()
 
 
+@pytest.mark.smoke
 def test_a_result_has_records_curves_and_the_best_checkpoint(here, trained):
     result = trained[1]
     assert [row["update"] for row in result.records.updates] == [0, 1, 2, 3]
@@ -118,6 +122,7 @@ with mtrain.session() as session:
 """
 
 
+@pytest.mark.job
 def test_a_script_is_run_with_its_arguments_and_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("loop.py").write_text(SCRIPT)
@@ -147,6 +152,7 @@ def test_overrides_may_be_nested_or_dotted_and_are_named_in_errors():
         mtrain.load_spec("digits", backend="nobody")
 
 
+@pytest.mark.job
 def test_doctor_returns_its_findings_and_prints_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     checkup = mtrain.doctor(backend="ddp", quick=True)
@@ -182,6 +188,7 @@ def test_mistakes_raise_an_error_of_mtrain_and_leave_nothing(call, message, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.job
 def test_a_job_that_fails_raises_and_names_its_logs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     # No start value survives this learning rate, so every update is refused until the job gives up.
@@ -209,6 +216,8 @@ def test_another_thread_is_told_to_use_the_main_one():
     assert "main thread" in caught[0]
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_importing_mtrain_loads_nothing_heavy():
     code = (
         "import mtrain, sys; dir(mtrain)\n"

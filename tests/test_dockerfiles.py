@@ -26,12 +26,14 @@ def test_there_is_one_for_each_stack():
     assert NAMES == ["cpu.Dockerfile", "cuda-paddle.Dockerfile", "cuda-torch.Dockerfile"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_it_passes_hadolint(file):
     result = _lint(file)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
 
 
+@pytest.mark.job
 def test_hadolint_notices_what_is_wrong(tmp_path):
     wrong = tmp_path / "wrong.Dockerfile"
     wrong.write_text(FILES[0].read_text().replace("FROM python:3.11.13-slim-bookworm", "FROM python"))

@@ -63,6 +63,7 @@ def test_an_epoch_is_the_difference_of_two_runs() -> None:
     assert gpu_bench.by_difference([10.0], 800)["epoch_s"] is None
 
 
+@pytest.mark.job
 def test_originals_run_in_their_checkouts_and_failures_are_kept(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ORIGINAL)
     words = ["--tiny", "--only", "speed", "--backends", "none", "--images", "100", "--yolov5", tmp_path]
@@ -83,6 +84,7 @@ def test_originals_run_in_their_checkouts_and_failures_are_kept(tmp_path: Path) 
     assert "1 commands failed" in ended.stdout
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -11,6 +11,8 @@ import pytest
 
 import mtrain
 
+pytestmark = pytest.mark.smoke
+
 PACKAGE = Path(mtrain.__file__).parent
 FRAMEWORKS = ("torch", "paddle", "horovod", "deepspeed")
 FILES = sorted(file for file in PACKAGE.rglob("*.py*") if file.suffix in (".py", ".pyi"))
@@ -275,6 +277,7 @@ def test_core_names_no_backend():
     assert guilty == []
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "code",
     [
@@ -294,6 +297,7 @@ def test_no_framework_is_loaded_by(code, tmp_path):
     subprocess.run([sys.executable, "-c", code + check], check=True, cwd=tmp_path, capture_output=True, timeout=60)
 
 
+@pytest.mark.job
 def test_help_does_not_even_load_pydantic():
     code = (
         "from mtrain.cli import main; main(['--help']); import sys\n"

@@ -25,6 +25,7 @@ def race(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -58,6 +59,7 @@ def test_a_row_says_what_the_variables_of_mtrain_alone_give_the_original():
     )
 
 
+@pytest.mark.job
 def test_the_variables_of_a_race_go_to_a_side_of_their_own(tmp_path):
     def command(epochs, folder):
         return [sys.executable, "-c", "pass"]

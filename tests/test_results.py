@@ -77,6 +77,7 @@ def test_rows_become_a_table_of_pandas(killed):
     assert len(mtrain.open_run(killed).records.pandas()) == 5
 
 
+@pytest.mark.job
 def test_without_pandas_rows_work_and_the_table_names_the_remedy(killed):
     code = (
         "import sys; sys.modules['pandas'] = None\n"

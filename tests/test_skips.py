@@ -12,6 +12,8 @@ import pytest
 
 from tests.skips import LIST
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
@@ -30,6 +32,7 @@ def test_needs_a_program(): pytest.skip("valgrind is not installed")
 """
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("body", "ci", "flags", "code"),
     [
@@ -70,6 +73,7 @@ def test_every_package_that_make_test_installs_is_one_that_the_list_names() -> N
     assert not [entry for entry in entries if "packages" in entry and entry.get("in_ci", True)], "CI has them all"
 
 
+@pytest.mark.job
 def test_without_apt_each_missing_package_is_named_with_its_purpose_and_none_is_installed(tmp_path: Path) -> None:
     for name, script in (("dpkg-query", "exit 1"), ("apt-get", f"touch {tmp_path}/installed")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")

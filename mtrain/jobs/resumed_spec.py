@@ -28,8 +28,7 @@ from mtrain.jobs.host_ranks import TYPED
 from mtrain.spec.addresses import is_address
 from mtrain.spec.config import RunValues
 from mtrain.spec.yaml_reader import flow
-from mtrain.system import resuming
-from mtrain.system.runfolder import CHOSEN
+from mtrain.system import resuming, runfolder
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, ScriptCall, Source
@@ -121,7 +120,7 @@ def _with_unknown(
     """
     if chosen.is_known:
         return chosen, ""
-    missing = f"{shown} has no {CHOSEN}: what was typed when it was started is unknown"
+    missing = f"{shown} has no {runfolder.CHOSEN}: what was typed when it was started is unknown"
     now = first or read_spec(None)
     if now.script is None or not chosen.is_of_script:
         return chosen, f"{missing}; type it again where it differs"
@@ -156,7 +155,7 @@ def _check_name(loaded: "Loaded", resume: str) -> None:
     path = Path(resume) if is_address(resume) else Path(resume).resolve()
     run = path.parent if is_checkpoint(path) or path.name == "checkpoints" else path
     run = run.parent if run.name == "checkpoints" else run
-    if not resuming.is_numbered(run.name, name):
+    if not runfolder.is_numbered(run.name, name):
         copied = shlex.join(["cp", "-r", str(run), str(run.parent / name)])
         another = (
             ""

@@ -46,7 +46,7 @@ def lost_parts(whole: Mapping[str, Any], given: Any) -> list[str]:
     if not isinstance(given, Mapping):
         return list(whole)
     missing = [name for name in whole if name not in given]
-    last = next(reversed(whole), None)
+    last = next(reversed(list(whole)), None)
     if missing or last is None or not isinstance(part := whole[last], Mapping):
         return missing
     return [f"{last}.{name}" for name in lost_parts(part, given[last])]

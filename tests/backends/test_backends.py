@@ -14,6 +14,8 @@ from tests.contract.convnet import build
 from tests.framework import Framework
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_backends_say_what_they_are_without_loading_a_framework() -> None:
     process = python("""
         import sys
@@ -36,6 +38,7 @@ def test_a_framework_that_is_not_known_is_refused() -> None:
         Solo.Options(framework="tensorflow")  # type: ignore[arg-type]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("name", "extra"), [("torch", "ddp"), ("paddle", "fleet-cpu")])
 @pytest.mark.parametrize("way", ["backend.nn", "backend.__enter__()"])
 def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, extra: str, way: str) -> None:
@@ -53,6 +56,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, e
     assert f"{name} is not installed here; install it with: pip install -e '" in process.stdout, process.stderr
 
 
+@pytest.mark.job
 def test_cuda_where_there_is_none_is_refused(framework: Framework) -> None:
     process = python(
         f"""

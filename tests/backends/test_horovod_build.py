@@ -10,6 +10,8 @@ import pytest
 
 import mtrain
 
+pytestmark = pytest.mark.job
+
 SCRIPT = Path(mtrain.__file__).parent / "backends/_horovod/build.sh"
 PYTHON = """#!/usr/bin/env bash
 case "$*" in

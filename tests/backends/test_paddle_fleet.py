@@ -19,6 +19,7 @@ from mtrain.backends.fleet import Fleet
 from mtrain.errors import LaunchError, SpecError
 from mtrain.spec import plugins
 from tests.ports import held_port
+from tests.starts import starts_processes
 
 ROOT = Path(__file__).parents[2]
 LATE_S = 33
@@ -249,6 +250,7 @@ def two_ranks(folder: Path, *arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return two_ranks(tmp_path_factory.mktemp("plain"), "0", "{}")
 

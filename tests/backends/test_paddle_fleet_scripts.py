@@ -14,6 +14,8 @@ from mtrain.backends._paddle import ops
 
 import paddle  # after the package that imports it without its warnings # isort: skip
 
+pytestmark = pytest.mark.job
+
 PORT = Path(__file__).parents[2] / "examples/ports/paddle_fleet"
 QUIET = ("-o", "report.plots=false", "-o", "report.tensorboard=false", "-o", "cluster.threads=1")
 

@@ -147,6 +147,7 @@ def test_a_closed_port_takes_no_connection() -> None:
         assert port not in [c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
 
 
+@pytest.mark.job
 def test_an_exception_that_c_cannot_pass_on_calls_the_handler() -> None:
     assert hasattr(ctypes.CDLL("libstdc++.so.6"), "_ZSt13set_terminatePFvvE")
     process = python("""
@@ -158,6 +159,7 @@ def test_an_exception_that_c_cannot_pass_on_calls_the_handler() -> None:
     assert process.returncode == 7, process.stderr
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("call", "works"), [("internals.keep_kernels()", True), ("pass", False)])
 def test_kernels_that_are_kept_compute_after_the_exit_functions(call: str, works: bool) -> None:
     program = f"""

@@ -9,12 +9,14 @@ import pytest
 from tests.backends.processes import python
 from tests.contract.learn import UPDATES
 from tests.contract.training import differences
+from tests.starts import starts_processes
 
 TOLERANCE = 1e-9
 RULES = ("sgd", "adam", "adamw", "quantised")
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of what each framework learns by each rule; one process of each framework trains them all."""
     folder = tmp_path_factory.mktemp("learned")
@@ -31,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(find_spec("paddle") is None, reason="paddle is not installed")
 @pytest.mark.parametrize("rule", RULES)
 def test_50_updates_in_float64_are_equal(folder: Path, rule: str) -> None:

@@ -20,6 +20,7 @@ from mtrain.errors import PluginError
 from tests.backends.processes import ROOT, python
 
 
+@pytest.mark.job
 def test_a_job_of_one_rank_starts_without_the_compiler() -> None:
     process = python("""
         import sys
@@ -43,6 +44,7 @@ def test_unknown_options_are_refused() -> None:
         DDP.Options(bucket_md=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.job
 def test_ddp_without_a_starter_says_how_to_start_it() -> None:
     process = python("""
         from mtrain.backends.ddp import DDP
@@ -57,6 +59,7 @@ def test_ddp_without_a_starter_says_how_to_start_it() -> None:
     assert "RANK" in process.stdout
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("kind", ["raises", "dies"])
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
     failing = "raise RuntimeError('on purpose')" if kind == "raises" else "os._exit(9)"

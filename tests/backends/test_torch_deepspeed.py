@@ -112,6 +112,7 @@ class TestEveryStage:
         assert [name for name in threads if "gloo" in name] == []
 
 
+@pytest.mark.smoke
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_layers_that_a_rank_leaves_out_are_learnt_as_by_ddp(study_results: Any, 
     assert study_results(study, stage=stage) == study_results(study, "ddp")
 
 
+@pytest.mark.smoke
 @needs_deepspeed
 @pytest.mark.slow
 def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(study_results: Any) -> None:
@@ -136,6 +138,7 @@ def test_reducing_in_every_micro_batch_is_rounded_differently_but_hardly(study_r
 
 
 # --------------------------------------------------------------------------------------------------------- rules on parts
+@pytest.mark.smoke
 @pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("shape", [(1003,), (7,), (6, 3, 3, 3), (5, 6, 1, 1)])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
@@ -171,10 +174,12 @@ def test_parts_are_rounded_as_the_whole_is(rule: str, shape: tuple[int, ...], la
         assert torch.equal(torch.cat([shard.moments[name][0] for shard in shards]).view(shape), moment)
 
 
+@pytest.mark.smoke
 def test_a_register_holds_a_power_of_two() -> None:
     assert vector_width("sgd", torch.zeros(1)) in (1, 2, 4, 8, 16, 32)
 
 
+@pytest.mark.smoke
 def test_a_weight_channels_last_has_the_strides_of_the_engine() -> None:
     for shape in ((6, 3, 3, 3), (8, 6, 1, 1), (16, 3, 6, 6)):
         model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape))])
@@ -184,12 +189,14 @@ def test_a_weight_channels_last_has_the_strides_of_the_engine() -> None:
         assert torch.equal(ours, model[0])
 
 
+@pytest.mark.smoke
 def test_parts_cover_an_array() -> None:
     assert spans_of(10, [0, 4, 8, 12]) == ((0, 4), (4, 8), (8, 10))
     assert spans_of(10, [-20, -8, 4, 16]) == ((0, 0), (0, 4), (4, 10))
 
 
 # --------------------------------------------------------------------------------------------------------------- settings
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -209,11 +216,13 @@ def test_keys_that_would_be_ignored_or_change_training_are_refused(config: dict[
     assert sentence in str(raised.value)
 
 
+@pytest.mark.smoke
 def test_nothing_to_offload_is_refused() -> None:
     with pytest.raises(ValidationError, match="offload: true given with stage 0"):
         DeepSpeed.Options(stage=0, offload=True)
 
 
+@pytest.mark.smoke
 def test_further_keys_are_laid_over_what_mtrain_writes() -> None:
     extra = {"wall_clock_breakdown": True, "zero_optimization": {"overlap_comm": True}}
     sharding = Sharding(stage=2, offload=False, bucket_mb=1.0, reduction="update", extra=extra)
@@ -236,6 +245,8 @@ ENTER = """
 """
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_it_says_what_it_is_without_loading_a_framework() -> None:
     process = python("""
         import sys
@@ -246,6 +257,8 @@ def test_it_says_what_it_is_without_loading_a_framework() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it() -> None:
     hide = "import importlib.util as u; original = u.find_spec\n"
     hide += "u.find_spec = lambda name, *a: None if name == 'deepspeed' else original(name, *a)\n"
@@ -257,6 +270,8 @@ def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it(
     assert message.endswith("[deepspeed]'")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @needs_deepspeed
 def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
     process = python("""
@@ -275,6 +290,8 @@ def test_gradients_in_float64_are_reduced_in_stage_0() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @needs_deepspeed
 def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None:
     process = python("""
@@ -300,12 +317,14 @@ def test_values_that_deepspeed_cannot_read_are_refused_in_one_sentence() -> None
     ], process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_without_a_starter_it_says_how_to_start_it() -> None:
     process = python("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(ENTER))
     assert process.stdout.startswith("LaunchError 1 backend deepspeed was not started by torchrun"), process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 @pytest.mark.parametrize("kind", ["raises", "dies"])
 def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str) -> None:
@@ -332,6 +351,7 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
     assert "Exception ignored" not in process.stderr
 
 
+@pytest.mark.job
 @needs_deepspeed
 def test_ranks_end_without_a_word(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"

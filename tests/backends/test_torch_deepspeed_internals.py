@@ -26,6 +26,7 @@ def check(code: str, **env: str) -> None:
     assert process.stdout.endswith("done\n"), process.stderr
 
 
+@pytest.mark.job
 def test_names_exist_and_functions_take_what_mtrain_passes() -> None:
     check("""
 engine = "deepspeed.runtime.engine:DeepSpeedEngine"
@@ -76,6 +77,7 @@ WEIGHTS = (
 )
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("stage", "names"), [(1, STATES), (2, STATES), (3, WEIGHTS)])
 def test_a_stage_has_the_attributes_that_hold_its_parts(stage: int, names: tuple[str, ...]) -> None:
     check(
@@ -100,6 +102,7 @@ with DeepSpeed(DeepSpeed.Options(device="cpu", stage={stage})) as session:
     )
 
 
+@pytest.mark.job
 def test_what_a_layer_returns_may_have_slots() -> None:
     check("""
 from dataclasses import make_dataclass
@@ -110,6 +113,7 @@ assert internals.attributes(SimpleNamespace(scores=1)) == {"scores": 1}
 """)
 
 
+@pytest.mark.job
 def test_shares_are_gathered_in_pieces() -> None:
     check("""
 import torch

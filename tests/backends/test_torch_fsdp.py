@@ -62,6 +62,8 @@ def test_a_detector_learns_what_it_learns_under_ddp(tmp_path: Path) -> None:
     assert worst <= 1e-9
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_script_trains_to_the_weights_of_ddp(tmp_path: Path, ranks: int) -> None:
     """Weights tied over parts of the model, weights used never or now and then, accumulation; in float64."""

@@ -75,6 +75,8 @@ def study_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return read
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @needs_horovod
 @pytest.mark.parametrize("study", EQUAL_TO_DDP)
 def test_two_ranks_learn_what_two_ranks_of_ddp_learn_bit_for_bit(study_results: Any, study: str) -> None:
@@ -84,6 +86,7 @@ def test_two_ranks_learn_what_two_ranks_of_ddp_learn_bit_for_bit(study_results: 
     assert study == "evaluation" or ours[0]["weights"] == ours[1]["weights"]
 
 
+@pytest.mark.job
 @needs_horovod
 def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(study_results: Any) -> None:
     for rank in study_results("not_finite"):
@@ -91,12 +94,14 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(study_result
         assert (rank["counters"]["updates"], rank["counters"]["skipped"]) == (3, 1)
 
 
+@pytest.mark.job
 @needs_horovod
 def test_a_parameter_that_no_rank_uses_is_left_alone(study_results: Any) -> None:
     """With a gradient of zeros weight decay would shrink it."""
     assert [rank["never"] for rank in study_results("missing_in_one_micro_batch")] == [[1.0, 1.0, 1.0]] * 2
 
 
+@pytest.mark.job
 @needs_horovod
 def test_a_timeline_names_the_gradients_and_changes_nothing(study_results: Any, tmp_path: Path) -> None:
     file = tmp_path / "timeline.json"
@@ -106,6 +111,7 @@ def test_a_timeline_names_the_gradients_and_changes_nothing(study_results: Any, 
     assert "conv1.weight" in text
 
 
+@pytest.mark.job
 @needs_horovod
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_job_goes_on_bit_for_bit_from_a_state(study_results: Any, size: int) -> None:
@@ -113,6 +119,7 @@ def test_a_job_goes_on_bit_for_bit_from_a_state(study_results: Any, size: int) -
         assert rank["whole"] == rank["in two parts"]
 
 
+@pytest.mark.job
 @needs_horovod
 def test_three_ranks_learn_the_same_twice(study_results: Any) -> None:
     """A ring of three adds in an order that depends on what is sent together: it must not depend on time."""
@@ -120,11 +127,13 @@ def test_three_ranks_learn_the_same_twice(study_results: Any) -> None:
     assert first == second
 
 
+@pytest.mark.job
 @needs_horovod
 def test_how_gradients_are_sent_together_changes_nothing_on_two_ranks(study_results: Any) -> None:
     assert study_results("fifty_updates") == study_results("fifty_updates", fusion_mb=0, cycle_ms=0.5)
 
 
+@pytest.mark.job
 @needs_horovod
 def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pass_runs() -> None:
     """In the order of backward passes; one type each; only an array that is too long by itself makes a group too
@@ -147,6 +156,7 @@ def test_gradients_are_cut_into_groups_so_that_some_travel_while_the_backward_pa
     ], process.stderr
 
 
+@pytest.mark.job
 @needs_horovod
 def test_gradients_sent_as_fp16_are_nearly_the_same(study_results: Any) -> None:
     whole, half = (
@@ -157,6 +167,7 @@ def test_gradients_sent_as_fp16_are_nearly_the_same(study_results: Any) -> None:
     assert half == pytest.approx(whole, rel=2e-3)
 
 
+@pytest.mark.job
 @needs_horovod
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_reduce_and_gather(study_results: Any, size: int) -> None:
@@ -181,6 +192,7 @@ def test_ranks_reduce_and_gather(study_results: Any, size: int) -> None:
         }
 
 
+@pytest.mark.job
 @needs_horovod
 def test_settings_do_not_stay_in_the_environment_and_the_compiler_is_not_imported(study_results: Any) -> None:
     assert study_results("environment") == [{"left": [], "compiler": False}] * 2
@@ -200,6 +212,7 @@ def rank_script(folder: Path, body: str, options: str = "") -> str:
     return str(script)
 
 
+@pytest.mark.job
 @needs_horovod
 @pytest.mark.parametrize(
     "kind",
@@ -229,6 +242,7 @@ def test_a_rank_that_fails_takes_the_job_down_at_once(tmp_path: Path, kind: str)
     assert (tmp_path / "noticed").read_text() == "HorovodInternalError"
 
 
+@pytest.mark.job
 @needs_horovod
 def test_a_collective_that_waits_too_long_for_a_rank_ends_the_job(tmp_path: Path) -> None:
     body = """
@@ -275,6 +289,7 @@ ENTER = """
 """
 
 
+@pytest.mark.job
 def test_it_says_what_it_is_without_loading_a_framework() -> None:
     process = python("""
         import sys
@@ -285,6 +300,7 @@ def test_it_says_what_it_is_without_loading_a_framework() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("files", "what"),
     [
@@ -318,6 +334,7 @@ def test_a_horovod_that_cannot_be_used_is_one_error_with_the_command_that_builds
     assert f"`{sys.executable} -m mtrain doctor --build-horovod`" in process.stdout
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("python", [None, sys.executable], ids=["here", "in another interpreter"])
 def test_a_missing_library_is_told_before_anything_starts_with_the_command_that_builds_it(
     tmp_path: Path, python: str | None
@@ -339,6 +356,7 @@ def test_a_missing_library_is_told_before_anything_starts_with_the_command_that_
     assert str(error.value).endswith(f"; build it: `scripts/build {sys.executable}`")
 
 
+@pytest.mark.job
 @needs_horovod
 def test_without_a_starter_it_says_how_to_start_it() -> None:
     """Started by torchrun, say, every rank would take itself for a job of one."""
@@ -348,6 +366,7 @@ def test_without_a_starter_it_says_how_to_start_it() -> None:
     )
 
 
+@pytest.mark.job
 @needs_horovod
 def test_adasum_over_gloo_is_refused_before_training(tmp_path: Path) -> None:
     body = """

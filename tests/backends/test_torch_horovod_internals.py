@@ -31,6 +31,7 @@ def test_the_rendezvous_is_a_server_of_the_standard_library(horovod: Library) ->
         server.server_close()
 
 
+@pytest.mark.job
 def test_horovodrun_makes_a_server_of_the_class_that_is_changed(horovod: Library) -> None:
     horovod.reads("horovod.runner.http.http_server:RendezvousServer", ["RendezvousHTTPServer("])
     process = python("""
@@ -45,6 +46,7 @@ def test_horovodrun_makes_a_server_of_the_class_that_is_changed(horovod: Library
     assert process.stdout == "127.0.0.1\n", process.stderr
 
 
+@pytest.mark.job
 def test_horovodrun_asks_in_its_own_module_whether_there_is_gloo(horovod: Library) -> None:
     horovod.reads("horovod.runner.launch:run_controller", ["if not gloo_built(verbose=verbose)"])
     process = python("""

@@ -183,6 +183,7 @@ def test_ddp_reads_what_mtrain_replaces() -> None:
     assert names & {"forward_sync_buffers", "broadcast_buffers"}, TORCH.wrong("DDP has no argument for buffers")
 
 
+@pytest.mark.job
 def test_a_light_ddp_loads_no_compiler_times_its_exchange_and_lets_go_of_its_group() -> None:
     process = python("""
         import sys, gc

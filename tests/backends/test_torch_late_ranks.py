@@ -12,6 +12,8 @@ import pytest
 
 from tests.backends.processes import ROOT
 
+pytestmark = pytest.mark.job
+
 METRICS = {
     "numpy in mtrain/core/update.py:values": 1,
     # Numbers of the host go to the device from pinned memory, without waiting.

@@ -252,6 +252,8 @@ def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
     assert alone.sent_to_shards == 2 * 3 * alone.weights_bytes + 2 * alone.gradients_bytes
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path, monkeypatch):
     """Whatever the type of a model's files, and whether or not its first block is trained."""
     pytest.importorskip("transformers")
@@ -275,6 +277,7 @@ def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path
     assert frozen.gradients_bytes == whole.gradients_bytes - 4 * 64 * 32 / 2
 
 
+@pytest.mark.job
 def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_alike(tmp_path, monkeypatch):
     """Four stages of one block each, of a Llama without a tied embedding; hidden states go to neighbours and gradients back."""
     pytest.importorskip("transformers")

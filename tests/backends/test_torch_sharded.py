@@ -77,6 +77,7 @@ CASES = {
 """Rule -> the memory layout of the whole arrays."""
 
 
+@pytest.mark.job
 def test_parts_step_as_whole_arrays_do(tmp_path: Path) -> None:
     cases = [f"{rule}:{layout}" for rule, layout in CASES.items()]
     ranks = [

@@ -43,6 +43,8 @@ def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, cod
     return shown
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [
@@ -65,6 +67,7 @@ def test_a_scripts_own_optimizer_starts_on_the_parts_of_replicas() -> None:
         assert "refused load_state_dict: the whole array layers.0.weight" in shown
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("mesh", "ranks", "models"),
     [

@@ -11,6 +11,8 @@ from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.store import Checkpoints
 from tests.backends.processes import ROOT
 
+pytestmark = pytest.mark.job
+
 
 def ranks(mode: str, folder: Path, *, size: int = 2) -> list[tuple[int, str]]:
     """Run the ranks; return exit code and output of each."""
@@ -79,6 +81,7 @@ PHASES = [
 PHASES += ["0:publish:0", "0:rename:0", "0:publish:1"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "phase", [p if p == "1:transfer:5" else pytest.param(p, marks=pytest.mark.slow) for p in PHASES]
 )

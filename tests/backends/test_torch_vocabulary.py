@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.backends.processes import ROOT
+from tests.starts import starts_processes
 
 RANK = """
 import json, sys
@@ -47,6 +48,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
     """Differences on two ranks, as they are and with each of two faults."""
     meeting = tmp_path_factory.mktemp("vocabulary") / "meeting"

@@ -23,6 +23,8 @@ from mtrain.weights.backup.stall import LOOKS, StallWatch
 from tests.backup import paced
 from tests.backup.test_copies import Run, contents, settled
 
+pytestmark = pytest.mark.smoke
+
 WAIT_S = 120.0
 
 
@@ -89,6 +91,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         assert list(each.run.checkpoints.folder.glob(".tmp-*")) == []
 
 
+@pytest.mark.job
 def test_what_was_handed_over_is_copied_though_it_was_deleted_before_the_process_came_to_it(copied):
     job = copied()
     job.save(10)
@@ -103,6 +106,7 @@ def test_what_was_handed_over_is_copied_though_it_was_deleted_before_the_process
     assert (job.there(20), job.there(30)) == (first, second)
 
 
+@pytest.mark.job
 def test_a_copy_under_way_is_made_before_a_newer_checkpoint_and_the_newest_comes_next(copied):
     job = copied()
     job.close_place()
@@ -117,6 +121,7 @@ def test_a_copy_under_way_is_made_before_a_newer_checkpoint_and_the_newest_comes
     assert {update: job.there(update) for update in (10, 40)} == {update: written[update] for update in (10, 40)}
 
 
+@pytest.mark.job
 def test_a_copy_that_moves_may_take_longer_than_the_limit(copied):
     job = copied(timeout_s=1.0, pause_s=0.15)
     job.save(10)
@@ -125,6 +130,7 @@ def test_a_copy_that_moves_may_take_longer_than_the_limit(copied):
     assert news.fields["seconds"] > 2.0  # four objects of twelve parts
 
 
+@pytest.mark.job
 def test_a_copy_of_which_nothing_arrives_is_given_up_and_the_next_one_is_made(copied):
     job = copied(timeout_s=0.5)
     job.close_place()
@@ -140,6 +146,7 @@ def test_a_copy_of_which_nothing_arrives_is_given_up_and_the_next_one_is_made(co
     assert job.names() == ["step-00000020"]
 
 
+@pytest.mark.job
 def test_a_process_that_is_killed_loses_no_checkpoint_that_has_rotated(copied):
     job = copied()
     job.close_place()
@@ -152,6 +159,7 @@ def test_a_process_that_is_killed_loses_no_checkpoint_that_has_rotated(copied):
     assert job.there(10) == written
 
 
+@pytest.mark.job
 def test_many_checkpoints_in_a_row_that_are_passed_over_are_told_once_with_the_remedy(copied):
     job = copied()
     job.close_place()
@@ -173,6 +181,7 @@ def test_many_checkpoints_in_a_row_that_are_passed_over_are_told_once_with_the_r
     assert job.copies.summary()["copies"]["failed"] == 0
 
 
+@pytest.mark.job
 def test_where_no_links_can_be_made_the_checkpoint_itself_is_copied_and_stays(copied, monkeypatch):
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError(1, "Operation not permitted")

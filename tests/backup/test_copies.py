@@ -376,6 +376,7 @@ def settled(copies: Copier, *, within_s: float = 300.0) -> list:
         time.sleep(0.05)
 
 
+@pytest.mark.job
 def test_the_newest_checkpoint_is_copied_and_older_ones_do_not_pile_up(run):
     copies = copier(run)
     try:
@@ -395,6 +396,7 @@ def test_the_newest_checkpoint_is_copied_and_older_ones_do_not_pile_up(run):
         copies.close()
 
 
+@pytest.mark.job
 def test_a_process_that_is_killed_is_started_again_for_the_newest_checkpoint(run):
     copies = copier(run)
     try:
@@ -409,6 +411,7 @@ def test_a_process_that_is_killed_is_started_again_for_the_newest_checkpoint(run
         copies.close()
 
 
+@pytest.mark.job
 def test_a_process_that_hangs_is_given_up_and_told_as_failed_in_one_line(run, monkeypatch):
     monkeypatch.setattr("mtrain.weights.backup.copier.EXTRA_S", 0.0)
     copies = copier(run)
@@ -431,6 +434,7 @@ def test_a_process_that_hangs_is_given_up_and_told_as_failed_in_one_line(run, mo
         copies.close()
 
 
+@pytest.mark.job
 def test_a_full_disk_is_told_and_the_older_copy_stays_intact(run, tmp_path):
     run.bucket.mkdir()
     mounted = subprocess.run(

@@ -24,7 +24,7 @@ from mtrain.weights.backup.place import Place, PlaceError
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
 from tests.backup.test_copies import Run, contents, settled, umask  # noqa: F401
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the server's libraries
+pytestmark = [pytest.mark.job, pytest.mark.filterwarnings("ignore")]  # of the server's libraries
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import save_image
 from mtrain.tasks.classification.digits import DigitsClasses
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.learning_rate=0.004", "report.tensorboard=false"]
@@ -30,6 +31,7 @@ def overrides(*values: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/small``, six epochs on one rank, and ``digits/``, five images of the evaluation split."""
     folder = tmp_path_factory.mktemp("classified")
@@ -69,6 +71,7 @@ def test_the_console_speaks_of_accuracy_classes_and_mistakes(trained):
     assert " AP" not in message
 
 
+@pytest.mark.smoke
 def test_evaluate_repeats_the_metrics_of_the_best_checkpoint(trained):
     process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr

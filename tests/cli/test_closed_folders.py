@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.job
+
 LIMITED = ("dac_override", "dac_read_search")
 """What lets root enter every folder."""
 COMMANDS = {

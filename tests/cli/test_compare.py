@@ -91,6 +91,7 @@ def test_correct_backends_agree_bit_for_bit_and_in_every_run(tmp_path):
     assert "ddp, horovod and deepspeed:stage=3 are the same, bit for bit" in printed
 
 
+@pytest.mark.job
 def test_ranks_that_never_exchange_gradients_are_detected(tmp_path):
     """The whole of `mtrain compare` that runs every time; the others are slow."""
     actual, printed = compare(tmp_path / "out", "ddp,silent", "--updates", "2", "--rounds", "0", status=1)
@@ -138,6 +139,7 @@ def test_a_backend_that_cannot_run_is_reported_and_the_others_are_compared(tmp_p
     assert "solo:framework=paddle refused the job" in printed
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "backend",
     ["late_ddp", *(pytest.param(f"late_{name}", marks=pytest.mark.slow) for name in ("horovod", "deepspeed", "fleet"))],

@@ -42,6 +42,7 @@ def first_difference(row: dict) -> tuple[int, str]:
     return against["first_update"], against["first_in"][0]
 
 
+@pytest.mark.job
 def test_the_backend_on_which_a_script_trains_wrongly_is_found_with_the_update_and_the_quantity(tmp_path):
     faults = ["sample=horovod", "loss=solo", "weight=solo-device=cpu", "error=solo-tf32=true"]
     actual, printed, told = compare(
@@ -97,6 +98,8 @@ def test_scripts_that_end_early_or_train_nothing_have_a_row_that_says_so(tmp_pat
     assert "solo:tf32=true failed: planted.py ended without a loop over session.batches(...)" in printed
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_script_without_a_session_has_nothing_to_compare(tmp_path):
     script = tmp_path / "other.py"
     script.write_text("print('I train elsewhere')\n")

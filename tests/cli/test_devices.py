@@ -80,6 +80,7 @@ def test_a_plan_names_the_devices_of_this_host(capsys, monkeypatch):
     assert devices(capsys, "-b", "ddp") == "CPU: CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
+@pytest.mark.job
 def test_a_plan_for_other_hosts_names_the_devices_that_are_asked_for(capsys):
     two = ("-b", "fleet", "--ips", "10.0.0.1,10.0.0.2")
     assert devices(capsys, *two, "--selected_gpu", "0,1") == "GPU 0, 1 of each host"

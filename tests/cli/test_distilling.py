@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.checkpoint import store
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = (
@@ -53,6 +54,7 @@ def losses(cwd: Path, name: str, which: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a teacher, ``runs/teacher``, and its student on one rank, ``runs/one``."""
     folder = tmp_path_factory.mktemp("distilled")

@@ -52,6 +52,7 @@ def doctor(capsys, *arguments):
     return code, by_check
 
 
+@pytest.mark.job
 def test_the_host_and_the_library_of_a_backend_are_described(capsys):
     before = set(sys.modules)
     code, found = doctor(capsys, "--quick", "-b", "ddp")
@@ -62,6 +63,7 @@ def test_the_host_and_the_library_of_a_backend_are_described(capsys):
     assert "torch" not in set(sys.modules) - before, "frameworks are imported in processes of their own"
 
 
+@pytest.mark.job
 def test_a_spec_that_lies_here_and_was_not_given_is_told(capsys, tmp_path):
     assert "spec" not in doctor(capsys, "--quick", "-b", "ddp")[1]
     (tmp_path / "mtrain.yml").write_text("_BASE_: digits\n")
@@ -70,6 +72,8 @@ def test_a_spec_that_lies_here_and_was_not_given_is_told(capsys, tmp_path):
     assert found["spec"][0]["text"].startswith("mtrain.yml in the current folder says which hosts, ranks and backend")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [
@@ -89,6 +93,7 @@ def test_the_ranks_of_a_backend_add_up(capsys, tmp_path, backend, ranks):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.job
 @pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this machine has a GPU")
 def test_an_all_reduce_that_fails_is_told_with_its_error_and_its_logs_stay(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("mtrain.system.placement.count_devices", lambda environ: 1)  # or the plan would refuse CUDA
@@ -100,6 +105,7 @@ def test_an_all_reduce_that_fails_is_told_with_its_error_and_its_logs_stay(capsy
     assert (tmp_path / "home/.cache/mtrain/doctor/solo/logs/rank-0.log").exists()
 
 
+@pytest.mark.job
 def test_a_spec_that_cannot_train_is_told_as_training_would(capsys, tmp_path):
     (tmp_path / "mine.yml").write_text("_BASE_: digits\ndata: {format: coco, root: nowhere}\n")
     with socket.socket() as server:
@@ -123,6 +129,7 @@ def test_wrong_use_is_2(capsys, arguments):
     assert capsys.readouterr().err
 
 
+@pytest.mark.job
 def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDING)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -147,6 +154,7 @@ def test_a_missing_requirement_of_the_requested_backend_is_bad():
     assert libraries([lacking], chosen=None, environ=os.environ)[0].state == "absent"
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("body", "text"),
     [

@@ -111,6 +111,7 @@ def test_four_gpus_are_four_ranks(here, capsys):  # noqa: F811
     assert json.loads(capsys.readouterr().out)["numbers"]["ranks"].startswith("4 ")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "line", [*(f"{flag} 2" if takes else flag for flag, (takes, _) in {**MEGATRON, **TORCHTITAN}.items())]
 )

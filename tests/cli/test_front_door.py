@@ -19,6 +19,7 @@ from mtrain.cli import COMMANDS, COMPLETE, SECTIONS, Front, completing_bash, fro
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
 from mtrain.errors import SpecError
 from mtrain.spec.sources import shipped_names
+from tests.starts import starts_processes
 
 
 @pytest.fixture(autouse=True)
@@ -315,6 +316,8 @@ def test_the_reference_in_docs_is_what_the_command_prints(capsys):
     )
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_printed(shell, capsys):
     assert main(["completion", shell]) == 0
@@ -341,6 +344,7 @@ def test_only_the_piece_that_bash_replaces_is_answered():
 
 
 @pytest.fixture
+@starts_processes
 def bash(tmp_path):
     """Types a line into a real bash that has read ``mtrain completion bash``; returns the words it ends up with, and
     the screen."""
@@ -369,6 +373,7 @@ def bash(tmp_path):
     return typed
 
 
+@pytest.mark.smoke
 def test_a_real_bash_completes_what_follows_an_equals_sign(bash):
     words, _ = bash("mtrain train -o backend.name=so\t")
     assert words == ["mtrain", "train", "-o", "backend.name=solo"]
@@ -436,6 +441,8 @@ def test_the_list_of_specs_has_the_shipped_ones_and_those_here(here, capsys):
     assert lines[-2:] == ["in this folder:", "  mine.yml"]
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_help_lists_every_command_and_imports_nothing_that_takes_long():
     code = "import sys; from mtrain.cli import main; main(['--help']); print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

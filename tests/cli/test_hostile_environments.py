@@ -8,6 +8,8 @@ import pytest
 
 from mtrain.cli import main
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 HUGE = "9" * 400
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "GROUP_RANK": "0"}

@@ -45,6 +45,8 @@ def train(*values: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *values], capture_output=True, text=True, env=environment, timeout=300)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_the_readmes_form_trains_on_own_data_without_an_evaluation_split(here: Path) -> None:
     shutil.rmtree(here / "cells" / "val")
     results = train("evaluate.enabled=false", "data.augment.multi_scale=0.5")
@@ -55,6 +57,7 @@ def test_the_readmes_form_trains_on_own_data_without_an_evaluation_split(here: P
     assert summary["best_checkpoint"] == summary["newest_checkpoint"] is not None
 
 
+@pytest.mark.job
 def test_an_evaluation_split_without_boxes_is_told_and_never_the_best(here: Path) -> None:
     for file in (here / "cells" / "val").glob("*.xml"):
         text = file.read_text()

@@ -199,6 +199,8 @@ def test_training_is_refused_on_a_machine_that_is_none_of_the_hosts(capsys, tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_planning_loads_no_framework():
     code = (
         "import sys; from mtrain.cli import main; assert main(['plan', '-c', 'yolov5n']) == 0;"
@@ -255,6 +257,8 @@ def test_hosts_that_make_no_job_are_refused(capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
     arguments = [*("-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"), "--cluster=manual"]
     process = subprocess.run(
@@ -270,6 +274,7 @@ def test_manual_prints_the_line_for_each_host_and_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run"), ("train", "--dry_run")])
 def test_a_plan_of_manual_shows_the_line_that_trains(words):
     arguments = ["-c", "digits", "--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2"]

@@ -13,6 +13,8 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.starts import starts_processes
+
 HERE = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -23,6 +25,7 @@ def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/small``: digits at 64 px, two epochs on one rank."""
     folder = tmp_path_factory.mktemp("trained")
@@ -38,6 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_the_console_the_records_and_the_summary_name_the_device(trained):
     run, message = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
     assert "solo, 1 rank, cpu, fp32" in next(line for line in message if line.startswith("start: "))
@@ -48,6 +52,7 @@ def test_the_console_the_records_and_the_summary_name_the_device(trained):
     assert "devices" in (run / "plan.txt").read_text()
 
 
+@pytest.mark.smoke
 def test_a_run_folder_holds_everything_that_was_promised(trained):
     run = trained / "runs" / "small"
     names = (
@@ -67,6 +72,7 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 
 
+@pytest.mark.smoke
 def test_evaluate_repeats_the_metrics_of_the_best_checkpoint_in_the_folder_that_was_named(trained):
     process = mtrain("evaluate", "--run", "runs/small", "--name", "scored", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -77,6 +83,7 @@ def test_evaluate_repeats_the_metrics_of_the_best_checkpoint_in_the_folder_that_
     }
 
 
+@pytest.mark.smoke
 def test_predict_writes_coco_json_and_images(trained):
     process = mtrain(
         "predict", "--run", "runs/small", "--confidence", "0.0", "--out", "out", "digits/images", cwd=trained
@@ -201,6 +208,7 @@ def test_predict_stops_where_nothing_can_be_read_and_with_strict_at_the_first_im
         assert not (trained / "bad-out/predictions.json").exists()
 
 
+@pytest.mark.job
 def test_evaluation_without_a_run_says_what_to_evaluate(tmp_path):
     process = mtrain("evaluate", "-c", "digits", cwd=tmp_path)
     assert process.returncode == 2
@@ -217,6 +225,7 @@ def test_sources_without_images_are_all_named_and_nothing_starts(trained):
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 from mtrain.core.checkpoint import format as checkpoint
 from mtrain.core.checkpoint import store
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -24,6 +25,7 @@ def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedP
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/net``, a few updates of a small transformer."""
     place = tmp_path_factory.mktemp("pruned")

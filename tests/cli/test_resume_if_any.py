@@ -17,6 +17,8 @@ SCRIPT = str(SCRIPTS / "train_torch.py")
 SOLO = ("--backend", "solo", "-o", "checkpoint.every_updates=4")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_the_same_command_begins_continues_and_finishes_a_run(tmp_path):
     done(tmp_path, "--name", "whole", *SOLO, SCRIPT)
     (tmp_path / "runs/job").mkdir()  # what a job leaves behind that died before its first checkpoint
@@ -53,6 +55,7 @@ def test_a_schedulers_job_has_an_id_of_its_own(environ, expected):
     assert allocation.job_id(environ) == expected
 
 
+@pytest.mark.job
 def test_two_jobs_of_a_scheduler_do_not_continue_each_others_run(tmp_path):
     for number in ("7", "8"):
         line = [sys.executable, "-m", "mtrain", "run", *QUIET, *SOLO, "--resume", "if-any", "--dry-run", SCRIPT]
@@ -61,6 +64,7 @@ def test_two_jobs_of_a_scheduler_do_not_continue_each_others_run(tmp_path):
         assert f"runs/train_torch-{number}" in result.stdout
 
 
+@pytest.mark.job
 def test_several_hosts_begin_and_continue_together(tmp_path):
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from mtrain.cli import main
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 SCRIPT = """
@@ -78,6 +79,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
     return dict(load_file(newest / "weights.safetensors"))
 
 
+@pytest.mark.job
 def test_a_killed_script_goes_on_with_its_own_job_to_the_bits_of_the_undisturbed_one(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text(SCRIPT)
     whole = command("run", *CHOSEN, "--name", "whole", "r.py", cwd=tmp_path)
@@ -117,6 +119,7 @@ def started(folder: Path, *words: str, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `runs/first`: two updates of `own.yml` with typed choices."""
     folder = tmp_path_factory.mktemp("typed")
@@ -138,6 +141,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_choices_of_a_run_stay_beside_the_spec_that_is_given_again_and_changes_are_told(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +216,7 @@ def test_code_that_is_typed_for_a_run_folder_is_used(run: Path, monkeypatch: pyt
     assert loaded.spec.backend.python == sys.executable
 
 
+@pytest.mark.smoke
 def test_a_policy_of_the_current_folder_is_the_users_own(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from mtrain.errors import UsageError
 from mtrain.jobs import choices, resumed_spec
 from mtrain.spec import config
 
+pytestmark = pytest.mark.smoke
+
 OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
 HERE, ELSEWHERE, FURTHER = "127.0.0.1", "203.0.113.1", "203.0.113.2"
 """An address of this machine, and two that belong to no machine."""
@@ -90,6 +92,7 @@ def test_a_cluster_that_reaches_its_hosts_from_anywhere_keeps_them(here: Path, o
     assert resumed(own).spec.cluster.ips == [ELSEWHERE, FURTHER]
 
 
+@pytest.mark.job
 def test_hosts_that_a_scheduler_gave_are_asked_for_anew(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,7 @@ def test_another_name_for_a_run_that_goes_on_is_refused_and_nothing_is_changed(r
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.job
 def test_a_copy_of_a_run_goes_on_beside_it(run, capsys):
     shutil.copytree(run, run.parent / "other")
     planned, _ = plan(capsys, "--resume", STEP.replace("own", "other"), "--name", "other")

@@ -14,6 +14,7 @@ import pytest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import read_indices, write_indices
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = (
@@ -54,6 +55,7 @@ def metrics(run: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/small``, one epoch on one rank, and its data in ``digits``."""
     folder = tmp_path_factory.mktemp("segmented")
@@ -61,6 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_a_job_is_scored_by_mean_iou_and_draws_what_it_sees(trained):
     summary = json.loads((trained / "runs/small/summary.json").read_text())
     assert summary["headline"] == ["miou", "pixel_accuracy"]
@@ -204,6 +207,7 @@ def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("config", "stride"), [("unet_voc", 16), pytest.param("liteseg_voc", 32, marks=pytest.mark.slow)]
 )

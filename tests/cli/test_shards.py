@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.checkpoint import store
+from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 QUICK = (
@@ -51,6 +52,7 @@ def furthest(cwd: Path, name: str, reference: str = "three") -> float:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job of three shards on three ranks, ``runs/three``."""
     folder = tmp_path_factory.mktemp("shards")
@@ -78,6 +80,7 @@ def test_three_shards_make_the_same_job_on_other_numbers_of_ranks(folder, backen
     assert difference < limit
 
 
+@pytest.mark.smoke
 def test_without_fixed_shards_another_number_of_ranks_is_another_job(folder):
     train(folder, "ranks", "cluster.shards=null", ranks=2)
     assert furthest(folder, "ranks") > 1e-6

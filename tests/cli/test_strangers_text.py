@@ -145,6 +145,8 @@ def test_a_record_with_another_kind_of_id_reaches_no_command_of_the_scheduler(
     assert not called.exists()
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_good_record_reaches_scancel_as_its_id(tmp_path, called, capfd):
     record(tmp_path)
     assert main(["cancel"]) == 0, capfd.readouterr().err

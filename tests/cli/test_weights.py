@@ -14,7 +14,10 @@ from mtrain.core.checkpoint.format import write as write_checkpoint
 from mtrain.core.interfaces import Progress, State
 from mtrain.weights.reading import read
 from mtrain.weights.writing import write
+from tests.starts import starts_processes
 from tests.weights import golden
+
+pytestmark = pytest.mark.smoke
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,7 @@ def test_a_model_whose_batchnorms_were_folded_is_refused_and_it_is_said_what_to_
     assert "folded into the convolutions" in stderr
 
 
+@pytest.mark.job
 def test_no_framework_is_imported(files, tmp_path):
     code = (
         f"from mtrain.cli import main; assert main(['weights', 'import', {str(files / 'ppyoloe_s.pdparams')!r}, '--model', "
@@ -148,6 +152,7 @@ JOB = ("-b", "solo", *VALUES)
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     made = mtrain("data", "make", "digits", "digits", "--train", "8", "--val", "4", "--size", "64", cwd=folder)

@@ -14,6 +14,7 @@ from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from tests.cluster.jobs import Jobs, prepare
 from tests.cluster.lab import Lab, Unavailable
 from tests.cluster.slurm_lab import SlurmLab
+from tests.starts import starts_processes
 
 HOSTS = 4
 """node4 is in no job: it can start one on the others."""
@@ -38,12 +39,14 @@ def running(made: LabT, hosts: int) -> Iterator[LabT]:
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def running_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with running(Lab(tmp_path_factory.mktemp("hosts")), HOSTS) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def running_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     with running(SlurmLab(tmp_path_factory.mktemp("slurm")), SLURM_HOSTS) as made:
         yield made

@@ -15,6 +15,8 @@ from mtrain.jobs.hosts.allocated_hosts import completed
 from mtrain.spec import config
 from tests.cluster.test_allocation import environ
 
+pytestmark = pytest.mark.smoke
+
 CLUSTER_PLUGIN = """
 from mtrain.launchers.clusters.manual import Manual
 
@@ -58,6 +60,7 @@ def in_environment(name: str, **flags: object) -> config.Loaded:
     return completed(loaded(**flags), environ(name) | NO_SCONTROL)
 
 
+@pytest.mark.job
 def test_one_task_of_slurm_on_each_host_is_one_host_of_the_job():
     result = in_environment("slurm-srun-1-each")
     cluster = result.spec.cluster
@@ -70,6 +73,7 @@ def test_one_task_of_slurm_on_each_host_is_one_host_of_the_job():
     )
 
 
+@pytest.mark.job
 def test_two_steps_that_share_a_host_meet_at_different_ports():
     ports = {
         completed(loaded(), environ("slurm-srun-1-each") | NO_SCONTROL | changed).spec.cluster.control_port
@@ -80,6 +84,7 @@ def test_two_steps_that_share_a_host_meet_at_different_ports():
     assert in_environment("slurm-srun-1-each", cluster__control_port=4000).spec.cluster.control_port == 4000
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("batch_cluster")
 def test_a_batch_script_leads_the_job_on_all_hosts_of_slurm():
     result = in_environment("slurm-sbatch-2-hosts")
@@ -90,6 +95,7 @@ def test_a_batch_script_leads_the_job_on_all_hosts_of_slurm():
     assert in_environment("slurm-sbatch-2-hosts", cluster__name="slurm").spec.cluster.ips == ["node1", "node2"]
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("batch_cluster")
 def test_ranks_that_slurm_was_asked_for_are_those_of_the_job_unless_it_names_others():
     result = in_environment("slurm-salloc-2-hosts")
@@ -98,6 +104,7 @@ def test_ranks_that_slurm_was_asked_for_are_those_of_the_job_unless_it_names_oth
     assert in_environment("slurm-salloc-2-hosts", cluster__nproc_per_node=3).spec.cluster.nproc_per_node == 3
 
 
+@pytest.mark.job
 def test_scontrol_lists_the_hosts_where_there_is_one(tmp_path):
     program = tmp_path / "scontrol"
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2]" ] && printf "a1\\na2\\n"\n')
@@ -165,6 +172,7 @@ def test_an_allocation_that_is_not_enough_is_a_contradiction(name):
         in_environment(name)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["slurm-srun-4-tasks", "slurm-srun-1-each", "slurm-sbatch-2-hosts", "sagemaker"])
 def test_one_host_means_this_process_alone_only_where_it_was_typed(name, tmp_path):
     alone = in_environment(name, cluster__nodes=1)
@@ -174,6 +182,7 @@ def test_one_host_means_this_process_alone_only_where_it_was_typed(name, tmp_pat
         completed(config.load(str(tmp_path / "spec.yml"), environ={}), environ(name) | NO_SCONTROL)
 
 
+@pytest.mark.job
 def test_another_number_of_hosts_than_the_scheduler_has_given_is_refused():
     with pytest.raises(UsageError, match=r"3 hosts wanted, but Slurm has given this job 2 .*; give 2, or name"):
         in_environment("slurm-srun-1-each", cluster__nodes=3)
@@ -205,6 +214,7 @@ def second_task(tmp_path, monkeypatch) -> None:
         monkeypatch.setenv(variable, value)
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("second_task")
 def test_a_plan_and_the_explanation_of_a_value_show_the_hosts_of_the_scheduler(capsys):
     assert main(["plan", "-c", "digits", "-b", "ddp", "--json"]) == 0
@@ -260,6 +270,7 @@ def test_python_takes_the_hosts_of_the_scheduler(monkeypatch, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------- plugins of others
+@pytest.mark.job
 def test_an_environment_of_somebody_else_is_recognised_and_nearer_ones_come_first(tmp_path):
     (tmp_path / "site_reader.py").write_text(READER.format(distance=35))
     (tmp_path / "plugins.toml").write_text('[allocations.site]\nmodule = "site_reader:Site"\nsummary = "ours"\n')

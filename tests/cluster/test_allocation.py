@@ -10,6 +10,8 @@ from mtrain.cli import main
 from mtrain.jobs.hosts.allocation import contradiction, readers, recognised
 from mtrain.launchers.allocations.slurm import expanded
 
+pytestmark = pytest.mark.smoke
+
 FOLDER = Path(__file__).parents[1] / "data" / "allocations"
 STARTED = {
     "slurm-srun-4-tasks": ("Slurm", 4, 2, 1, None),
@@ -169,6 +171,7 @@ HOSTILE_ENVIRONMENTS = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", HOSTILE_ENVIRONMENTS)
 def test_an_environment_of_any_size_is_refused_in_a_few_words_and_little_memory(name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,8 @@ from mtrain.jobs.hosts.agent_processes import hear, open_line
 from mtrain.jobs.hosts.channel import Channel, Lost, Refused, ask_all
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture
 def pair():
@@ -278,6 +280,7 @@ NOISE = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", NOISE)
 def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
     command = ["sh", "-c", f'{NOISE[name]}; exec "$@"', "sh", sys.executable, "-m", "mtrain.jobs.hosts.agent"]
@@ -289,6 +292,7 @@ def test_an_agent_is_heard_whatever_its_login_shell_prints_first(name):
     assert message["event"] == "hello"
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "ends"])
 def test_what_a_login_shell_prints_is_shown_where_no_agent_comes(waits):
     script = f"printf 'Choose a shell \\033[5m(1 or 2): '; {'sleep 600' if waits else 'exit 3'}"
@@ -318,6 +322,7 @@ def test_a_peer_that_is_gone_is_missed_by_a_process_that_is_held_up_again_and_ag
         channel.finish()
 
 
+@pytest.mark.job
 def test_a_process_that_was_stopped_does_not_take_its_own_pause_for_the_silence_of_a_peer_that_was_stopped_too():
     script = """
         import os, sys

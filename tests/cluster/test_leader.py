@@ -41,6 +41,7 @@ def here(tmp_path):
     return tmp_path
 
 
+@pytest.mark.job
 def test_an_obstacle_is_reported_once_and_nothing_is_started(here):
     process = mtrain(here, "train", "--backend", "ddp", *HOSTS)
     message = process.stdout + process.stderr
@@ -53,6 +54,7 @@ def test_an_obstacle_is_reported_once_and_nothing_is_started(here):
 BY_HAND = ["--ips", "127.0.0.1,127.0.0.2", "--failure-timeout-s", "4", "--nproc-per-node", "1"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -70,6 +72,7 @@ def test_what_hosts_cannot_be_started_by_hand_with_is_refused(here, typed, messa
     assert message in process.stderr.splitlines()[-1]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "checkpoint_arguments", [[], ["-c", "mtrain.yml", "--run", "runs/mine"]], ids=["newest", "named"]
 )
@@ -96,6 +99,7 @@ def test_a_checkpoint_that_the_host_of_rank_0_has_not_is_told_before_anything_is
         job_checks.check(config.load("digits").job, size=1, training=False, resumed=tmp_path / "step-00000002")
 
 
+@pytest.mark.job
 def test_a_resumed_run_is_called_by_its_name(here):
     run = here / "runs" / "mine"
     run.mkdir(parents=True)
@@ -118,6 +122,8 @@ def damaged_run(here: Path, *, intact: bool) -> Path:
     return run
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("intact", [True, False])
 def test_a_damaged_newest_checkpoint_is_named_on_several_hosts_too(here, intact):
     run = damaged_run(here, intact=intact)

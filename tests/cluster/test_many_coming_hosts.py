@@ -182,6 +182,7 @@ def test_lost_hosts_are_let_go_beside_one_another(monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------------- connections
+@pytest.mark.job
 def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_out(agents, monkeypatch):
     monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 2)
     monkeypatch.setattr(agent_processes, "RETRY_S", 0.3)
@@ -195,6 +196,7 @@ def test_few_connect_at_once_and_dead_hosts_at_the_front_keep_none_behind_them_o
     assert most == 2
 
 
+@pytest.mark.job
 def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processes(agents, monkeypatch):
     stubborn = ["sh", "-c", f"{SPEAKS[-1].split(';')[0]}; trap '' TERM; sleep 600 & exec sleep 600"]
     made = agents([stubborn] * 12)
@@ -215,6 +217,7 @@ def test_connections_of_hosts_that_fell_silent_end_with_one_look_at_the_processe
 
 
 # --------------------------------------------------------------------------------------------------------------- all of it
+@pytest.mark.job
 def test_half_of_the_hosts_of_a_job_come_back_with_one_plan_for_them_and_one_new_start():
     """The leader is a real one; its hosts are played."""
     row = stand_ins.measure(40, ranks=1, quiet_s=0.5, elastic=True, lose=20)

@@ -31,6 +31,7 @@ def open_count() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.job
 def test_a_host_more_takes_three_files_and_no_thread(agents):
     files, threads = open_count(), threading.active_count()
     members, findings = gather(agents([SPEAKS] * 40), 40)
@@ -40,6 +41,7 @@ def test_a_host_more_takes_three_files_and_no_thread(agents):
     assert threading.active_count() - threads == 1
 
 
+@pytest.mark.job
 def test_hosts_that_never_answer_hold_their_own_places_up_and_are_named(agents, monkeypatch):
     monkeypatch.setattr(agent_processes, "MAX_CONNECTING", 4)
     opened, most = [], 0

@@ -4,9 +4,13 @@ The leader is a real ``mtrain train --cluster ssh``. Only ssh and the hosts are 
 a script named ssh joins the leader's pipes with those of a process that plays the agents of all hosts.
 """
 
+import pytest
+
 from benchmarks.growth import hosts
 from benchmarks.growth.stand_in_hosts import address
 from mtrain.jobs.hosts.agent_processes import MAX_CONNECTING
+
+pytestmark = pytest.mark.job
 
 HOSTS, DEAD, SLOW = 100, 37, 5
 

@@ -313,12 +313,15 @@ def trial(folder, **more):
     }
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_agents_are_asked_and_reach_each_other(agents, tmp_path):
     actual = preflight(agents(3), [trial(tmp_path)] * 3)
     assert worst(actual) == "ok", table(actual)
     assert actual[-1].text == "all 6 ways between 3 hosts, over TCP"
 
 
+@pytest.mark.job
 def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_is_missing(agents, tmp_path):
     for side, size in (("left", 3), ("right", 5)):
         folder = tmp_path / side / "data"
@@ -340,6 +343,7 @@ def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_i
     assert f"{port} is taken on 127.0.0.1: process {os.getpid()} (" in values["ports"]
 
 
+@pytest.mark.job
 def test_an_agent_that_has_gone_is_a_finding_among_the_others(agents, tmp_path):
     first, second, third = agents(3)
     second.close()

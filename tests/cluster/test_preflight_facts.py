@@ -15,6 +15,8 @@ from mtrain.jobs.preflight.folder_listing import MAX_SIZES, bucket_of, first_dif
 from mtrain.jobs.preflight.requirements import _room
 from mtrain.spec.model import CheckpointSpec
 
+pytestmark = pytest.mark.smoke
+
 HERE = "127.0.0.1"
 
 
@@ -59,6 +61,7 @@ def test_an_interpreter_says_which_modules_it_lacks_and_from_which_source_it_has
     assert {**other, "executable": ""} == {**own, "executable": ""}, "another spelling is asked, and says the same"
 
 
+@pytest.mark.job
 def test_the_source_that_another_folder_has_is_told_apart(tmp_path):
     (tmp_path / "mtrain").mkdir()
     (tmp_path / "mtrain" / "__init__.py").write_text("")
@@ -71,6 +74,7 @@ def test_the_source_that_another_folder_has_is_told_apart(tmp_path):
     assert other["folder"].endswith("mtrain")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("python", "output"),
     [

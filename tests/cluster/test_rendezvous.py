@@ -118,6 +118,7 @@ def goodbye(members, code: int = 0, text: str = "") -> None:
         member.channel.send({"do": "bye", "code": code, "text": text})
 
 
+@pytest.mark.job
 def test_hosts_find_the_first_one_whichever_comes_first_and_all_hear_how_the_job_ended(meeting, joining):
     joining(2)
     joining(1)
@@ -129,6 +130,7 @@ def test_hosts_find_the_first_one_whichever_comes_first_and_all_hear_how_the_job
     assert joining.answers() == [(1, "error: rank 0 failed")] * 2
 
 
+@pytest.mark.job
 def test_a_host_is_refused_only_by_a_refusal_whatever_the_text_of_the_farewell_is(meeting, joining):
     joining(1)
     joining(2)
@@ -147,6 +149,7 @@ def test_a_farewell_survives_its_message_and_prints_the_same_under_other_version
     ]
 
 
+@pytest.mark.job
 def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, joining, monkeypatch):
     joining(1)
     first, _ = gather(meeting, [0, 1])
@@ -163,6 +166,7 @@ def test_a_host_that_never_comes_is_named_with_the_line_to_type_there(meeting, j
     )
 
 
+@pytest.mark.job
 def test_a_host_that_has_gone_again_while_others_are_waited_for_can_come_back(meeting, joining):
     gone = joining(1)
     first, _ = gather(meeting, [1])
@@ -177,6 +181,7 @@ def test_a_host_that_has_gone_again_while_others_are_waited_for_can_come_back(me
     goodbye(members)
 
 
+@pytest.mark.job
 def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining):
     joining(1)
     lost = joining(2)
@@ -195,6 +200,7 @@ def test_a_second_process_of_a_host_ends_no_job_that_has_begun(meeting, joining)
     goodbye(members)
 
 
+@pytest.mark.job
 def test_a_request_to_end_at_a_host_that_has_come_ends_the_waiting_for_the_others(meeting, joining):
     second_host = joining(1)
     gather(meeting, [1])
@@ -204,6 +210,7 @@ def test_a_request_to_end_at_a_host_that_has_come_ends_the_waiting_for_the_other
     assert joining.answers() == [(130, "ended before anything was started")]
 
 
+@pytest.mark.job
 def test_a_second_request_ends_a_host_whose_first_one_says_nothing(meeting, joining):
     second_host = joining(1)
     members, _ = gather(meeting, [1])
@@ -213,6 +220,7 @@ def test_a_second_request_ends_a_host_whose_first_one_says_nothing(meeting, join
     assert joining.answers() == [(130, "ended before anything was started")]
 
 
+@pytest.mark.job
 def test_a_host_that_comes_while_the_first_one_closes_the_door_behind_another_job_finds_the_next(port, joining):
     with socket.create_server(("127.0.0.1", port)) as before:
         joining(1)
@@ -225,6 +233,7 @@ def test_a_host_that_comes_while_the_first_one_closes_the_door_behind_another_jo
     meeting.close()
 
 
+@pytest.mark.job
 def test_the_first_hosts_last_words_count_also_where_its_end_comes_with_them(meeting, joining, tmp_path):
     joining(1)
     members, _ = gather(meeting, [1])
@@ -244,6 +253,7 @@ def test_the_first_hosts_last_words_count_also_where_its_end_comes_with_them(mee
     assert joining.answers() == [(1, "error: rank 0 failed")]
 
 
+@pytest.mark.job
 def test_a_request_to_end_ends_the_waiting(meeting):
     began = time.monotonic()
     gather(meeting, timeout_s=600.0, stop=lambda: time.monotonic() > began + 0.5)
@@ -256,6 +266,8 @@ def test_a_first_host_that_does_not_come_is_named_with_the_line_to_type_there(po
         join(party(1, port), timeout_s=1.0, note=lambda text: None, again=False)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("node", "changes", "named"),
     [
@@ -307,6 +319,7 @@ def closed(connection: socket.socket) -> bytes:
         return stream.read()
 
 
+@pytest.mark.job
 def test_a_place_that_is_taken_is_refused(meeting, joining):
     joining(1)
     members, _ = gather(meeting, [0, 1])
@@ -342,6 +355,7 @@ def test_two_hosts_that_both_take_themselves_for_the_first_find_each_other(port,
                 each.result()
 
 
+@pytest.mark.job
 def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining):
     other = joining(1, hosts=[HOSTS[0], "127.0.0.9"])
     joining(1)
@@ -356,6 +370,7 @@ def test_a_job_of_other_hosts_is_refused_and_ends_nothing_here(meeting, joining)
     assert codes == [0, 0, 2]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "words", [b"GET / HTTP/1.1\r\n\r\n", b'{"event": "hello", "job": 7}\n', b'{"do": "start"}\n', b""]
 )
@@ -405,6 +420,7 @@ STRANGER = "127.0.0.9"
 """The address of no host of the job."""
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("place", [1, 2, 0], ids=["second", "third", "first"])
 def test_a_stranger_who_says_he_is_a_host_of_the_job_neither_ends_it_nor_is_told_of_it(meeting, joining, port, place):
     """He names the job's addresses and has another version, which would be a reason to refuse the whole job."""
@@ -442,6 +458,7 @@ def test_a_stranger_who_comes_after_a_refusal_is_not_told_its_reason(meeting, po
             gathering.result()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("secret", ["", "open sesame"], ids=["no secret", "one secret"])
 def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(port, joining, secret):
     first = open_meeting(party(0, port, secret=secret), python=sys.executable, environ=caller(), note=print)
@@ -480,6 +497,8 @@ def guarded(port):
     made.close()
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_hosts_with_one_secret_find_each_other(guarded, joining):
     joining(1, secret="open sesame")
     joining(2, secret="open sesame")
@@ -489,6 +508,7 @@ def test_hosts_with_one_secret_find_each_other(guarded, joining):
     assert joining.answers() == [(0, "")] * 2
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("secret", ["", "open barley"], ids=["none", "another"])
 def test_a_host_without_the_secret_is_refused_and_told_why_and_ends_nothing_here(guarded, joining, secret):
     joining(1, secret=secret)
@@ -499,6 +519,7 @@ def test_a_host_without_the_secret_is_refused_and_told_why_and_ends_nothing_here
     assert [finding.hosts for finding in missing] == [("127.0.0.2",)]
 
 
+@pytest.mark.job
 def test_a_host_with_a_secret_serves_no_first_host_without(meeting, joining):
     joining(1, secret="open sesame")
     gather(meeting, [1], stop=lambda: any("this one has none" in note for note in meeting.told))
@@ -560,6 +581,7 @@ def test_an_echoed_message_does_not_authenticate_its_sender():
         echo.join()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("node", "code", "expected"),
     [(0, 2, "127.0.0.2 has not come within 4 s"), (1, 1, "has not answered at port {port} for 4 s")],

@@ -168,6 +168,7 @@ def meanwhile(tmp_path):
         thread.join()
 
 
+@pytest.mark.job
 def test_a_job_that_ends_well_gives_0_and_shows_the_records_of_rank_0(job, tmp_path):
     job.run(make_plan(tmp_path, *["succeed"] * 3))
     assert (job.result.code, job.result.text) == (0, "")
@@ -180,6 +181,7 @@ def test_a_job_that_ends_well_gives_0_and_shows_the_records_of_rank_0(job, tmp_p
     ]
 
 
+@pytest.mark.job
 def test_the_first_failing_rank_is_told_with_its_host_and_ranks_that_hang_are_ended_everywhere(job, tmp_path):
     job.run(make_plan(tmp_path, *["rank_1_raises_and_0_hangs"] * 3))
     lines = job.result.text.splitlines()
@@ -189,11 +191,13 @@ def test_the_first_failing_rank_is_told_with_its_host_and_ranks_that_hang_are_en
     assert lines[-1] == "ValueError: the seventh image is upside down"
 
 
+@pytest.mark.job
 def test_an_expected_error_gives_its_own_exit_code(job, tmp_path):
     job.run(make_plan(tmp_path, "save_when_asked", "refuse", "save_when_asked"))
     assert (job.result.code, job.result.text.splitlines()[-1]) == (2, "error: train: 3 images cannot be read")
 
 
+@pytest.mark.job
 def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
     job.run(make_plan(tmp_path, "save_when_asked", "save_when_asked", "die_of_sigsegv"))
     assert job.result.code == 1
@@ -205,6 +209,7 @@ def test_a_rank_that_a_signal_ends_is_named_with_its_host(job, tmp_path):
     )
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
 def test_a_request_to_end_lets_every_rank_on_every_host_save(job, tmp_path, meanwhile, number, code):
     meanwhile(lambda: job.requests.take(number))
@@ -215,6 +220,7 @@ def test_a_request_to_end_lets_every_rank_on_every_host_save(job, tmp_path, mean
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
 
 
+@pytest.mark.job
 def test_a_second_request_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
     def ask_twice() -> None:
         job.requests.take(signal.SIGINT)
@@ -227,6 +233,7 @@ def test_a_second_request_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile
     assert "ended before the state was saved; there is no checkpoint" in job.result.text
 
 
+@pytest.mark.job
 def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path, meanwhile):
     meanwhile(lambda: job.agent(2).terminate())
     job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
@@ -235,6 +242,8 @@ def test_an_agent_that_is_asked_to_end_ends_the_whole_job_politely(job, tmp_path
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, meanwhile):
     """A scheduler that cancels a job, or deletes its pods, signals every host: that is one request, told in many
     places."""
@@ -251,6 +260,7 @@ def test_a_request_to_all_hosts_at_once_lets_every_rank_save(job, tmp_path, mean
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(3))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("asked", ["one agent", "every host"])
 def test_a_request_to_save_at_any_host_reaches_the_ranks_of_all_once_and_the_job_goes_on(
     job, tmp_path, meanwhile, asked
@@ -274,6 +284,7 @@ def test_a_request_to_save_at_any_host_reaches_the_ranks_of_all_once_and_the_job
     assert job.shown.getvalue().count(note) == 1
 
 
+@pytest.mark.job
 def test_a_second_request_at_another_host_ends_ranks_that_do_not_listen(job, tmp_path, meanwhile):
     def ask_twice_there() -> None:
         job.agent(2).terminate()
@@ -287,6 +298,7 @@ def test_a_second_request_at_another_host_ends_ranks_that_do_not_listen(job, tmp
     assert "ended before the state was saved; there is no checkpoint" in job.result.text
 
 
+@pytest.mark.job
 def test_a_host_whose_agent_dies_is_the_cause_and_nothing_is_left_on_any(job, tmp_path, meanwhile):
     meanwhile(lambda: job.agent(1).kill())
     job.run(make_plan(tmp_path, *["save_when_asked"] * 3))
@@ -298,6 +310,7 @@ def test_a_host_whose_agent_dies_is_the_cause_and_nothing_is_left_on_any(job, tm
     assert lines[0] == f"rank 1 ran there; log: {job.members[1].label}:{tmp_path}/logs/rank-1.log"
 
 
+@pytest.mark.job
 def test_a_silent_host_is_lost_and_nothing_is_left_on_this_machine(job, tmp_path, meanwhile):
     def silence() -> None:
         job.agent(1).suspend()
@@ -311,6 +324,8 @@ def test_a_silent_host_is_lost_and_nothing_is_left_on_this_machine(job, tmp_path
     assert "could not be told to end" in job.shown.getvalue()
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_failed_job_is_started_again_on_all_hosts(job, tmp_path):
     plan = make_plan(tmp_path, "succeed", "fail_the_first_time", "succeed", max_restarts=1)
     job.run(plan)
@@ -320,6 +335,8 @@ def test_a_failed_job_is_started_again_on_all_hosts(job, tmp_path):
     assert [path.name for path in (tmp_path / "failures").glob("rank-*")] == []
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_job_is_started_again_on_a_host_that_was_lost_and_came_back(job, tmp_path, meanwhile):
     def kill() -> None:
         for rank in range(3):
@@ -350,6 +367,7 @@ def restarts_at(address: str, port: int) -> str:
     return "; ".join(line for line in lines if line.startswith(("mtrain_restarts_total", "mtrain_hosts{")))
 
 
+@pytest.mark.job
 def test_every_host_tells_of_a_restart_also_one_that_was_lost_and_came_back(job, tmp_path, meanwhile):
     port, run = held_port(), f'{{run="{tmp_path.name}"}}'
     told = []
@@ -370,6 +388,7 @@ def test_every_host_tells_of_a_restart_also_one_that_was_lost_and_came_back(job,
     until(lambda: [restarts_at(host, port) for host in HOSTS] == ["", "", ""])
 
 
+@pytest.mark.job
 def test_a_port_for_metrics_that_is_taken_on_one_host_starts_nothing(job, tmp_path):
     port = held_port()
     plan = replace(make_plan(tmp_path, *["save_when_asked"] * 3), metrics=MetricsPlace(port=port, address="host"))
@@ -382,6 +401,7 @@ def test_a_port_for_metrics_that_is_taken_on_one_host_starts_nothing(job, tmp_pa
     assert list(tmp_path.glob("ready-*")) == []
 
 
+@pytest.mark.job
 def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_next_attempt(job, tmp_path, monkeypatch):
     ended, take = threading.Event(), Attempt._take
 
@@ -406,6 +426,7 @@ def test_a_host_that_is_lost_after_it_has_ended_well_is_brought_back_for_the_nex
     assert job.result.code == 0, job.result.text
 
 
+@pytest.mark.job
 def test_agents_are_given_the_time_to_end_by_themselves(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, pathlib, time\n"
@@ -422,6 +443,7 @@ def test_agents_are_given_the_time_to_end_by_themselves(tmp_path):
     assert {path.name for path in tmp_path.glob("ended-*")} == ended
 
 
+@pytest.mark.job
 def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "9")
     monkeypatch.setenv("MASTER_PORT", "9")
@@ -437,6 +459,7 @@ def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job,
     assert records["GLOO_SOCKET_IFNAME"] == records["NCCL_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.job
 def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
     from mtrain.system.runfolder import RunFolder, taken
 
@@ -447,6 +470,7 @@ def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
         job.run(make_plan(tmp_path, *["succeed"] * 3))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
     script = textwrap.dedent(
@@ -471,6 +495,7 @@ def test_a_leader_that_is_lost_takes_everything_along(tmp_path, number):
         leader.wait()
 
 
+@pytest.mark.job
 def test_a_leader_that_stood_still_says_so_and_blames_no_host(tmp_path):
     script = f"""
         import importlib.util, sys
@@ -601,6 +626,7 @@ def test_a_killed_starter_is_to_blame_unless_the_job_itself_has_killed_it(tmp_pa
     assert blames_starter == bool(blamed)
 
 
+@pytest.mark.job
 def test_every_host_of_a_job_that_fails_tells_prometheus_before_its_port_is_closed(job, tmp_path):
     port, told, closed = held_port(), {host: [] for host in HOSTS}, set()
 

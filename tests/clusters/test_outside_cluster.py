@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import mtrain
 from mtrain.spec import config
 from tests.clusters.conftest import run, says
@@ -17,6 +19,7 @@ def _arrays(run: str) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
+@pytest.mark.job
 def test_two_hosts_of_an_outside_cluster_train_to_the_bits_of_two_ranks_on_one_host(here):
     says("-c", "spec.yml", "-b", "ddp", *HOSTS, "--master-port", str(held_port()), "--name", "hosts")
     assert (here / "reached.txt").read_text().split() == ["127.0.0.1", "127.0.0.2"]
@@ -25,6 +28,8 @@ def test_two_hosts_of_an_outside_cluster_train_to_the_bits_of_two_ranks_on_one_h
     assert _arrays("hosts") == _arrays("ranks")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_it_is_listed_shown_and_planned(here):
     entries = {entry["name"]: entry["state"] for entry in json.loads(says("plugins", "list", "clusters", "--json"))}
     assert [entries[name] for name in ("manual", "shell", "ssh")] == ["ready"] * 3
@@ -37,6 +42,7 @@ def test_it_is_listed_shown_and_planned(here):
     assert not (here / "other.txt").exists()
 
 
+@pytest.mark.job
 def test_a_host_that_its_command_does_not_reach_is_reported_under_its_name(here):
     (here / "outside_shell.py").write_text((here / "outside_shell.py").read_text().replace('exec "$@"', "exit 3"))
     process = run("-c", "spec.yml", "-b", "ddp", *HOSTS)
@@ -46,6 +52,7 @@ def test_a_host_that_its_command_does_not_reach_is_reported_under_its_name(here)
     assert not (here / "runs").exists()
 
 
+@pytest.mark.job
 def test_an_option_that_it_does_not_have_is_refused_with_the_nearest_one(here):
     process = run("plan", "-c", "spec.yml", "-o", "cluster.name=shell", "-o", "cluster.options.jurnal=x")
     assert process.returncode == 2
@@ -86,6 +93,7 @@ class Plain:
 """
 
 
+@pytest.mark.job
 def test_a_launcher_that_is_not_derived_has_the_defaults_and_options_of_its_own(here):
     (here / "underived_launcher.py").write_text(UNDERIVED_LAUNCHER)
     (here / "plugins.toml").write_text('[launchers.aaa]\nmodule = "underived_launcher:Plain"\n')

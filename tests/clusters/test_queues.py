@@ -11,6 +11,8 @@ from mtrain.jobs.hosts.host_log import HostLog
 from tests.cluster.lab import wait_for
 from tests.clusters.conftest import run, says
 
+pytestmark = pytest.mark.job
+
 SUBMIT = ("submit", "-c", "spec.yml", "-b", "solo", "--cluster", "background")
 SCRIPT = """
 import sys
@@ -22,6 +24,7 @@ with mtrain.session() as session:
 """
 
 
+@pytest.mark.smoke
 def test_a_job_is_submitted_watched_and_found_by_its_id(here):
     request = says(*SUBMIT, "--partition", "long", "--dry-run")
     assert request.startswith("# long\n")

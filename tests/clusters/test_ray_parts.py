@@ -33,6 +33,8 @@ def _loaded(**values: object) -> config.Loaded:
     return config.load("digits", flags={"cluster.name": "ray", "cluster.nproc_per_node": 1, **flags}, environ={})
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_plan_names_hosts_that_ray_will_choose_and_needs_no_ray(tmp_path, monkeypatch):
     (tmp_path / "ray.py").write_text("raise AssertionError('a plan imports Ray')")
     process = _mtrain("plan", *FLAGS, "--nnodes", "3", "--json", PYTHONPATH=str(tmp_path))
@@ -109,6 +111,7 @@ def _received(bridge: Bridge) -> bytes:
     return parts
 
 
+@pytest.mark.job
 def test_the_agent_has_the_variables_of_its_node_without_those_of_rays_workers(monkeypatch, bridge):
     monkeypatch.setenv("RAY_JOB_ID", "01000000")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -119,6 +122,7 @@ def test_the_agent_has_the_variables_of_its_node_without_those_of_rays_workers(m
     assert not {"RAY_JOB_ID", "OMP_NUM_THREADS", "PYTHONBREAKPOINT"} & names.keys()
 
 
+@pytest.mark.job
 def test_bytes_pass_both_ways_until_one_end_closes(bridge):
     agent = bridge("import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1])")
     agent.send(b"abc" * 50_000)
@@ -128,12 +132,14 @@ def test_bytes_pass_both_ways_until_one_end_closes(bridge):
     agent.send(b"more")  # is lost: the agent has ended
 
 
+@pytest.mark.job
 def test_the_status_and_the_last_lines_of_an_agent_are_known(bridge):
     agent = bridge("import sys; print('mtrain-agent-status x', file=sys.stderr); sys.exit(7)")
     assert _received(agent) == b""
     assert agent.words(10.0) == (7, ["mtrain-agent-status x"])
 
 
+@pytest.mark.job
 def test_the_agent_is_no_child_of_the_actor_and_ends_when_the_actor_is_killed(tmp_path):
     """Ray kills the children of a worker, and an agent that is killed cannot end its ranks."""
     tell = f"import os, sys; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); sys.stdin.read()"
@@ -155,6 +161,7 @@ time.sleep(60)
     agent.wait(10)
 
 
+@pytest.mark.job
 def test_an_agent_that_hangs_is_killed(bridge):
     agent = bridge("import time; time.sleep(60)")
     agent.kill()

@@ -17,6 +17,8 @@ from mtrain.launchers.clusters._slurm import batch, commands
 from mtrain.launchers.clusters._slurm.queue import SlurmQueue
 from mtrain.launchers.clusters.slurm import Slurm
 
+pytestmark = pytest.mark.smoke
+
 SUBMISSION = Submission(
     name="digits",
     spec="",
@@ -128,6 +130,7 @@ NodeName=node2 BootTime=2025-01-01T13:00:00 SlurmdStartTime=2026-01-01T{second} 
 LOOKS = ["show job 7", "show node node[1-2]"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("code", "shown", "values", "asked"),
     [
@@ -276,6 +279,7 @@ def test_numbers_of_a_yaml_file_are_accepted_as_text():
 NAMES = "a b;touch stolen $(touch stolen) `touch stolen` 'x' \"y\""
 
 
+@pytest.mark.job
 def test_names_and_paths_reach_mtrain_as_they_are(tmp_path):
     """The script is run by bash, with stand-ins for the two commands that need a Slurm or mtrain."""
     folder = tmp_path / NAMES.replace("/", "")
@@ -305,6 +309,7 @@ def test_names_and_paths_reach_mtrain_as_they_are(tmp_path):
         assert not list(tmp_path.rglob("stolen"))
 
 
+@pytest.mark.job
 def test_the_script_outlives_a_request_to_end_until_mtrain_has_saved(tmp_path):
     """Slurm sends SIGTERM to the script and to mtrain; the exit code is mtrain's."""
     stub = tmp_path / "python"

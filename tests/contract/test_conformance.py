@@ -72,6 +72,7 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
     return run
 
 
+@pytest.mark.job
 def test_ranks_keep_every_promise(tested: Tested, backend: str, option: str, size: int) -> None:
     tested(backend, option, size, IN_ONE_JOB)
 

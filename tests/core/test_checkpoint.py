@@ -25,6 +25,8 @@ from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError, TrainingError
 
+pytestmark = pytest.mark.smoke
+
 SPEC = {"model": {"name": "yolov5n"}, "train": {"seed": 3}}
 
 
@@ -259,6 +261,7 @@ def test_saving_the_same_update_again_replaces_it(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000005"]
 
 
+@pytest.mark.job
 def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_stay(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -272,6 +275,7 @@ def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_stay(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive.name, elsewhere.name])
 
 
+@pytest.mark.job
 def test_a_checkpoint_set_aside_by_a_writer_that_died_comes_back(tmp_path):
     path = save(store(tmp_path), 5)
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -280,6 +284,7 @@ def test_a_checkpoint_set_aside_by_a_writer_that_died_comes_back(tmp_path):
     assert store(tmp_path).newest() == path
 
 
+@pytest.mark.job
 def test_a_writer_killed_at_any_moment_leaves_only_intact_checkpoints(tmp_path):
     script = textwrap.dedent(
         """
@@ -311,6 +316,7 @@ def _limit_file_size() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_disk_that_takes_no_more_ends_the_run_with_the_last_good_one_intact(tmp_path, asynchronous):
     script = textwrap.dedent(
@@ -336,6 +342,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_last_good_one_intact(tm
     assert checkpoint.verify(tmp_path / "step-00000001") == []
 
 
+@pytest.mark.job
 def test_a_full_file_system_ends_the_run_with_the_last_good_one_intact(tmp_path):
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)], capture_output=True, check=False

@@ -52,6 +52,7 @@ def test_who_asks_for_nothing_holds_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000002"]
 
 
+@pytest.mark.job
 def test_another_process_that_reads_and_dies_lets_go(tmp_path: Path) -> None:
     checkpoints = opened(tmp_path)
     save(checkpoints, 1)

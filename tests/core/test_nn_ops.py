@@ -127,6 +127,7 @@ def test_layers_take_what_the_stub_declares(framework, key):
 
 
 # -------------------------------------------------------------------------------------------------------------- binding
+@pytest.mark.job
 def test_before_a_backend_is_loaded_every_name_says_so():
     code = (
         "import sys\nfrom mtrain.core import nn, ops\nfrom mtrain.errors import UnboundError\n"

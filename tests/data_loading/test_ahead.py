@@ -16,6 +16,8 @@ from mtrain.spec import bounds
 from mtrain.spec.model import Spec
 from mtrain.system import placement
 
+pytestmark = pytest.mark.smoke
+
 
 class Clock:
     """A clock that goes only when it is told to."""
@@ -120,6 +122,7 @@ def batches(clock: Clock, *, use_s: float, prefetch: Any = "auto", updates: int 
                 clock.now += use_s
 
 
+@pytest.mark.job
 def test_more_batches_are_in_flight_where_they_are_used_fast_and_all_are_the_same() -> None:
     fast = [(b["images"].copy(), b["index"].copy(), len(each._ahead)) for b, each in batches(Clock(), use_s=0.125)]
     slow = [(b["images"].copy(), b["index"].copy(), len(each._ahead)) for b, each in batches(Clock(), use_s=9.0)]
@@ -133,6 +136,7 @@ def test_more_batches_are_in_flight_where_they_are_used_fast_and_all_are_the_sam
         assert np.array_equal(one[1], third[1])
 
 
+@pytest.mark.job
 def test_places_that_are_not_needed_take_no_memory() -> None:
     starts = set()
     for _, loader in batches(Clock(), use_s=9.0):
@@ -140,6 +144,7 @@ def test_places_that_are_not_needed_take_no_memory() -> None:
     assert len(starts) <= LEAST + LIVES + 2
 
 
+@pytest.mark.job
 def test_memory_bounds_the_batches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 4 * Filled.array.nbytes
     monkeypatch.setattr(bounds, "available_bytes", lambda: round(20 * nbytes / assembly.AHEAD_SHARE))
@@ -176,6 +181,7 @@ def test_the_pipes_of_many_processes_stay_within_the_limit_of_a_user() -> None:
     assert all(ranks * 8 * pipe_bytes(8) <= 64 << 20 for ranks in (1, 8))
 
 
+@pytest.mark.job
 def test_many_processes_give_the_same_samples() -> None:
     def digests(workers: int) -> list[bytes]:
         with closing(WorkerPool({"train": Filled()}, workers=workers)) as pool:

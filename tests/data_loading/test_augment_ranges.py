@@ -18,6 +18,8 @@ from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, asse
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
+pytestmark = pytest.mark.smoke
+
 SIDE = 64
 DRAWS = 1000
 OFF = dict.fromkeys(
@@ -260,6 +262,7 @@ def test_a_sample_of_another_side_shows_the_same_in_other_pixels(annotations: An
     assert np.median(differences) < 12
 
 
+@pytest.mark.job
 def test_every_rank_and_every_split_into_micro_batches_gets_the_side_of_the_update(annotations: Annotations) -> None:
     spec = AugmentSpec(multi_scale=0.5)
     source = DetectionSource(annotations, image_size=64, augment=spec, seed=5)

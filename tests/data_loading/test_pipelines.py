@@ -19,6 +19,8 @@ from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import DetectionSource
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[2]
 CODE = (
     "import albumentations as A\n"
@@ -80,6 +82,7 @@ def test_transforms_of_one_pipeline_are_drawn_independently(here):
     assert all(60 < count < 140 for count in counts.values()), counts
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_any_number_of_workers_gives_the_same_bits(here, workers):
     expected = samples(source_of("aug.py:make"), 3, range(12))
@@ -141,6 +144,7 @@ def test_functions_of_users_may_draw_from_the_global_generators(here):
     assert all(same(first, samples(source_of("own.py:make"), 0, reversed(range(6)))))
 
 
+@pytest.mark.job
 def test_the_library_loads_no_framework_and_asks_no_server(here):
     code = (
         "import sys, socket\n"

@@ -37,6 +37,8 @@ from mtrain.tasks.detection.source import DetectionSource, open_sources
 from tests.data.golden_ppyoloe.rules import photo
 from tests.data_loading.rectangles import corners, ink
 
+pytestmark = pytest.mark.smoke
+
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "golden_ppyoloe" / "preprocess.npz")
 SIZES = [96, 128, 160]
 OFF: dict[str, Any] = {"mosaic": 0.0, "translate": 0.0, "scale": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
@@ -166,6 +168,7 @@ def test_a_sample_depends_on_seed_epoch_update_and_index_alone(annotations: Anno
     assert all(digest(other, key) != same[key] for key in keys)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_ranks_and_micro_batches_of_an_update_have_one_size(

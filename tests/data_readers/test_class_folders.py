@@ -22,6 +22,8 @@ from mtrain.tasks.datasets import open_data
 from tests.data_readers.class_images import COLOURS, encoded, folders, image, noise
 from tests.data_readers.hostile_sets import enormous_png
 
+pytestmark = pytest.mark.smoke
+
 
 def section(root, form="image_folder", **values):
     return ClassificationDataSpec(**{"format": form, "root": str(root), "image_size": 16, **values})
@@ -330,6 +332,7 @@ def task_of(data):
     return ClassificationTask(schema(data=data), open_data(data))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("workers", [1, 3])
 def test_samples_are_the_same_bits_for_any_number_of_workers(tmp_path, workers):
     folders(tmp_path, {"": 6})

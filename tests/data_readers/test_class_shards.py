@@ -26,6 +26,8 @@ from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.datasets import open_data
 from tests.data_readers.class_images import image
 
+pytestmark = pytest.mark.smoke
+
 NAMES = ["cat", "dog", "emu"]
 COUNT = 9
 CONTENTS = [image(NAMES[i % 3], i) for i in range(COUNT)]
@@ -109,6 +111,7 @@ def test_other_orders_of_names_renumber_labels(huggingface):
         opened(huggingface / "dict", "huggingface", names=["emu", "dog", "owl"]).train  # noqa: B018
 
 
+@pytest.mark.job
 def test_shards_of_the_library_webdataset_are_read(tmp_path):
     code = (
         "import sys, webdataset\n"
@@ -372,6 +375,7 @@ def test_links_and_paths_out_of_a_shard_mean_nothing(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- all formats
+@pytest.mark.job
 @pytest.mark.parametrize("form", ["parquet", "huggingface", "webdataset"])
 def test_the_samples_are_those_of_an_array_for_any_number_of_workers_and_no_thread_is_left(form, tmp_path, huggingface):
     roots = {"parquet": huggingface / "parquet", "huggingface": huggingface / "dict", "webdataset": tmp_path}

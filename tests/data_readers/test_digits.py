@@ -92,6 +92,7 @@ def _make(folder: str) -> str:
     return digest(make_digits(Path(folder), FEW))
 
 
+@pytest.mark.job
 def test_two_processes_may_make_one_set_at_the_same_time(tmp_path: Path, made: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         results = pool.map(_make, [str(tmp_path / "set")] * 2, chunksize=1)

@@ -25,6 +25,8 @@ from mtrain.tasks.classification.source import ClassificationSource, fitted
 from mtrain.tasks.classification.task import ClassificationTask
 from mtrain.tasks.datasets import OpenData
 
+pytestmark = pytest.mark.smoke
+
 OFF = {"translate": 0.0, "scale": 0.0, "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0, "flip_lr": 0.0}
 
 
@@ -123,6 +125,7 @@ def test_images_of_another_size_are_fitted_or_stretched():
     assert (fitted(wide, side=8, resize="stretch") == 200).all()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_the_batches_that_a_model_is_promised(workers):
     pool = WorkerPool(task_of(spec_of(degrees=10.0)).sources(), workers=workers)

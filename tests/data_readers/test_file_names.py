@@ -16,6 +16,8 @@ from mtrain.tasks.datasets import open_data
 from mtrain.tasks.detection.section import DetectionDataSpec
 from tests.data_readers.class_images import image
 
+pytestmark = pytest.mark.smoke
+
 STRANGE = os.fsdecode(b"caf\xe9")
 CLASSES = ("red", "green", "blue")
 
@@ -68,6 +70,7 @@ def test_names_of_any_bytes_are_checked_and_divided(form, tmp_path, capfd):
     assert len(parts.train) + len(parts.val) == {"image_folder": 6, "yolo": 4, "webdataset": 6}[form]
 
 
+@pytest.mark.job
 def test_predictions_and_metrics_name_such_images(tmp_path, monkeypatch, capfd):
     pytest.importorskip("onnx", reason="needs mtrain[export]")
     pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")

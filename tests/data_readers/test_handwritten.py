@@ -20,6 +20,7 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch, file):
     np.testing.assert_array_equal(classes, expected.target)
 
 
+@pytest.mark.job
 def test_reading_the_digits_does_not_import_scikit_learn():
     program = (
         "import sys; from mtrain.data.images.handwritten import handwritten_digits; handwritten_digits();"

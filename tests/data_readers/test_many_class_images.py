@@ -93,6 +93,7 @@ def test_more_images_are_no_more_objects(tmp_path, reader, write, divide):
     assert many < few + 70, (few, many)
 
 
+@pytest.mark.job
 def test_of_three_ranks_one_lists_the_shards_and_all_see_the_same(tmp_path):
     write_shards(tmp_path, 1100)
     (tmp_path / "tmp").mkdir()

@@ -62,6 +62,7 @@ def read_on_ranks(folder: Path, count: int, *, told: int) -> list[dict]:
     return found
 
 
+@pytest.mark.job
 def test_of_three_ranks_one_reads_and_all_see_the_same(tmp_path):
     write_coco(tmp_path, 1500)
     (alone,) = read_on_ranks(tmp_path, 1, told=1)
@@ -73,6 +74,7 @@ def test_of_three_ranks_one_reads_and_all_see_the_same(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == [], "the last rank has removed the name"
 
 
+@pytest.mark.job
 def test_few_images_are_read_by_each_rank_and_a_rank_that_does_not_come_leaves_nothing(tmp_path):
     write_coco(tmp_path / "few", 20)
     assert [rank["parsed"] for rank in read_on_ranks(tmp_path / "few", 2, told=2)] == [1, 1]

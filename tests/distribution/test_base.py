@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.distribution.base_environment import base_requirements, make
+from tests.starts import starts_processes
 
 SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
 BASE = {"click", "numpy", "pydantic", "pyyaml", "psutil", "rich", "safetensors"}
@@ -33,6 +34,7 @@ with mtrain.session() as session:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("base") / "venv")
 

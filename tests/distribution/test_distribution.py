@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import mtrain
+from tests.starts import starts_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,7 @@ def build(source: Path, out: Path, *what: str) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkout's files without its caches and former builds."""
     folder = tmp_path_factory.mktemp("checkout")
@@ -119,6 +121,7 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert {metadata.version("mtrain"), changelog[1], citation["version"]} == {mtrain.__version__}
 
 
+@pytest.mark.job
 def test_a_tag_of_this_commit_names_its_version() -> None:
     tags = subprocess.run(
         ["git", "tag", "--points-at", "HEAD", "--list", "v[0-9]*"], cwd=ROOT, capture_output=True, text=True
@@ -224,6 +227,7 @@ def test_an_installed_wheel_trains_the_demo(installation: Installation, tmp_path
     assert list(tmp_path.glob("runs/*/summary.json"))
 
 
+@pytest.mark.job
 def test_type_checkers_follow_an_editable_install(tmp_path):
     """mypy and pyright read the paths of ``.pth`` files, and run no import hook."""
     source, env = tmp_path / "source", tmp_path / "env"

@@ -10,6 +10,8 @@ import numpy
 import pytest
 import torch
 
+from tests.starts import starts_processes
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, torch
@@ -21,6 +23,7 @@ print([name for name in sys.modules if name.startswith("mtrain")])
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     subprocess.run([ROOT / "scripts" / "trace-source", ROOT, source], check=True)

@@ -37,6 +37,7 @@ def test_every_reason_is_a_reason_and_names_commands_that_are_there() -> None:
         assert all(any(line.startswith(begin) for line in typed) for begin in block.runs), str(block)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "block",
     [

@@ -141,6 +141,7 @@ def test_a_public_module_has_its_names(module: str) -> None:
     assert missing == []
 
 
+@pytest.mark.job
 def test_public_modules_import_no_framework() -> None:
     lines = "\n".join(f"import {module}" for module in public())
     process = subprocess.run(

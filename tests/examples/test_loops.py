@@ -22,11 +22,13 @@ def quick(name):
     return pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", [quick(name) for name in NAMES])
 def test_one_rank_trains_the_bits_of_the_plain_script(name):
     assert loops.between(plain(name), loops.ours(loops.by_name(name), "solo", 1)) == 0
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "backend", "size"),
     [

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.starts import starts_processes
+
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
 PLUGINS = {
@@ -47,6 +49,7 @@ JOBS: dict[str, Sequence[str]] = {
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which all examples were installed, from their files alone: nothing is downloaded."""
     folder = tmp_path_factory.mktemp("examples")

@@ -37,12 +37,14 @@ def test_lines_are_counted_whatever_their_indentation_and_wrapping(tmp_path):
     assert lines.changes(before, before) == lines.Changes(written=0, deleted=0)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PORTS])
 def test_one_rank_trains_the_bits_of_the_plain_script(name):
     port = jobs.by_name(name)
     assert jobs.same_bits(plain(name), jobs.ours(port, "solo", 1, fp64=False))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -57,11 +59,13 @@ def test_several_ranks_train_what_the_plain_script_trains(name, size):
     assert jobs.difference(plain(name, "--fp64"), jobs.ours(port, port.backend, size)) <= 1e-12
 
 
+@pytest.mark.job
 def test_the_peer_trains_what_the_plain_script_trains():
     port = jobs.by_name("ddp_tutorial")
     assert jobs.difference(plain(port.name, "--fp64"), jobs.peer(port, 2, "--fp64")) <= 1e-12
 
 
+@pytest.mark.job
 def test_a_script_that_fails_is_reported_with_its_last_words():
     port = replace(jobs.by_name("ddp_tutorial"), backends={"solo": ("--no-such-flag",)})
     with pytest.raises(jobs.JobError, match="no-such-flag"):

@@ -19,6 +19,9 @@ import mtrain as package
 from mtrain.cli import main
 from mtrain.errors import CheckpointError, DataError, SpecError, UsageError
 from mtrain.spec.resolved import Resolved
+from tests.starts import starts_processes
+
+pytestmark = pytest.mark.smoke
 
 pytest.importorskip("onnx", reason="needs mtrain[export]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
@@ -55,6 +58,7 @@ def done(*arguments: object, cwd: Path, program: tuple[str, ...] = ("-m", "mtrai
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/small``, ten epochs on 16 digits at 64 px, and the file ``small.onnx`` of it."""
     folder = tmp_path_factory.mktemp("exported")

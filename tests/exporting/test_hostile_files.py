@@ -313,6 +313,7 @@ def test_damaged_files_are_refused_or_computed(seed, tmp_path):
             pass
 
 
+@pytest.mark.job
 def test_a_graph_that_expands_takes_no_memory_that_the_machine_lacks(tmp_path):
     """With 3 GiB of address space, which it would need a hundred times."""
     changed(tmp_path / "x.onnx", "classification", vast_expansion)

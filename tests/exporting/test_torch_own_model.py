@@ -99,6 +99,7 @@ def classes() -> dict:
     return names
 
 
+@pytest.mark.job
 def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folder, capsys):
     torch.manual_seed(0)
     net = classes()["Net"]()
@@ -125,6 +126,7 @@ def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folde
     assert (told["model"], told["spec"], told["options"]) == ("nets.py:Net", {}, {})
 
 
+@pytest.mark.job
 def test_a_program_of_torch_export_takes_what_predictions_read_and_returns_them(folder, capsys):
     torch.manual_seed(0)
     net = classes()["Net"]()

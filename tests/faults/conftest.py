@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.starts import starts_processes
+
 CACHES = (
     "home/.cache/matplotlib",
     "home/.config/matplotlib",
@@ -135,6 +137,7 @@ def survivors(processes: Sequence[psutil.Process], *, within_s: float = 10) -> l
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits") / "data"
     command = [sys.executable, "-m", "mtrain", "data", "make", "digits", str(folder)]

@@ -12,6 +12,8 @@ from mtrain.core.checkpoint import store
 from tests.faults.conftest import environment
 from tests.own_model.runs import QUIET
 
+pytestmark = pytest.mark.job
+
 BACKENDS = {
     "ddp": ["ddp"],
     # Without the threshold, weights as small as these would stay whole on every rank.

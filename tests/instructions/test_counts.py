@@ -52,6 +52,7 @@ def test_a_count_is_the_same_twice():
     assert abs(first - second) < 1e-4 * first
 
 
+@pytest.mark.job
 def test_a_counted_program_that_fails_is_told_with_its_words():
     argv = [sys.executable, "-m", "tests.instructions", "nothing"]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False, env=FIXED, cwd=FILE.parents[2])

@@ -17,6 +17,8 @@ from mtrain.system import attempts
 from mtrain.system.failures import read_failures, write_failure
 from mtrain.system.runfolder import RunFolder
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 RANKS = Path(__file__).parents[1] / "launchers" / "ranks.py"
 
 

@@ -43,6 +43,7 @@ def test_the_callers_settings_of_glibc_come_last(callers, expected):
     assert joined(environ, {}) == environ
 
 
+@pytest.mark.job
 def test_a_process_gets_huge_pages_unless_its_caller_refuses_them():
     if not gives_huge_pages():
         pytest.skip("huge pages on request need glibc 2.35 and a kernel that is set to madvise")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.job
+
 COUNT = """
 import collections, json, sys
 from mtrain.cli import main
@@ -35,6 +37,7 @@ print(json.dumps([code, counts]))
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("command", "expected"), [("plan", 0), ("train", 1)])
 def test_a_job_on_this_host_is_planned_once_and_looks_each_thing_up_once(
     tmp_path: Path, command: str, expected: int

@@ -11,6 +11,8 @@ from mtrain.cli import main
 from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 
+pytestmark = pytest.mark.job
+
 FEW = [PlannedArray(shape=(4, 6)), PlannedArray(shape=(10,)), PlannedArray(shape=(100,), trained=False)]
 
 

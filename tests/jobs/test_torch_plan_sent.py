@@ -14,6 +14,8 @@ from mtrain.jobs.plan_sent import sent_bytes
 from mtrain.spec import config
 from mtrain.weights.outline import SpecOutline
 
+pytestmark = pytest.mark.job
+
 WIDE = "model.options={patch: 2, width: 256, depth: 2, heads: 4}"
 """A model of 1.6 M parameters, most of them in arrays that stage 3 of ZeRO does not keep whole."""
 UPDATES = 5

@@ -43,6 +43,7 @@ def run_mtrain(here, *words):
     )
 
 
+@pytest.mark.job
 def test_a_script_of_tensorflow_is_refused_where_tensorflow_is_missing(tmp_path):
     (tmp_path / "train_tf.py").write_text("import tensorflow as tf\n")
     result = run_mtrain(tmp_path, "run", "--backend", "horovod", "train_tf.py")
@@ -52,6 +53,7 @@ def test_a_script_of_tensorflow_is_refused_where_tensorflow_is_missing(tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.job
 def test_a_spec_is_refused_on_tensorflow(tmp_path):
     words = ("train", "-c", "digits", "--backend", "horovod", "-o", "backend.options.framework=tensorflow", "--dry-run")
     result = run_mtrain(tmp_path, *words)
@@ -59,6 +61,7 @@ def test_a_spec_is_refused_on_tensorflow(tmp_path):
     assert "backend.options.framework: tensorflow given, on which mtrain has no models" in result.stderr
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -73,6 +76,7 @@ def test_doctor_refuses_to_build_horovod_for_what_is_not_there(words, message, t
     assert message in result.stderr
 
 
+@pytest.mark.job
 def test_signals_are_those_of_a_script_that_does_not_know_mtrain(tmp_path):
     for text, knows in (("import torch", False), ("import mtrain", True), ("from mtrain import keras", True)):
         (tmp_path / "script.py").write_text(text)

@@ -78,6 +78,7 @@ def test_an_interpreter_without_deepspeed_is_told_what_to_install(tmp_path, monk
 
 
 # ------------------------------------------------------------------------------------------------------- real processes
+@pytest.mark.job
 @needs_deepspeed
 def test_ranks_get_the_devices_of_the_plan_and_nothing_stale(run_behaviour, tmp_path, monkeypatch):
     """DeepSpeed's launcher gives them the numbers of its slots."""

@@ -101,12 +101,15 @@ def test_the_failed_rank_is_read_from_what_paddle_prints_and_counted_over_all_ho
 
 
 # ------------------------------------------------------------------------------------------------------- real processes
+@pytest.mark.smoke
+@pytest.mark.job
 @needs_paddle
 def test_two_ranks_that_end_well_give_0(run_behaviour, tmp_path):
     assert run_behaviour("succeed", **through_fleetrun).code == 0
     assert (tmp_path / "logs" / "fleetrun" / "workerlog.1").exists()
 
 
+@pytest.mark.job
 @needs_paddle
 def test_paddles_own_restarts_are_off_and_ours_are_made(run_behaviour, tmp_path):
     result = run_behaviour("fail_the_first_time", max_restarts=1, **through_fleetrun)
@@ -115,6 +118,7 @@ def test_paddles_own_restarts_are_off_and_ours_are_made(run_behaviour, tmp_path)
     assert (tmp_path / "logs" / "starter.log").read_text().count("Run Pod") == 2
 
 
+@pytest.mark.job
 @needs_paddle
 def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_behaviour, tmp_path, monkeypatch):
     stale = {
@@ -138,6 +142,7 @@ def test_stale_variables_of_the_shell_reach_neither_the_agent_nor_a_rank(run_beh
     assert (records["PADDLE_TRAINERS_NUM"], records["PADDLE_NNODES"]) == ("2", "1")
 
 
+@pytest.mark.job
 @needs_paddle
 def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_ranks, wait_for):
     process = starter("ignore_requests", **through_fleetrun)
@@ -150,6 +155,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
     assert alive_ranks() == []
 
 
+@pytest.mark.job
 @needs_paddle
 def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", **through_fleetrun)

@@ -75,6 +75,7 @@ def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.job
 def test_the_commands_of_two_hosts_make_one_job_whichever_is_started_first(hosts: Hosts):
     script = """
         import horovod.torch as hvd, json, torch
@@ -95,6 +96,7 @@ def test_the_commands_of_two_hosts_make_one_job_whichever_is_started_first(hosts
     ]
 
 
+@pytest.mark.job
 def test_the_rendezvous_listens_at_the_given_address_alone_and_only_on_host_0(hosts: Hosts):
     first = hosts.start(0, "open(f'rank-{rank}', 'w').write('ready'); time.sleep(600)")
     hosts.wait_for_file("rank-0")
@@ -105,6 +107,7 @@ def test_the_rendezvous_listens_at_the_given_address_alone_and_only_on_host_0(ho
     assert not [c for c in psutil.Process(second.pid).net_connections() if c.status == psutil.CONN_LISTEN]
 
 
+@pytest.mark.job
 def test_a_killed_rank_is_reported_and_takes_along_the_others_of_its_host_even_those_that_will_not(hosts: Hosts):
     script = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -120,6 +123,7 @@ def test_a_killed_rank_is_reported_and_takes_along_the_others_of_its_host_even_t
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.job
 def test_a_request_to_end_reaches_the_ranks_but_not_the_processes_that_they_have_started(hosts: Hosts):
     script = """
         def save(*_):
@@ -143,6 +147,7 @@ def test_a_request_to_end_reaches_the_ranks_but_not_the_processes_that_they_have
     )
 
 
+@pytest.mark.job
 def test_a_host_that_waits_for_host_0_can_be_asked_to_end(hosts: Hosts):
     process = hosts.start(1, "open(f'rank-{rank}', 'w').write('started')")
     hosts.wait(lambda: signal.SIGTERM in caught(process))
@@ -159,6 +164,7 @@ def caught(process: "subprocess.Popen[str]") -> set[signal.Signals]:
     return {number for number in signal.Signals if mask >> (number - 1) & 1}
 
 
+@pytest.mark.job
 def test_a_taken_port_is_named_at_once(hosts: Hosts):
     with socket.create_server(("127.0.0.1", hosts.port)):
         process = hosts.start(0, "pass")
@@ -167,6 +173,7 @@ def test_a_taken_port_is_named_at_once(hosts: Hosts):
     assert f"cannot meet at 127.0.0.1:{hosts.port}: Address already in use; give another cluster.master_port" in output
 
 
+@pytest.mark.job
 def test_a_host_that_has_not_the_address_which_the_plan_gives_it_is_refused(hosts: Hosts):
     process = hosts.start(0, "pass", hosts="--hosts=203.0.113.7:1,127.0.0.2:1", interface="")
     output, _ = process.communicate(timeout=240)

@@ -17,6 +17,7 @@ import pytest
 from mtrain.core.interfaces import Host
 from mtrain.errors import SpecError
 from mtrain.launchers.horovodrun import Horovodrun
+from tests.starts import starts_processes
 
 WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
@@ -215,6 +216,7 @@ def survivors(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def canvases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits") / "data"
     command = [sys.executable, "-m", "mtrain", "data", "make", "digits", str(folder)]

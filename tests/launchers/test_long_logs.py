@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.job
+
 LIMIT_BYTES = 1 << 20
 LINE = re.compile(r"line (\d{9})")
 LEFT_OUT = re.compile(r"^\[mtrain: (\d+) bytes were left out here", re.MULTILINE)

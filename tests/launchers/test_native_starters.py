@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.job
+
 
 def _through(name: str, library: str, *more: Any) -> Any:
     missing = pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")

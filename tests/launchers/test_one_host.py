@@ -37,6 +37,8 @@ def test_whatever_torchrun_alone_knows_is_left_to_it(argv):
     assert starter.alone(argv) is None
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_starting_ranks_imports_no_framework():
     program = "import sys, mtrain.backends._torch.starter; print({'torch', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -79,6 +81,8 @@ def started(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_ranks_are_copies_of_one_process_that_has_imported_torch(tmp_path):
     process = started(tmp_path, "0", "b c")
     output, errors = process.communicate(timeout=120)
@@ -95,6 +99,8 @@ def test_ranks_are_copies_of_one_process_that_has_imported_torch(tmp_path):
     assert rows[0]["drawn"][1] != rows[1]["drawn"][1]
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_ranks_that_fail_are_reported_with_their_exit_codes(tmp_path):
     process = started(tmp_path, "3")
     _, errors = process.communicate(timeout=120)
@@ -102,6 +108,7 @@ def test_ranks_that_fail_are_reported_with_their_exit_codes(tmp_path):
     assert (0, 3) in read_deaths(errors) or (1, 3) in read_deaths(errors)
 
 
+@pytest.mark.job
 def test_a_request_to_end_reaches_ranks_that_are_copies(tmp_path):
     process = started(tmp_path, "wait")
     assert [process.stdout.readline() for _ in range(2)] == ["waiting\n"] * 2
@@ -110,6 +117,7 @@ def test_a_request_to_end_reaches_ranks_that_are_copies(tmp_path):
     assert (process.returncode, output, errors) == (0, "asked to end\n" * 2, "")
 
 
+@pytest.mark.job
 def test_ranks_of_a_starter_that_cannot_import_torch_are_processes_of_their_own(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no such library: libtorch')")
     process = started(tmp_path, "0")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from mtrain.system.job_secret import VARIABLE as JOB_SECRET
+from tests.starts import starts_processes
 
 PLANTED = {
     "HF_TOKEN": "walrus-1",
@@ -103,6 +104,7 @@ def _module(process: psutil.Process) -> str:
 
 
 @pytest.fixture(params=JOBS)
+@starts_processes
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path, request.param)
     try:
@@ -113,6 +115,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
             made.end()
 
 
+@pytest.mark.smoke
 def test_no_file_and_no_command_line_holds_a_secret_and_no_port_is_open_to_other_machines(job: Job):
     listening = job.listening()
     environ = job.ranks()[0].environ()

@@ -10,12 +10,15 @@ import pytest
 from mtrain.system.failures import read_failures
 from mtrain.system.runfolder import RunFolder
 
+pytestmark = pytest.mark.job
+
 
 def test_a_job_that_ends_well_gives_0_and_says_nothing(run_behaviour):
     result = run_behaviour("succeed")
     assert (result.code, result.told.getvalue()) == (0, "")
 
 
+@pytest.mark.smoke
 def test_two_ranks_that_end_well_give_0(run_behaviour):
     assert run_behaviour("succeed", ranks=2).code == 0
 
@@ -65,6 +68,7 @@ def test_a_crash_in_native_code_names_the_signal_and_shows_the_log(run_behaviour
     assert message.rstrip().endswith("error: rank 0 was ended by signal 11 (SIGSEGV): a crash in native code")
 
 
+@pytest.mark.smoke
 def test_an_expected_error_gives_its_own_exit_code_without_a_traceback_or_a_second_try(run_behaviour):
     result = run_behaviour("refuse", max_restarts=1)
     assert result.code == 2
@@ -81,6 +85,7 @@ def test_processes_that_outlive_their_rank_are_ended_even_in_sessions_of_their_o
     assert not any(psutil.pid_exists(child) for child in children)
 
 
+@pytest.mark.smoke
 def test_a_failed_job_is_started_again_as_often_as_allowed(run_behaviour, tmp_path):
     result = run_behaviour("fail_the_first_time", max_restarts=1)
     assert result.code == 0

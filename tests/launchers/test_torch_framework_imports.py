@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.job
+
 NOTING = """
 import importlib.abc, json, os, sys
 

@@ -16,6 +16,8 @@ from mtrain.models.ppyoloe.model import PPYOLOEm, PPYOLOEOptions, PPYOLOEs
 from tests.models.ppyoloe_golden import plugin
 from tests.selection import under_torch
 
+pytestmark = pytest.mark.smoke
+
 TASK = Task(kind="detection", class_names=("a", "b", "c"), image_size=64, global_batch=2)
 PARTS = {"total", "cls", "iou", "dfl", "l1"}
 
@@ -66,6 +68,7 @@ def numbers(framework, losses):
 
 
 # -------------------------------------------------------------------------------------------------------------- plugin
+@pytest.mark.job
 @under_torch
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (

@@ -17,6 +17,8 @@ from mtrain.spec import config as spec_config
 from mtrain.tasks.datasets import open_data
 from tests.models.detr_specs import CONFIGS
 
+pytestmark = pytest.mark.job
+
 UPDATES, BATCH, SEED = 5, 4, 3
 TOLERANCE = 1e-12
 RATES = {"rt_detr": 1e-3, "rt_detr_v2": 1e-3, "d_fine": 1e-6}

@@ -18,6 +18,8 @@ from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import shapes_of
 from tests.selection import under_torch
 
+pytestmark = pytest.mark.smoke
+
 TASK = Task(kind="classification", class_names=("a", "b", "c", "d", "e"), image_size=8, global_batch=6)
 SMALL = {"patch": 4, "width": 12, "depth": 2, "heads": 3, "mlp_ratio": 2}
 POOLINGS = ("mean", "token")
@@ -210,6 +212,7 @@ def test_the_shipped_groups_decay_matrices_alone(framework):
     )
 
 
+@pytest.mark.job
 @under_torch
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (

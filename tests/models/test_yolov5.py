@@ -16,11 +16,14 @@ from tests.models.sgd import Descent, arrays
 from tests.models.yolov5_small import TASK, batch_of, ready_network, shapes_of
 from tests.selection import under_torch
 
+pytestmark = pytest.mark.smoke
+
 
 def gradients(framework, network, loss):
     return framework.gradients(loss, list(framework.parameters(network).values()))
 
 
+@pytest.mark.job
 @under_torch
 def test_the_plugin_needs_no_framework_until_it_builds():
     code = (

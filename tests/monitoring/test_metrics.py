@@ -302,6 +302,7 @@ def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.job
 def test_a_taken_port_is_refused_in_one_sentence_before_anything_starts(tmp_path):
     port = held_port()
     with socket.create_server(("127.0.0.1", port)):
@@ -311,6 +312,7 @@ def test_a_taken_port_is_refused_in_one_sentence_before_anything_starts(tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.job
 def test_an_address_that_is_none_is_refused(tmp_path):
     ended = train(tmp_path, "report.metrics_address=all")
     assert ended.returncode == 2

@@ -4,7 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.notebooks.kernels import run_cells, texts
+
+pytestmark = pytest.mark.job
 
 TRAIN = """
 import mtrain

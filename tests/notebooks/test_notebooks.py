@@ -25,6 +25,7 @@ def executed(name: str, folder: Path) -> list[Any]:
     return cells
 
 
+@pytest.mark.job
 def test_the_first_notebook_trains_draws_and_names_digits(tmp_path):
     cells = executed("1-first-training.ipynb", tmp_path)
     assert "finished, 110 of 110 updates" in texts(cells[0])[-1]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm
+
 HERE = Path(__file__).parent
 CODE = HERE / "code"
 EXAMPLE = HERE.parents[1] / "examples" / "own-model"
@@ -12,7 +14,9 @@ QUIET = ("-o", "report.plots=false", "-o", "report.tensorboard=false")
 
 
 def command(here: Path, *words: str, timeout_s: float = 240) -> "subprocess.CompletedProcess[str]":
-    """Run ``mtrain`` with ``words`` in the folder ``here``."""
+    """Run ``mtrain`` with ``words`` in the folder ``here``, as a copy of a warm process where that is possible."""
+    if warm.is_torch(words):
+        return warm.mtrain(*words, cwd=here, timeout=timeout_s)
     line = [sys.executable, "-m", "mtrain", *words]
     return subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=timeout_s, check=False)
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.own_model.runs import EXAMPLE, QUIET, command, losses, refused, trained
 
+pytestmark = pytest.mark.job
+
 FP64 = (
     "-o", "train.precision=fp64", "-o", "train.epochs=1", "-o", "model.options.dropout=0.0",
     "-o", "evaluate.metrics=[torchmetrics.classification:BinaryAccuracy]",
@@ -51,6 +53,7 @@ def test_one_two_and_three_ranks_have_the_same_losses_and_metrics(tmp_path):
     assert one["last"]["BinaryAccuracy"] == two["last"]["BinaryAccuracy"] == three["last"]["BinaryAccuracy"] > 0.8
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [

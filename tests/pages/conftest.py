@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import browser
+from tests.starts import starts_processes
 
 __all__ = ["browser"]
 
@@ -22,6 +23,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def address(runs) -> Iterator[str]:
     """The address, without a slash at its end, of `mtrain ui` over the folder."""
     pytest.importorskip("starlette", reason="the extra ui is not installed")

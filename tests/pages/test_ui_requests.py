@@ -25,6 +25,8 @@ from mtrain.records.pages.state import state_of
 from mtrain.records.pages.timeline import MAX_ROWS, Follower
 from tests.pages.folders import evaluation, records, start, update, write_run
 
+pytestmark = pytest.mark.smoke
+
 SECRET = "the secret of another folder"
 
 
@@ -310,6 +312,7 @@ def test_a_name_that_is_no_text_is_no_run(tmp_path):
         runs.run("good\0")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("request_to_end", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_asked_to_end_has_ended_well(request_to_end, tmp_path):
     """As `mtrain serve` does: a service manager would report any other exit code as a failure."""

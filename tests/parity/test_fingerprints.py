@@ -25,6 +25,7 @@ UPDATES = 4
 
 
 # ------------------------------------------------------------------------------------------------------------ real jobs
+@pytest.mark.job
 def test_backends_and_a_resumed_job_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of ddp, of Horovod, and of DeepSpeed, which goes on from ddp's checkpoint in the middle of an epoch."""
     for module in ("horovod", "deepspeed"):
@@ -289,16 +290,19 @@ def make_site(folder: Path, *, files: Mapping[str, str]) -> Build:
     return Build(name="base", folder=folder, site=site)
 
 
+@pytest.mark.job
 def test_a_build_without_mtrain_is_refused_and_the_installed_one_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"mtrain is not in .*/site"):
         make_site(tmp_path, files={}).check()
 
 
+@pytest.mark.job
 def test_a_build_without_metadata_is_refused_because_its_plugins_would_be_those_of_another(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"jobs would use .*, expected what is in"):
         make_site(tmp_path, files={"mtrain/__init__.py": ""}).check()
 
 
+@pytest.mark.job
 def test_a_job_whose_ranks_import_another_mtrain_is_refused(tmp_path: Path) -> None:
     """This one has a command line that starts its rank without the build's search path."""
     start = f"import os, subprocess; subprocess.run([{sys.executable!r}, '-c', 'import mtrain'], env={{}}, check=True)"
@@ -307,6 +311,7 @@ def test_a_job_whose_ranks_import_another_mtrain_is_refused(tmp_path: Path) -> N
         one.train(Job(model="vit", stack="solo-torch"))
 
 
+@pytest.mark.job
 def test_a_job_counts_the_command_line_and_each_rank_that_imports_the_build(tmp_path: Path) -> None:
     start = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'import mtrain'], check=True)"
     one = make_site(tmp_path, files={"mtrain/__init__.py": "", "mtrain/__main__.py": start})
@@ -318,6 +323,7 @@ def test_settings_of_the_caller_do_not_reach_a_job(monkeypatch: pytest.MonkeyPat
     assert not any(name.startswith("MTRAIN_") for name in Build(name="here", folder=tmp_path).environment())
 
 
+@pytest.mark.job
 def test_a_failed_job_tells_the_end_of_its_output(tmp_path: Path) -> None:
     start = "import sys; sys.exit('error: train.batch_sise: unknown key')"
     one = make_site(tmp_path, files={"mtrain/__init__.py": "", "mtrain/__main__.py": start})

@@ -31,6 +31,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     return Matrix(tmp_path_factory.mktemp("matrix"))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("row", "column", "ranks"),
     [*FAST, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in [*SAME, *RING] if cell not in FAST)],

@@ -11,6 +11,7 @@ import pytest
 
 from tests.parity import jobs
 from tests.parity.jobs import Setting, Trace
+from tests.starts import starts_processes
 
 MODELS = ("yolov5n", "ppyoloe_s")
 FLOAT64 = 1e-9
@@ -20,6 +21,7 @@ FIRST = 1e-5
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def data(tmp_path_factory) -> Path:
     return jobs.make_data(tmp_path_factory.mktemp("parity") / "data")
 

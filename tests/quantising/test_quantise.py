@@ -21,6 +21,7 @@ from mtrain.deploy.export.onnx_file import write_metadata
 from mtrain.deploy.exported.model import ExportedModel, read_metadata
 from mtrain.deploy.quantise import graph
 from mtrain.spec.resolved import Resolved
+from tests.starts import starts_processes
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -31,6 +32,7 @@ def mtrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that rounds from its ninth update on, and its export ``net.onnx``."""
     place = tmp_path_factory.mktemp("quantise")

@@ -87,6 +87,7 @@ def test_the_plan_says_what_auto_will_be(capsys, monkeypatch):
     assert row().startswith("auto: bf16 if the devices of all ranks are faster with it, else fp32")
 
 
+@pytest.mark.job
 def test_records_and_checkpoints_of_a_job_show_what_was_chosen(tmp_path):
     values = {**SHORT, "train.precision": "auto", "report.dir": str(tmp_path), "report.plots": False}
     folder = train("vit_digits", backend="solo", overrides=values, quiet=True).run_dir

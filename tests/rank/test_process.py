@@ -100,6 +100,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("own", "said"),
     [("", "saved\n"), ("signal.signal(signal.SIGTERM, lambda *_: print('own'))", "own\nsaved\n")],
@@ -127,6 +128,7 @@ def test_a_script_knows_mtrain_by_its_imports_and_not_by_a_remark(tmp_path, text
     assert script_mode.knows_mtrain(tmp_path / "a.py") == knows
 
 
+@pytest.mark.job
 def test_a_rank_blocks_sigusr1_so_that_it_interrupts_nothing_and_ends_no_child():
     script = """
         import os, signal, subprocess, sys

@@ -9,6 +9,8 @@ import yaml
 from tests.own_model.runs import command
 from tests.sweeping.jobs import TINY
 
+pytestmark = pytest.mark.job
+
 # Tries to change what it sees, keeps a record of what it saw, and fails once on rank 1, which must stop nobody.
 WATCH = """
 import json

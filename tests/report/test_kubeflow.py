@@ -21,6 +21,7 @@ import pytest
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.records.reporters import kubeflow
 from mtrain.records.reporters.kubeflow import server_of
+from tests.starts import starts_processes
 
 
 @dataclass
@@ -57,6 +58,7 @@ def reporter(monkeypatch, tmp_path) -> Callable[..., kubeflow.Kubeflow]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def certificate(tmp_path_factory) -> Path:
     return _certificate(tmp_path_factory.mktemp("certificate"))
 
@@ -120,6 +122,7 @@ def _metrics(status: dict[str, Any]) -> dict[str, str]:
     return {metric["name"]: metric["value"] for metric in status["trainerStatus"]["metrics"]}
 
 
+@pytest.mark.smoke
 def test_the_status_is_one_that_kubeflows_model_reads_whole(server, reporter):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="the extra kube is not installed")
     report = reporter(server, interval_s=0.0)
@@ -147,6 +150,7 @@ def _until_sent(server: Kubeflow, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.smoke
 def test_the_seconds_left_follow_from_the_updates_of_this_process(server, reporter, monkeypatch):
     """Four updates in 8 s of a job that was resumed at update 50; 45 of 100 are left."""
     now = [1000.0]
@@ -160,6 +164,7 @@ def test_the_seconds_left_follow_from_the_updates_of_this_process(server, report
     assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (55, 90)
 
 
+@pytest.mark.smoke
 def test_the_last_status_has_the_losses_and_the_last_evaluation(server, reporter):
     """Kubeflow puts each status in the place of the one before: a metric that the last one lacks is gone."""
     report = reporter(server)
@@ -177,6 +182,7 @@ def test_the_last_status_has_the_losses_and_the_last_evaluation(server, reporter
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("reason", ["interrupted", "failed"])
 def test_an_evaluation_after_the_last_update_is_sent_however_the_job_ends(server, reporter, reason):
     report = reporter(server)
@@ -188,11 +194,13 @@ def test_an_evaluation_after_the_last_update_is_sent_however_the_job_ends(server
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 50
 
 
+@pytest.mark.smoke
 def test_a_resumed_job_with_nothing_left_to_do_keeps_the_metrics_of_its_checkpoint(server, reporter):
     reporter(server).end({"reason": "done", "last": {"AP": 0.5, "update": 10, "epoch": 1}})
     assert [_metrics(status) for status in server.statuses] == [{"metric/AP": "0.5"}]
 
 
+@pytest.mark.smoke
 def test_a_job_that_is_ended_is_not_complete(server, reporter):
     report = reporter(server, interval_s=0.0)
     report.update(_record(9))
@@ -201,6 +209,7 @@ def test_a_job_that_is_ended_is_not_complete(server, reporter):
     assert [status["trainerStatus"]["progressPercentage"] for status in server.statuses] == [99]
 
 
+@pytest.mark.smoke
 def test_requests_keep_their_interval_and_the_newest_status_is_sent(server, reporter):
     report = reporter(server, interval_s=1.0)
     for update in range(100):
@@ -213,6 +222,7 @@ def test_requests_keep_their_interval_and_the_newest_status_is_sent(server, repo
     assert server.statuses[-1]["trainerStatus"]["progressPercentage"] == 100
 
 
+@pytest.mark.smoke
 def test_a_token_that_was_renewed_is_read_again(server, reporter, certificate):
     report = reporter(server)
     for token in ("first", "second"):
@@ -223,6 +233,7 @@ def test_a_token_that_was_renewed_is_read_again(server, reporter, certificate):
     assert server.tokens == ["Bearer first", "Bearer second"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("fault", ["nobody", "refusing", "no token", "another certificate", "silent"])
 def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
     server, reporter, certificate, tmp_path, monkeypatch, caplog, fault
@@ -252,6 +263,7 @@ def test_a_server_that_fails_costs_one_warning_and_no_more_than_its_time(
     ]
 
 
+@pytest.mark.smoke
 def test_without_kubeflows_variables_nothing_is_started(server):
     assert server_of(server.environ()) is not None
     for name in server.environ():

@@ -10,6 +10,8 @@ import pytest
 
 from tests.own_model.runs import QUIET, command, refused
 
+pytestmark = pytest.mark.job
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = ("-o", "train.epochs=2", "cluster.threads=1", "--backend", "ddp", "--nproc-per-node", "2")
 

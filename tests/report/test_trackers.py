@@ -40,6 +40,7 @@ def job(name: str, folder: Path, *words: str, options: dict | None = None, **var
 
 
 # -------------------------------------------------------------------------------------------------------------- mlflow
+@pytest.mark.job
 def test_a_resumed_job_goes_on_in_the_same_run_of_a_real_store(tmp_path):
     needs("mlflow")
     options = {"tracking_uri": (tmp_path / "store").as_uri(), "checkpoints": True}
@@ -115,6 +116,7 @@ def logged(records: list, name: str) -> list[tuple[int, object]]:
     return [(json.loads(row["update"]), json.loads(row[name])) for row in rows if name in row]
 
 
+@pytest.mark.job
 def test_wandb_keeps_a_run_offline_and_a_resumed_job_goes_on_with_its_id(tmp_path):
     needs("wandb")
     options = {"mode": "offline", "checkpoints": True}
@@ -153,6 +155,7 @@ def test_a_job_resumed_after_five_updates_keeps_their_values_and_the_evaluation_
     assert _precedes(SimpleNamespace(tag=tag, id=update), 5) is kept
 
 
+@pytest.mark.job
 def test_visualdl_reads_the_curves_of_a_resumed_job_once_and_its_images(tmp_path):
     needs("visualdl")
     job("visualdl", tmp_path, "0", "7", "failed")
@@ -181,6 +184,7 @@ def silent_address():
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "is_silent"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.core.checkpoint import store
+from tests import warm
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -21,17 +22,15 @@ QUIET = ("-o", "report.plots=false", "report.tensorboard=false", "cluster.thread
 def run(
     here: Path, *words: str, timeout_s: float = 300, environ: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ``mtrain run`` with ``words`` in the folder ``here``; ``environ``: further variables."""
+    """Run ``mtrain run`` with ``words`` in the folder ``here``: as a copy of a warm process where that is possible.
+
+    It is not with ``environ``, further variables, and not for scripts of Paddle.
+    """
+    if environ is None and warm.is_torch(words):
+        return warm.mtrain("run", *QUIET, *words, cwd=here, timeout=timeout_s)
     line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
-    return subprocess.run(
-        line,
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, **(environ or {})},
-    )
+    env = {**os.environ, **(environ or {})}
+    return subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=timeout_s, check=False, env=env)
 
 
 def done(here: Path, *words: str, environ: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":

@@ -7,6 +7,8 @@ import pytest
 
 from tests.script.runs import done
 
+pytestmark = pytest.mark.job
+
 SCRIPT = """
 import json
 import pathlib
@@ -35,6 +37,7 @@ with mtrain.session() as session:
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_ranks_agree_once_for_each_global_batch(tmp_path, accumulate):
     (tmp_path / "train.py").write_text(SCRIPT.format(accumulate=accumulate))

@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.clusters.conftest import OUTSIDE
 from tests.clusters.test_outside_cluster import HOSTS
 from tests.ports import held_port
 from tests.script.runs import run
+
+pytestmark = pytest.mark.job
 
 PLAIN = """
 import sys
@@ -40,6 +44,7 @@ def said(here, name):
     return [re.search(r"rank (\d) of (\d) (\S+)", log.read_text()).groups() for log in logs]
 
 
+@pytest.mark.smoke
 def test_its_ranks_find_each_other_and_get_its_arguments(tmp_path):
     (tmp_path / "plain.py").write_text(PLAIN)
     result = run(tmp_path, "--name", "two", "--backend", "ddp", "--nproc-per-node", "2", "plain.py", "--lr", "0.1")
@@ -85,6 +90,7 @@ pathlib.Path("ended").write_text(str(len(ended)))
     assert (tmp_path / "ended").read_text() == "1"
 
 
+@pytest.mark.smoke
 def test_the_first_rank_that_fails_is_named_with_its_error(tmp_path):
     (tmp_path / "plain.py").write_text(PLAIN)
     result = run(tmp_path, "--backend", "ddp", "--nproc-per-node", "2", "plain.py", "--lr", "0.1", "fails")

@@ -20,6 +20,8 @@ sys.path.insert(0, str(SCRIPTS))
 import train_batches
 from points import Plain
 
+from tests.starts import starts_processes
+
 SCRIPT = str(SCRIPTS / "train_batches.py")
 RANKS = {
     "ddp-2": ("-b", "ddp", "--nproc-per-node", "2"),
@@ -66,6 +68,7 @@ def plain_weights(mode: str, batches: list[list[int]]) -> dict:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def one_rank(tmp_path_factory):
     """A folder with a run of one rank for each mode."""
     here = tmp_path_factory.mktemp("one_rank")
@@ -74,6 +77,7 @@ def one_rank(tmp_path_factory):
     return here
 
 
+@pytest.mark.smoke
 def test_own_batches_train_as_a_plain_loop_over_them(one_rank):
     sampler, batches = train_batches.Buckets(50), []
     for epoch in range(train_batches.EPOCHS):
@@ -95,6 +99,7 @@ def test_the_length_of_the_job_is_that_of_its_epochs(one_rank, mode, updates, sa
     assert any(f"{updates} updates, {samples} samples" in json.loads(line).get("message", "") for line in lines)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", train_batches.MODES)
 @pytest.mark.parametrize(
     "ranks", ["ddp-2", *(pytest.param(name, marks=pytest.mark.slow) for name in RANKS if name != "ddp-2")]
@@ -223,6 +228,7 @@ def test_a_batch_sampler_whose_length_is_wrong_is_named(here):
         session_of(torch.utils.data.DataLoader(Plain(8, 0), batch_sampler=Lying(8)), epochs=2)
 
 
+@pytest.mark.job
 def test_a_rank_without_a_sample_and_synchronised_statistics_do_not_go_together(tmp_path):
     script = tmp_path / "script.py"
     text = (SCRIPTS / "train_batches.py").read_text()
@@ -234,6 +240,8 @@ def test_a_rank_without_a_sample_and_synchronised_statistics_do_not_go_together(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_another_batch_after_a_resume_is_refused(tmp_path):
     done(tmp_path, "--name", "first", "-b", "solo", SCRIPT, "last")
     result = run(tmp_path, "--resume", "runs/first", SCRIPT, "growing")
@@ -255,6 +263,7 @@ with mtrain.session() as session:
 """
 
 
+@pytest.mark.job
 def test_a_data_set_that_has_grown_is_refused_in_the_first_epoch_too(tmp_path, monkeypatch):
     (tmp_path / "grown.py").write_text(GROWN)
     monkeypatch.setenv("ROWS", "16")

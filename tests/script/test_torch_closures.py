@@ -16,11 +16,14 @@ from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, w
 sys.path.insert(0, str(SCRIPTS))
 from points import Plain
 
+from tests.starts import starts_processes
+
 SCRIPT = str(SCRIPTS / "train_closure.py")
 SEARCHES = {"steps": {}, "wolfe": {"SEARCH": "strong_wolfe"}}
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def plain(tmp_path_factory):
     """The weights of the plain script by line search."""
     known = {}

@@ -32,6 +32,7 @@ BACKENDS = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "size", "loop"),
     [

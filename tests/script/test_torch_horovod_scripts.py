@@ -22,6 +22,7 @@ def trained(here: Path, ranks: int) -> dict[str, torch.Tensor]:
     return torch.load(here / "weights.pt")
 
 
+@pytest.mark.job
 def test_an_unmodified_script_trains_on_two_ranks_as_on_one(tmp_path):
     one, two = trained(tmp_path / "1", 1), trained(tmp_path / "2", 2)
     assert one.keys() == two.keys()

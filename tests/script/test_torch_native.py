@@ -50,6 +50,8 @@ def test_one_rank_trains_and_evaluates_the_bits_of_a_plain_loop(name, plain, tmp
     assert ("ema first.weight" in ours) == (name == "ScheduleFree")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "size"), [("ddp", 2), pytest.param("horovod", 2, marks=pytest.mark.slow), pytest.param("ddp", 3, marks=pytest.mark.slow)]
 )  # fmt: skip
@@ -69,6 +71,7 @@ WAYS = {
 QUICK = [("ScheduleFree", "whole to parts")]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -89,6 +92,7 @@ def test_a_job_goes_from_backend_to_backend_and_from_rank_count_to_rank_count(na
     assert difference <= 1e-12
 
 
+@pytest.mark.job
 def test_a_rule_that_needs_whole_arrays_is_refused_before_training(tmp_path):
     result = run(tmp_path, *ZERO[1], "--nproc-per-node", "2", SCRIPT, "Muon")
     assert result.returncode == 2

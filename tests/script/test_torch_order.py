@@ -198,6 +198,7 @@ with mtrain.session() as session:
 """
 
 
+@pytest.mark.job
 def test_an_order_resumes_in_mid_epoch_on_other_ranks_to_the_same_weights(tmp_path):
     script = tmp_path / "own_order.py"
     script.write_text(SCRIPT.format(scripts=str(SCRIPTS), apart="0"))
@@ -212,6 +213,8 @@ def test_an_order_resumes_in_mid_epoch_on_other_ranks_to_the_same_weights(tmp_pa
     assert largest_difference(weights(tmp_path, "cut"), weights(tmp_path, "whole")) <= 1e-12
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_ranks_with_different_orders_end_the_job(tmp_path):
     script = tmp_path / "apart.py"
     script.write_text(SCRIPT.format(scripts=str(SCRIPTS), apart="session.rank"))

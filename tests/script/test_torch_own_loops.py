@@ -199,6 +199,7 @@ def test_a_first_update_that_the_script_leaves_out_is_reported():
 TWO = ("-b", "ddp", "--nproc-per-node", "2")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [

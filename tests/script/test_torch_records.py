@@ -85,6 +85,7 @@ def trained(torch, reporters=(), updates=6, **calls):
         return session.run_dir, model.weight.detach().clone()
 
 
+@pytest.mark.job
 def test_a_checkpoint_that_is_kept_by_name_outlives_the_rotation_and_is_resumed(torch, tmp_path, capsys):
     script = str(SCRIPTS / "train_named.py")
     done(tmp_path, "--name", "whole", "-b", "ddp", "--nproc-per-node", "2", "-o", "checkpoint.keep_last=1", script)

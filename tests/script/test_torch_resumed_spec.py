@@ -10,6 +10,7 @@ import yaml
 
 from tests.script.runs import QUIET, done, run, summary
 from tests.script.test_torch_script_jobs import newest_rank, wait_for
+from tests.starts import starts_processes
 
 SCRIPT = """
 import sys, time
@@ -32,6 +33,7 @@ TYPED = (
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def killed(tmp_path_factory):
     """Return a folder with an undisturbed run, and one whose rank was killed after its eighth update."""
     here = tmp_path_factory.mktemp("killed")

@@ -12,6 +12,8 @@ import pytest
 
 from tests.script.runs import QUIET, SCRIPTS
 
+pytestmark = pytest.mark.job
+
 SCRIPT = """
 import sys
 import time

@@ -22,6 +22,7 @@ RANKS = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "ranks", ["ddp-3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("horovod-2", "zero3-2"))]
 )
@@ -39,6 +40,7 @@ def test_frozen_weights_and_batchnorm_over_ranks_train_as_on_one_rank(ranks, tmp
     assert summary(tmp_path, "many")["best"] == summary(tmp_path, "one")["best"]
 
 
+@pytest.mark.job
 def test_a_bfloat16_script_continues_from_a_requested_checkpoint_to_the_same_bits(tmp_path):
     ranks = ("--nproc-per-node", "2", *KEEP)
     done(tmp_path, "--name", "whole", *ranks, FEATURES, "--precision", "bf16")
@@ -72,6 +74,7 @@ with ThreadPoolExecutor(1) as pool:
 """
 
 
+@pytest.mark.job
 def test_a_session_in_a_thread_of_its_own_does_not_train_alone_in_silence(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(IN_A_THREAD)
     job = ("--backend", "ddp", "--nproc-per-node", "2", "threaded.py")
@@ -116,6 +119,7 @@ print("threads of gloo:", gloo_threads(), flush=True)
 """
 
 
+@pytest.mark.job
 def test_groups_of_a_scripts_own_are_not_freed_where_its_model_ends(tmp_path):
     (tmp_path / "own.py").write_text(OWN_GROUPS)
     done(tmp_path, "--name", "own", "--nproc-per-node", "2", "own.py")

@@ -16,6 +16,7 @@ from mtrain.cli import main
 from mtrain.core.checkpoint import store
 from tests.ports import held_port
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
+from tests.starts import starts_processes
 
 TORCH, PADDLE = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_paddle.py")
 STREAM = str(SCRIPTS / "train_stream.py")
@@ -36,6 +37,7 @@ MORE = ("zero0-3", "zero1-3")
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def one_rank(tmp_path_factory) -> Path:
     """A folder with the runs of one rank: `torch` and `paddle`, in float64 without dropout."""
     here = tmp_path_factory.mktemp("one_rank")
@@ -84,6 +86,7 @@ def test_fleet_trains_a_script_to_the_same_weights(one_rank, tmp_path):
     assert difference <= 1e-12
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "backend", ["ddp-3", pytest.param("zero0-3", marks=SLOW), pytest.param("horovod-3", marks=SLOW)]
 )
@@ -96,6 +99,7 @@ def test_an_optimizer_of_torch_trains_to_the_same_weights_on_many_ranks(backend,
     assert difference <= 1e-12
 
 
+@pytest.mark.job
 def test_an_optimizer_of_paddle_trains_to_the_same_weights_on_many_ranks(tmp_path):
     solo = ("--backend", "solo", "-o", "backend.options.framework=paddle")
     done(tmp_path, "--name", "one", *solo, PADDLE, *FP64, "--native", "Adagrad")
@@ -105,6 +109,8 @@ def test_an_optimizer_of_paddle_trains_to_the_same_weights_on_many_ranks(tmp_pat
     assert difference <= 1e-12
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_accumulation_on_one_rank_is_two_ranks_bit_for_bit_with_dropout(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", TORCH, "--no-branches", "--accumulate", "2")
     done(tmp_path, "--name", "two", "--nproc-per-node", "2", TORCH, "--no-branches", "--accumulate", "1")
@@ -113,6 +119,8 @@ def test_accumulation_on_one_rank_is_two_ranks_bit_for_bit_with_dropout(tmp_path
     assert largest_difference(one, two) == 0
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_killed_script_continues_to_the_same_bits(tmp_path):
     done(tmp_path, "--name", "whole", "--nproc-per-node", "2", TORCH)
     line = ["--name", "cut", "--nproc-per-node", "2", "-o", "checkpoint.every_updates=4", TORCH, "--delay", "0.1"]
@@ -164,6 +172,7 @@ def worker_script(folder: Path, *, item: str = "pass", start: str = GUARD) -> st
     return str(script)
 
 
+@pytest.mark.job
 def test_workers_read_the_same_samples_and_end_with_the_job(tmp_path):
     script = worker_script(tmp_path)
     for workers in ("0", "2"):
@@ -171,6 +180,7 @@ def test_workers_read_the_same_samples_and_end_with_the_job(tmp_path):
     assert summary(tmp_path, "0")["weights_sha256"] == summary(tmp_path, "2")["weights_sha256"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -187,6 +197,7 @@ def test_what_is_wrong_with_workers_is_one_sentence(settings, sentence, tmp_path
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.job
 def test_the_workers_of_a_killed_rank_end(tmp_path):
     script = worker_script(tmp_path, item="import time; time.sleep(0.05)")
     line = ["--name", "killed", "--backend", "solo", *QUIET, script, "2"]
@@ -201,6 +212,8 @@ def test_the_workers_of_a_killed_rank_end(tmp_path):
     assert not alive
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_stream_trains_as_its_samples_by_number_do_on_any_number_of_ranks(tmp_path):
     done(tmp_path, "--name", "items", "--nproc-per-node", "2", STREAM, "--kind", "items")
     done(tmp_path, "--name", "whole", "--nproc-per-node", "2", STREAM)
@@ -208,11 +221,13 @@ def test_a_stream_trains_as_its_samples_by_number_do_on_any_number_of_ranks(tmp_
     assert summary(tmp_path, "whole")["epochs"] == 3  # passes of 4 updates, of which the last has 3
 
 
+@pytest.mark.job
 def test_ranks_whose_parts_of_a_stream_end_apart_begin_the_next_pass_together(tmp_path):
     done(tmp_path, "--name", "parts", "--nproc-per-node", "2", STREAM, "--kind", "parts")
     assert summary(tmp_path, "parts")["epochs"] == 5  # rank 1 fills 3 updates of 12 samples, rank 0 would fill 4
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("kind", [pytest.param("whole", marks=pytest.mark.slow), "state"])
 def test_a_killed_job_continues_its_stream_to_the_same_bits(kind, tmp_path):
     done(tmp_path, "--name", "uncut", "--nproc-per-node", "2", STREAM, "--kind", kind)
@@ -231,6 +246,7 @@ def test_a_killed_job_continues_its_stream_to_the_same_bits(kind, tmp_path):
         assert reads < 300
 
 
+@pytest.mark.job
 def test_a_script_that_is_asked_to_end_saves_first(tmp_path):
     line = ["--name", "asked", "--backend", "solo", TORCH, "--delay", "0.1"]
     job = subprocess.Popen([sys.executable, "-m", "mtrain", "run", *line], cwd=tmp_path, stdout=subprocess.DEVNULL)
@@ -246,6 +262,8 @@ def test_a_script_that_is_asked_to_end_saves_first(tmp_path):
     assert "the script has changed" in result.stdout
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("loop", "sentence"),
     [
@@ -264,6 +282,8 @@ def test_ranks_that_go_different_ways_end_with_one_sentence(loop, sentence, tmp_
     assert "Traceback" not in result.stdout + result.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_an_error_in_the_script_shows_the_lines_of_the_script_alone(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(LOOP.format(scripts=str(SCRIPTS), body="raise ValueError('my own bug')"))
@@ -274,6 +294,8 @@ def test_an_error_in_the_script_shows_the_lines_of_the_script_alone(tmp_path):
     assert "runpy" not in result.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_script_that_differs_from_the_planned_one_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import mtrain\n")
@@ -328,6 +350,7 @@ def printed(here: Path, name: str) -> str:
     return [line.partition('"message": ')[2] for line in lines if '"note"' in line and "accuracy" in line][-1]
 
 
+@pytest.mark.job
 def test_two_hosts_run_a_script_to_the_bits_of_two_ranks_on_one(tmp_path):
     first, second, one = (tmp_path / name for name in ("first", "second", "one"))
     for folder in (first, second, one):

@@ -12,6 +12,7 @@ import pytest
 from tests.ports import held_port
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
 from tests.script.test_torch_script_jobs import newest_rank, wait_for
+from tests.starts import starts_processes
 
 TORCH, STREAM = str(SCRIPTS / "train_torch.py"), str(SCRIPTS / "train_stream.py")
 SHARDS = ("-o", "cluster.shards=3")
@@ -30,6 +31,7 @@ def losses(here: Path, name: str) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory) -> Path:
     """A folder with `three`, a job of three ranks without a number of shards, and `two`, of three shards on two ranks."""
     here = tmp_path_factory.mktemp("shards")
@@ -104,6 +106,7 @@ def test_a_killed_job_goes_on_with_two_ranks_for_three_shards(start, folder, tmp
     assert largest_difference(weights(tmp_path, "cut"), weights(folder, "three")) <= 1e-12
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("kind", [pytest.param("items", marks=pytest.mark.slow), "whole"])
 def test_a_stream_is_divided_into_shards_as_samples_by_number_are(kind, tmp_path):
     done(tmp_path, "--name", "three", *ranks(3), STREAM, "--kind", kind)
@@ -156,6 +159,7 @@ def exchange(folder: Path, **settings: object) -> str:
     return str(script)
 
 
+@pytest.mark.job
 def test_normalisation_and_its_running_statistics_are_those_of_shards(tmp_path):
     script = exchange(tmp_path, prepare="precision='fp64'")
     done(tmp_path, "--name", "three", *ranks(3), script)
@@ -167,6 +171,7 @@ def test_normalisation_and_its_running_statistics_are_those_of_shards(tmp_path):
     assert largest_difference(weights(tmp_path, "free"), three) > 1e-4
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -183,6 +188,7 @@ def test_what_needs_a_rank_per_shard_is_one_sentence(settings, sentence, tmp_pat
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.job
 def test_parts_of_a_stream_and_statistics_of_all_shards_are_refused_where_ranks_are_not_shards(tmp_path):
     result = run(tmp_path, *ranks(2), *SHARDS, STREAM, "--kind", "parts", timeout_s=120)
     assert result.returncode == 2, result.stdout + result.stderr

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
+from tests.starts import starts_processes
 
 SCRIPT = str(SCRIPTS / "train_several.py")
 FP64 = ("-o", "train.precision=fp64")
@@ -36,6 +37,7 @@ def plain(tmp_path_factory):
     return weights_of
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("loop", LOOPS)
 def test_one_rank_trains_the_bits_of_the_plain_script(loop, plain, tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, loop)
@@ -57,6 +59,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "size", "loop"),
     [
@@ -76,6 +79,8 @@ def test_several_ranks_train_what_the_plain_script_trains(backend, size, loop, p
     assert difference <= 1e-12
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_gan_that_was_killed_goes_on_with_the_same_bits(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64, "-o", "checkpoint.every_updates=2")
     environ = {"SCHEDULE": "cosine", "DROPOUT": "0.2"}
@@ -88,6 +93,7 @@ def test_a_gan_that_was_killed_goes_on_with_the_same_bits(tmp_path):
     assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
 
 
+@pytest.mark.job
 def test_a_slow_copy_that_no_update_trains_is_in_checkpoints(tmp_path):
     words = ("--backend", "solo", *FP64)
     done(tmp_path, "--name", "whole", *words, SCRIPT, "target")
@@ -97,6 +103,7 @@ def test_a_slow_copy_that_no_update_trains_is_in_checkpoints(tmp_path):
     assert summary(tmp_path, "killed")["weights_sha256"] == summary(tmp_path, "whole")["weights_sha256"]
 
 
+@pytest.mark.job
 def test_several_models_and_their_dropout_follow_the_shard(tmp_path):
     dropout = {"DROPOUT": "0.3"}
     done(
@@ -130,6 +137,7 @@ def test_several_models_and_their_dropout_follow_the_shard(tmp_path):
     assert largest_difference(one, two) <= 1e-12
 
 
+@pytest.mark.job
 def test_a_loss_after_the_step_of_another_model_is_refused_where_ranks_compute_shards_in_turn(tmp_path):
     result = run(tmp_path, "--backend", "solo", "-o", "cluster.shards=2", *FP64, SCRIPT, "gan")
     assert result.returncode == 2
@@ -139,6 +147,7 @@ def test_a_loss_after_the_step_of_another_model_is_refused_where_ranks_compute_s
     assert "call `backward` of all models first, and then `step` of all" in result.stderr
 
 
+@pytest.mark.job
 def test_a_dataloader_is_divided_among_ranks_and_goes_on_in_mid_epoch(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "loader")
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64, "-o", "checkpoint.every_updates=2")
@@ -149,6 +158,7 @@ def test_a_dataloader_is_divided_among_ranks_and_goes_on_in_mid_epoch(tmp_path):
     assert largest_difference(weights(tmp_path, "two"), weights(tmp_path, "one")) <= 1e-12
 
 
+@pytest.mark.job
 def test_a_scheduler_that_the_script_steps_goes_on_where_it_was(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
     done(tmp_path, "--name", "whole", *words, SCRIPT, "plateau")
@@ -161,6 +171,7 @@ def test_a_scheduler_that_the_script_steps_goes_on_where_it_was(tmp_path):
     assert rates[-1] == [pytest.approx(0.005 / 2**4), pytest.approx(0.005 * 0.7**2)]
 
 
+@pytest.mark.job
 def test_a_scheduler_that_sees_one_rank_only_is_told(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64)
     result = run(tmp_path, *words, SCRIPT, "plateau", environ={"SEES_ITS_RANK": "1"})
@@ -169,6 +180,8 @@ def test_a_scheduler_that_sees_one_rank_only_is_told(tmp_path):
     assert "step the scheduler by a value that is equal on all ranks" in result.stderr
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "critic")
     state = store.load(store.newest(tmp_path / "runs/one/checkpoints")).state
@@ -182,6 +195,7 @@ def test_each_model_has_its_arrays_counts_and_losses_under_its_name(tmp_path):
     assert [record["models"]["G"]["gradient_norm"] is None for record in updates[:3]] == [True, True, False]
 
 
+@pytest.mark.job
 def test_a_model_that_the_checkpoint_lacks_is_named(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "gan", "--updates", "2")
     result = run(tmp_path, "--resume", "runs/one", SCRIPT, "joint", "--updates", "4")
@@ -206,6 +220,7 @@ SPLIT = {
 QUICK = [("zero 3", 2, "sac"), ("fsdp", 2, "gan")]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "size", "loop"),
     [
@@ -236,6 +251,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("case", "message"), [pytest.param(case, message, marks=pytest.mark.slow if slow else ()) for case, message, slow in REFUSED]
 )  # fmt: skip
@@ -246,6 +262,7 @@ def test_what_a_backend_that_splits_arrays_cannot_do_is_told_in_one_sentence(cas
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.job
 def test_a_backend_that_cannot_train_in_another_order_says_so_before_training(tmp_path):
     words = ("--backend", "deepspeed", "-o", "backend.options.reduction=micro_batch", "--nproc-per-node", "2", *FP64)
     result = run(tmp_path, *words, SCRIPT, "gan")
@@ -253,6 +270,7 @@ def test_a_backend_that_cannot_train_in_another_order_says_so_before_training(tm
     assert "backend.options.reduction: micro_batch given for several models" in result.stderr
 
 
+@pytest.mark.job
 def test_zero_shows_no_gradients_of_split_arrays(tmp_path):
     words = ("--backend", "deepspeed", "--nproc-per-node", "2", "-o", "backend.options.stage=2")
     result = run(tmp_path, *words, *FP64, SCRIPT, "steps")
@@ -260,6 +278,7 @@ def test_zero_shows_no_gradients_of_split_arrays(tmp_path):
     assert "optimizer.gradients: this backend has no whole gradients to show" in result.stderr
 
 
+@pytest.mark.job
 def test_ranks_that_train_different_models_are_told(tmp_path):
     result = run(tmp_path, "--backend", "ddp", "--nproc-per-node", "2", *FP64, SCRIPT, "apart")
     assert result.returncode == 2
@@ -267,6 +286,7 @@ def test_ranks_that_train_different_models_are_told(tmp_path):
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def plain_paddle(tmp_path_factory):
     file = tmp_path_factory.mktemp("plain") / "gan.npz"
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -286,12 +306,14 @@ def test_a_gan_of_paddle_trains_what_the_plain_script_trains(size, plain_paddle,
     assert difference <= 1e-12
 
 
+@pytest.mark.job
 def test_a_teacher_of_paddle_follows_its_student(tmp_path):
     """The script compares with numpy in each update."""
     done(tmp_path, "--name", "one", "--backend", "fleet", str(SCRIPTS / "train_following_paddle.py"))
     assert summary(tmp_path, "one")["updates"] == 3
 
 
+@pytest.mark.job
 def test_the_weights_of_one_of_several_models_leave_under_the_names_of_its_module(tmp_path):
     done(tmp_path, "--name", "one", "--backend", "solo", *FP64, SCRIPT, "gan", "--updates", "2")
     export = [sys.executable, "-m", "mtrain", "weights", "export", "runs/one", "--to"]
@@ -306,6 +328,7 @@ def test_the_weights_of_one_of_several_models_leave_under_the_names_of_its_modul
         assert "has the models D, G; give --model D" in result.stderr
 
 
+@pytest.mark.job
 def test_backends_are_compared_over_all_losses_and_gradients(tmp_path):
     words = [sys.executable, "-m", "mtrain", "compare", "-b", "ddp,horovod", "--updates", "4", "--script", SCRIPT]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}

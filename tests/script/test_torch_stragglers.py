@@ -7,6 +7,8 @@ import pytest
 from tests.ports import held_port
 from tests.script.runs import SCRIPTS, done
 
+pytestmark = pytest.mark.job
+
 SCRIPT = str(SCRIPTS / "slow_rank.py")
 
 

@@ -4,11 +4,14 @@ import pytest
 
 from tests.script.runs import SCRIPTS, run
 
+pytestmark = pytest.mark.job
+
 SCRIPT = str(SCRIPTS / "train_unsplittable.py")
 ZERO_3 = ("-b", "deepspeed", "-o", "backend.options.stage=3")
 AXES = "parameter temperature has no axes (shape ()), which {} does not take; give it the shape (1,)"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("backend", "model", "message"),
     [

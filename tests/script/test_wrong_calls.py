@@ -36,6 +36,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("call", SCRIPTS)
 def test_a_script_with_a_wrong_keyword_ends_with_its_own_line(tmp_path: Path, call: str) -> None:
     text, line, given, known = SCRIPTS[call]
@@ -53,6 +54,7 @@ def test_a_script_with_a_wrong_keyword_ends_with_its_own_line(tmp_path: Path, ca
     assert str(Path(mtrain.__file__).parent) not in told
 
 
+@pytest.mark.job
 def test_another_error_of_a_script_begins_with_its_own_line_before_a_session_too(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("import mtrain\nprint(1 / 0)\n")
     words = [sys.executable, "-m", "mtrain", "run", "-b", "solo", "-o", "report.plots=false", "r.py"]
@@ -142,6 +144,7 @@ with mtrain.session(framework="paddle") as session:
 """
 
 
+@pytest.mark.job
 def test_a_script_of_paddle_is_told_the_same(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text(PADDLE)
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}

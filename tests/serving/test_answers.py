@@ -18,11 +18,13 @@ from PIL import Image
 from mtrain.spec.resolved import Resolved
 from tests.serving.files import COLOURS, exported
 from tests.serving.servers import ENVIRONMENT, Server, encoded, plain, serving, until
+from tests.starts import starts_processes
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(exported(tmp_path_factory.mktemp("detector") / "colours.onnx", "detection")) as server:
         yield server
@@ -80,6 +82,7 @@ def test_several_images_are_answered_in_their_order(detector):
 COLOUR_VALUES = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 
 
+@pytest.mark.job
 def test_requests_at_once_get_their_own_answers_and_share_batches(tmp_path):
     wanted = [list(COLOURS)[number % 3] for number in range(36)]
     with (
@@ -96,6 +99,7 @@ def test_requests_at_once_get_their_own_answers_and_share_batches(tmp_path):
         assert server.metric("mtrain_received_bytes") == 0
 
 
+@pytest.mark.job
 def test_a_file_with_a_fixed_batch_computes_any_number(tmp_path):
     with serving(exported(tmp_path / "fixed.onnx", "detection", batch=2)) as server:
         files = [("file", ("a.png", encoded(plain(COLOUR_VALUES[name])))) for name in ("red", "green", "blue")]
@@ -116,6 +120,7 @@ def test_a_drawing_has_the_form_that_the_client_accepts(detector):
         assert np.asarray(drawing).std() > 5, "nothing was drawn"
 
 
+@pytest.mark.job
 def test_classes_are_answered_best_first(tmp_path):
     with serving(exported(tmp_path / "classes.onnx", "classification")) as server:
         row = only(server.predict(encoded(plain((30, 220, 120), width=64, height=64)), confidence=0.4))
@@ -125,6 +130,7 @@ def test_classes_are_answered_best_first(tmp_path):
         assert (drawing.status_code, drawing.headers["content-type"]) == (200, "image/jpeg")
 
 
+@pytest.mark.job
 def test_masks_have_the_size_of_the_image(tmp_path):
     image = np.concatenate([plain((0, 250, 0), width=60, height=40), plain((0, 0, 250), width=20, height=40)], axis=1)
     with serving(exported(tmp_path / "masks.onnx", "segmentation")) as server:
@@ -176,6 +182,7 @@ def test_information_about_server_and_model(detector):
     assert "http" not in page.text.replace("http://www.w3.org/2000/svg", ""), "the page loads nothing from elsewhere"
 
 
+@pytest.mark.job
 def test_the_asgi_application_needs_no_process_of_ours(tmp_path):
     """uvicorn and gunicorn take an object of a module: `mtrain.deploy.serve.app`."""
     exported(tmp_path / "colours.onnx", "classification")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.serving.files import exported
 from tests.serving.servers import Server, raw_answer, serving
+from tests.starts import starts_processes
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
 POST = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n"
@@ -49,6 +50,7 @@ UNKNOWN = {
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     weights = exported(tmp_path_factory.mktemp("framing") / "colours.onnx", "detection")
     with serving(weights) as running:

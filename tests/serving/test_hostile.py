@@ -16,12 +16,14 @@ from PIL import Image
 
 from tests.serving.files import exported
 from tests.serving.servers import Server, encoded, plain, raw_answer, serving, until
+from tests.starts import starts_processes
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
 LIMIT = 1_000_000
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     weights = exported(tmp_path_factory.mktemp("hostile") / "colours.onnx", "detection")
     flags = ("--max-body", "1", "--max-pixels", "2000000", "--timeout", "3", "--queue", "4")

@@ -11,11 +11,13 @@ import pytest
 
 from tests.serving.files import SIDE, exported
 from tests.serving.servers import Server, encoded, plain, serving, until
+from tests.starts import starts_processes
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(exported(tmp_path_factory.mktemp("v2") / "colours.onnx", "detection")) as started:
         until(lambda: started.client.get(f"{started.url}/v2/health/ready").status_code == 200)
@@ -118,6 +120,7 @@ def test_bytes_that_belong_to_nothing_and_other_models_are_refused(server):
     assert "Inference-Header-Content-Length" in refused.json()["error"]
 
 
+@pytest.mark.job
 def test_images_of_many_pixels_are_refused(tmp_path):
     with serving(exported(tmp_path / "colours.onnx", "detection"), "--max-request-pixels", "8000") as server:
         until(lambda: server.client.get(f"{server.url}/v2/health/ready").status_code == 200)
@@ -127,6 +130,7 @@ def test_images_of_many_pixels_are_refused(tmp_path):
         assert (response.status_code, "million pixels" in response.json()["error"]) == (413, True)
 
 
+@pytest.mark.job
 def test_a_new_file_is_served_and_a_damaged_one_changes_nothing(tmp_path):
     served = exported(tmp_path / "colours.onnx", "detection")
     new = exported(tmp_path / "new.onnx", "classification")

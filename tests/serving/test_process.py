@@ -36,6 +36,7 @@ def asked(server: Server) -> Iterator[socket.socket]:
         yield connection
 
 
+@pytest.mark.job
 def test_what_the_queue_cannot_take_is_told_when_to_come_again(slow):
     with serving(slow, "--queue", "2", "--max-batch", "1") as server, asked(server) as first, asked(server) as second:
         until(lambda: server.metric("mtrain_images_in_work") == 2)
@@ -47,6 +48,7 @@ def test_what_the_queue_cannot_take_is_told_when_to_come_again(slow):
         assert server.predict(IMAGE).status_code == 200
 
 
+@pytest.mark.job
 def test_a_request_that_takes_too_long_is_given_up(slow):
     with serving(slow, "--max-batch", "1", "--timeout", "1") as server:
         with ThreadPoolExecutor(8) as pool:
@@ -60,6 +62,7 @@ def test_a_request_that_takes_too_long_is_given_up(slow):
         until(lambda: server.metric("mtrain_abandoned_images_total") >= 1)
 
 
+@pytest.mark.job
 def test_a_client_that_went_away_costs_no_computation(slow):
     with serving(slow, "--max-batch", "1") as server, asked(server) as patient:
         until(lambda: server.metric("mtrain_images_in_work") == 1)
@@ -76,6 +79,7 @@ def test_a_client_that_went_away_costs_no_computation(slow):
         assert server.metric("mtrain_batch_size_sum") <= computed + 4
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_requests_in_flight_are_answered_before_the_end(slow, sent):
     with serving(slow, "--max-batch", "1") as server, asked(server) as first, asked(server) as second:
@@ -97,6 +101,7 @@ def listens(server: Server) -> bool:
     return True
 
 
+@pytest.mark.job
 def test_a_second_signal_ends_at_once_and_says_what_was_lost(slow):
     with serving(slow, "--max-batch", "1") as server, contextlib.ExitStack() as stack:
         for _ in range(10):
@@ -168,6 +173,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         mtrain.serve("colours.onnx")
 
 
+@pytest.mark.job
 def test_python_can_serve_too_and_no_framework_is_loaded(tmp_path):
     exported(tmp_path / "colours.onnx", "detection")
     code = (

@@ -80,6 +80,7 @@ def test_a_file_of_another_kind_is_refused_and_not_waited_for(
     assert len(stderr) < 4000
 
 
+@pytest.mark.job
 def test_an_enormous_file_of_code_takes_little_memory(tmp_path: Path) -> None:
     eight_megabytes(tmp_path / "own.py")
     limit = 2 << 30

@@ -48,6 +48,8 @@ def policy(folder: Path, text: str) -> plugins.Policy:
     return plugins.read_policy(folder / "plugins.toml")
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_names_lists_what_ships_and_imports_none_of_it():
     code = (
         "import sys; from mtrain.spec import plugins\n"

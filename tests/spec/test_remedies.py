@@ -45,6 +45,7 @@ def test_every_extra_that_a_remedy_names_exists():
     assert named <= set(metadata.metadata("mtrain").get_all("Provides-Extra") or [])
 
 
+@pytest.mark.job
 def test_horovod_is_built_by_a_script_of_the_package(monkeypatch, capfd):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert main(["doctor", "--build-horovod"]) == 2

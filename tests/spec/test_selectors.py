@@ -69,6 +69,8 @@ def test_the_shipped_policy_says_the_task_that_each_class_says(kind):
     assert declared == {entry.name: plugins.load(kind, entry.name).kind for entry in entries}
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_spec_is_read_without_importing_its_model_and_data_set(tmp_path):
     code = "import sys; from mtrain.spec import config; config.load('yolov5n_bccd'); assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)

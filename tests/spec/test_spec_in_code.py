@@ -99,6 +99,7 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.job
 def test_the_types_have_the_keys_of_the_sections():
     line = [sys.executable, str(ROOT / "scripts/spec-types")]
     written = subprocess.run(line, check=True, capture_output=True, text=True, timeout=100).stdout
@@ -122,6 +123,7 @@ Train(batch=3)
 """
 
 
+@pytest.mark.job
 def test_a_type_checker_knows_the_keys(tmp_path):
     (tmp_path / "sample.py").write_text(SAMPLE + WRONG)
     package = ROOT / "mtrain"

@@ -14,6 +14,7 @@ import mtrain
 from mtrain.studies.sweep import sharing, starting, sweep
 from mtrain.system import warm
 from mtrain.system.warm import Ahead
+from tests.starts import starts_processes
 from tests.sweeping.jobs import TINY, sweep_request
 
 COUNTER = """
@@ -45,6 +46,8 @@ def settled(folder: Path, **settings: object) -> sweep.SweepPlan:
     return starting.prepare(request)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_trials_that_are_copies_have_the_bits_of_trials_that_are_not(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +76,7 @@ def test_trials_that_are_copies_have_the_bits_of_trials_that_are_not(
 
 
 @pytest.fixture
+@starts_processes
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sharing.Copies:
     (tmp_path / "some_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
@@ -94,6 +98,7 @@ def status_of(copies: sharing.Copies, pid: int) -> int:
     return status
 
 
+@pytest.mark.smoke
 def test_a_copy_has_its_own_words_variables_and_log(copies: sharing.Copies, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "some_program"]
     pids = [copies.start([*words, word], env={"LETTER": word}, log=tmp_path / f"{word}.log") for word in ("a", "b")]
@@ -107,6 +112,7 @@ def test_a_copy_has_its_own_words_variables_and_log(copies: sharing.Copies, tmp_
     copies.close()
 
 
+@pytest.mark.smoke
 def test_a_signal_reaches_a_copy_and_the_death_of_the_warm_process_ends_it(
     copies: sharing.Copies, tmp_path: Path
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_signal_reaches_a_copy_and_the_death_of_the_warm_process_ends_it(
     copies.close()
 
 
+@pytest.mark.job
 def test_where_ranks_must_not_be_copied_no_trial_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

@@ -60,6 +60,7 @@ LONGER = ("-o", "train.updates=600", "evaluate.every_updates=100", "checkpoint.e
 """So that there is time to disturb a trial."""
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("trials", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_sweep_that_is_ended_killed_and_resumed_has_the_table_of_an_undisturbed_one(
     trials: int, folder: Path

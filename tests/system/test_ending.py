@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 
 def ended(program: str) -> "subprocess.CompletedProcess[str]":
     """Run a program that has ``end_with`` as a process of its own, with output through a pipe that is not flushed."""

@@ -10,6 +10,8 @@ from mtrain.cli import main
 from mtrain.errors import MtrainError
 from tests.system.test_links import contents, mask, trained  # noqa: F401  # fixtures
 
+pytestmark = pytest.mark.smoke
+
 DEEP = "[" * 100000
 
 

@@ -16,6 +16,8 @@ from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
 from mtrain.system import interpreter
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,6 +55,7 @@ def provide(python: Path, package: str, content: str = "", **others: str) -> Non
         (target / name).write_text(text)
 
 
+@pytest.mark.job
 @pytest.mark.skipif(find_spec("paddle") is None, reason="Paddle is not installed")
 def test_this_interpreter_will_do(monkeypatch):
     interpreter.check(Resolved.of(spec(None)))
@@ -70,12 +73,14 @@ def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
         interpreter.check(Resolved.of(Spec.model_validate({"backend": {"name": "ddp"}})))
 
 
+@pytest.mark.job
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
     message = refusal(bare)
     assert message.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
     assert message.endswith(f"{bare} -m pip install -e '{ROOT}[fleet-cpu]'")
 
 
+@pytest.mark.job
 def test_one_with_another_mtrain_is_refused(bare, tmp_path):
     shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
@@ -83,6 +88,7 @@ def test_one_with_another_mtrain_is_refused(bare, tmp_path):
     assert f"{python} has mtrain 0.0.9, expected {mtrain.__version__} as here" in refusal(python)
 
 
+@pytest.mark.job
 def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alone(bare, tmp_path):
     shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
@@ -99,6 +105,7 @@ def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alon
         interpreter.check(Resolved.of(spec(python, backend="solo", framework="paddle")))
 
 
+@pytest.mark.job
 def test_a_path_that_is_no_interpreter_is_refused(tmp_path):
     assert "cannot be used: No such file or directory; give the path of the Python" in refusal(tmp_path / "nothing")
     other = tmp_path / "other"
@@ -109,6 +116,7 @@ def test_a_path_that_is_no_interpreter_is_refused(tmp_path):
     assert "cannot be used: no such thing" in refusal(other)
 
 
+@pytest.mark.job
 def test_one_that_is_too_old_is_refused(tmp_path):
     python = tmp_path / "python3.9"
     python.write_text("""#!/bin/sh\necho '{"python": [3, 9], "mtrain": null, "missing": [], "backends": []}'\n""")
@@ -116,6 +124,7 @@ def test_one_that_is_too_old_is_refused(tmp_path):
     assert f"{python} is Python 3.9, expected 3.11 or newer" in refusal(python)
 
 
+@pytest.mark.job
 def test_training_is_refused_before_a_run_folder_is_made(bare, tmp_path, capsys):
     assert main(["-c", "digits", "-b", "fleet", "-o", f"backend.python={bare}", f"report.dir={tmp_path / 'runs'}"]) == 2
     assert "has no mtrain" in capsys.readouterr().err

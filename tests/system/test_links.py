@@ -16,6 +16,9 @@ from mtrain.spec import outputs
 from mtrain.spec.files import path_problem
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
+from tests.starts import starts_processes
+
+pytestmark = pytest.mark.smoke
 
 QUICK = ["train.updates=4", "train.epochs=null", "train.batch_size=8", "data.workers=0", "checkpoint.every_updates=2"]
 FILES = [
@@ -41,6 +44,7 @@ def mask() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``runs/small``, four updates on one rank."""
     folder = tmp_path_factory.mktemp("links")

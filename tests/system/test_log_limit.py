@@ -49,6 +49,7 @@ def ends_of(log: Path) -> tuple[bytes, bytes]:
         return begun, file.read()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("folder", ["tmp_path", "in_memory"])
 def test_a_writer_that_never_rests_loses_no_line_outside_of_what_was_left_out(folder, request):
     """The writer and the process that shortens take turns as they happen to; each line has its number."""

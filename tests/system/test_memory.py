@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 # Blocks of 8 MiB lie in the heap after keep_memory; glibc counts those that it has from the kernel one by one in `hblks`.
 PROGRAM = """
 import ctypes, sys

@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mtrain.system import processes
+from tests.starts import starts_processes
+
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
 
 LIVES = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 TELLS = """
@@ -29,6 +32,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.fixture(params=["with", "without"])
+@starts_processes
 def way(request, monkeypatch) -> str:
     """Whether a program of the system asks for the signal."""
     if request.param == "without":

@@ -15,6 +15,8 @@ from mtrain.errors import UsageError
 from mtrain.spec.hostnames import checked_host, checked_user
 from mtrain.system.quoting import LONGEST_BYTES, remote_command
 
+pytestmark = pytest.mark.smoke
+
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "ksh", "fish") if shutil.which(shell)]
 HOSTILE = [
     "", " ", "'", "''", "\\", "\\'", "'\\''", '"', "$HOME", "$(touch /tmp/owned)", "`id`", "a;b", "a&&b", "a|b", ">x", "!x", "!!",
@@ -43,6 +45,7 @@ def spoken(shell: str, line: str) -> list[str]:
     return [os.fsdecode(part) for part in process.stdout.split(b"\0")[:-1]]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("shell", SHELLS)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(given_words=words)
@@ -51,6 +54,7 @@ def test_a_shell_reads_back_exactly_the_given_arguments(shell, given_words):
     assert spoken(shell, remote_command([PRINTF, "%s\\0", "first", *given_words])) == ["first", *given_words]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("shell", SHELLS)
 @settings(max_examples=60, deadline=None)
 @given(value=st.one_of(anything, nasty))
@@ -60,6 +64,7 @@ def test_a_shell_reads_back_exactly_the_given_variables(shell, value):
     assert spoken(shell, line) == [value, f"{value}'{value}"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_program_whose_path_looks_like_a_variable_is_run(tmp_path, shell):
     program = tmp_path / "a=b 'c" / "show"
@@ -69,6 +74,7 @@ def test_a_program_whose_path_looks_like_a_variable_is_run(tmp_path, shell):
     assert spoken(shell, remote_command([str(program), "x y"], {"MTRAIN_A": "1'"})) == ["1'", "x y"]
 
 
+@pytest.mark.job
 def test_the_command_takes_the_place_of_the_shell():
     """A signal that ssh delivers must not end the shell alone."""
     line = remote_command(["/bin/sh", "-c", "echo $$"], {"A": "b c"})

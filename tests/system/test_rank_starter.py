@@ -12,6 +12,8 @@ import pytest
 from mtrain.errors import LaunchError
 from mtrain.system.rank_starter import Ranks, read_deaths, status_for_shell
 
+pytestmark = pytest.mark.smoke
+
 STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 
 
@@ -19,6 +21,7 @@ def started(ranks: Ranks, rank: int, program: str) -> None:
     ranks.start(rank, [sys.executable, "-c", program], {"RANK": str(rank)})
 
 
+@pytest.mark.job
 def test_the_rank_that_fails_is_recorded_and_not_those_that_are_killed_for_it(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -30,6 +33,7 @@ def test_the_rank_that_fails_is_recorded_and_not_those_that_are_killed_for_it(
     assert not [each for each in psutil.Process().children() if "SIG_IGN" in " ".join(each.cmdline())]
 
 
+@pytest.mark.job
 def test_ranks_that_all_end_well_leave_no_record(capfd: pytest.CaptureFixture[str]) -> None:
     ranks = Ranks(failure_grace_s=0.1, request_grace_s=600.0)
     for rank in range(2):
@@ -38,6 +42,7 @@ def test_ranks_that_all_end_well_leave_no_record(capfd: pytest.CaptureFixture[st
     assert read_deaths(capfd.readouterr().err) == []
 
 
+@pytest.mark.job
 def test_a_rank_that_a_request_has_ended_leaves_the_others_their_time_to_save(tmp_path: Path) -> None:
     """The second one needs longer than ranks have after a failure."""
     saving = "import signal, sys, time, pathlib\n"
@@ -52,6 +57,7 @@ def test_a_rank_that_a_request_has_ended_leaves_the_others_their_time_to_save(tm
     assert saved.exists()
 
 
+@pytest.mark.job
 def test_a_program_that_is_not_there_starts_nothing() -> None:
     ranks = Ranks(failure_grace_s=0.1, request_grace_s=600.0)
     started(ranks, 0, STUBBORN)

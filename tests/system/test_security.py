@@ -268,6 +268,7 @@ def test_each_job_has_a_secret_of_its_own_that_no_other_job_inherits():
 
 
 # ----------------------------------------------------------------------------------------------------------- run folder
+@pytest.mark.job
 def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
     """TensorBoard's events, checkpoints, images and logs of a real job, started with a mask that lets everybody
     read."""

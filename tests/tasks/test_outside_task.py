@@ -27,6 +27,8 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path / "work"
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     result = mtrain.train("spec.yml", backend="ddp", ranks=2, quiet=True)
     assert result.best.metrics["error"] < 0.1
@@ -42,6 +44,7 @@ def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     assert prediction["value"] == pytest.approx(204, abs=40)  # in the unit of the task's own section
 
 
+@pytest.mark.job
 def test_it_is_listed_and_its_data_are_checked(here):
     line = ["plugins", "list", "tasks", "--json"]
     listed = {entry["name"]: entry["state"] for entry in json.loads(_mtrain(*line))}
@@ -49,6 +52,7 @@ def test_it_is_listed_and_its_data_are_checked(here):
     assert "32 squares" in _mtrain("data", "check", "-c", "spec.yml")
 
 
+@pytest.mark.job
 def test_its_section_is_part_of_the_spec(here):
     loaded = mtrain.load_spec("spec.yml", overrides={"gauge.unit": "lx"})
     assert (loaded.spec.task, loaded.values["gauge"]) == ("brightness", {"white": 255.0, "unit": "lx"})

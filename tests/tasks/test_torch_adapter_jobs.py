@@ -15,6 +15,7 @@ import torch
 
 from mtrain.core.checkpoint.format import MANIFEST
 from tests.own_model.runs import QUIET, command, losses, refused, trained
+from tests.starts import starts_processes
 from tests.tasks import adapter_jobs
 from tests.tasks.adapter_jobs import ADAPTERS, arrays_of, plain_loop
 
@@ -23,6 +24,7 @@ DDP = ("--backend", "ddp", "--nproc-per-node", "2", "-o", "train.accumulate=3")
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory) -> Path:
     """A folder with a base, texts and a spec, where ``two`` was trained by ddp on two ranks in three micro batches."""
     here = adapter_jobs.write(tmp_path_factory.mktemp("adapters"))

@@ -205,6 +205,7 @@ def test_a_configuration_without_a_folder_is_refused_before_there_is_a_run_folde
     assert not Path("runs").exists()
 
 
+@pytest.mark.job
 def test_types_of_models_are_read_as_transformers_has_them_without_importing_it() -> None:
     """A table that is no longer found would let every type through."""
     from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES

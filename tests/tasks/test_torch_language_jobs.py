@@ -15,6 +15,9 @@ from mtrain.tasks.language.packing import NONE, pack
 from mtrain.tasks.language.readers.text import TextFiles, TextOptions
 from mtrain.tasks.language.tokens import Bytes
 from tests.own_model.runs import command, losses, refused, trained
+from tests.starts import starts_processes
+
+pytestmark = pytest.mark.smoke
 
 SPEC = """
 model:
@@ -36,6 +39,7 @@ generate: {tokens: 12}
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory) -> Path:
     """A folder with texts of sums, which are as long as their prompts, or shorter, and ``sums.yml``."""
     here = tmp_path_factory.mktemp("language")

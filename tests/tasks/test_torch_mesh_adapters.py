@@ -54,6 +54,7 @@ def _loaded_by_peft(here: Path, adapters: Path) -> Any:
     return PeftModel.from_pretrained(base, adapters).eval()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "mesh",
     [

@@ -6,6 +6,7 @@ import pytest
 
 from mtrain.testing import training
 from tests.own_model.runs import command, losses, refused
+from tests.starts import starts_processes
 from tests.tasks.mesh_jobs import MESHES, largest_difference, learned, prepare, train
 
 OTHERS = [mesh for mesh in MESHES if mesh not in ("one rank", "pipeline 3", "pipeline 4")]
@@ -13,6 +14,7 @@ OTHERS = [mesh for mesh in MESHES if mesh not in ("one rank", "pipeline 3", "pip
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory) -> Path:
     """A folder with texts and specs of 8 updates, and the run ``one`` of Qwen3 on one rank."""
     here = tmp_path_factory.mktemp("meshes")

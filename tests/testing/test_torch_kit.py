@@ -54,6 +54,7 @@ def test_wrong_use_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.job
 def test_a_backend_passes_and_says_so_for_people_and_for_programs(tmp_path: Path) -> None:
     process = mtrain(
         "plugins", "test", "solo", "--only", "collective", "--json", "found.json", "--out", "logs", cwd=tmp_path
@@ -221,6 +222,7 @@ def test_pytest_runs_the_kit_of_a_named_backend(tmp_path: Path) -> None:
     assert f"{len(CHECKS)} passed" in process.stdout
 
 
+@pytest.mark.job
 def test_pytest_without_a_name_skips_and_says_how_to_give_one(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-p", "mtrain.testing.options", "--pyargs", "mtrain.testing", "-rs", "-q"]
     argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

@@ -14,6 +14,7 @@ from mtrain.core.interfaces import Array
 from mtrain.testing import teardown
 from mtrain.testing.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
 from mtrain.testing.check_context import Surroundings
+from tests.starts import starts_processes
 from tests.testing.conftest import ROOT, solo_learns
 from tests.testing.faults import FAULTS
 
@@ -22,6 +23,7 @@ BY_WHOLE_JOBS = {LIGHT, ENTERS, ONE, DIES, TASK}
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def noticed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Fault -> measures of each rank; two ranks meet all faults, one after the other."""
     folder = tmp_path_factory.mktemp("faults")
@@ -76,6 +78,7 @@ class TestLeaving:
             end.set()
             thread.join()
 
+    @pytest.mark.job
     def test_a_process_that_hangs_elsewhere(self) -> None:
         before = Surroundings.now("c")
         env = {**os.environ, "MTRAIN_CONFORMANCE_JOB": "c"}

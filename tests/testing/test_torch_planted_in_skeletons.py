@@ -131,6 +131,7 @@ def marked() -> list[object]:
     return found
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", marked())
 def test_a_fault_in_a_skeleton_is_named(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]

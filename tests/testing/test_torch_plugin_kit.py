@@ -51,6 +51,7 @@ def found(folder: Path, kind: str, name: str, *words: str, code: int = 0) -> dic
     return {check["id"]: check for check in json.loads((folder / "found.json").read_text())["checks"]}
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", [name if name in PROBED else pytest.param(name, marks=SLOW) for name in FAULTS])
 def test_a_planted_fault_is_found_by_the_check_for_it(name: str, tmp_path: Path) -> None:
     kind, check = FAULTS[name]
@@ -119,6 +120,7 @@ def test_the_detectors_of_transformers_pass_at_the_size_that_the_kit_chooses(nam
     }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("words", "message"),
     [

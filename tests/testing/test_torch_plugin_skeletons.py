@@ -28,6 +28,7 @@ def installed(folder: Path, word: str, name: str) -> Path:
     return folder / "site"
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "word", [word if word == "model" else pytest.param(word, marks=pytest.mark.slow) for word in KINDS]
 )
@@ -47,6 +48,7 @@ def test_a_skeleton_passes_every_check_at_once(word: str, tmp_path: Path) -> Non
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("word", "name", "message"),
     [

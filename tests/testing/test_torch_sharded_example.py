@@ -8,10 +8,12 @@ import pytest
 
 from tests.script.runs import SCRIPTS, largest_difference, weights
 from tests.sharded_example import EXAMPLE, install
+from tests.starts import starts_processes
 from tests.testing.conftest import ROOT, mtrain
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the distribution was installed, from its files alone: nothing is downloaded."""
     return install(tmp_path_factory.mktemp("sharded"))

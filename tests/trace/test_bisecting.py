@@ -85,6 +85,7 @@ def test_flags_keep_their_values_and_a_setting_in_which_one_is_missing_loses_it(
     }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
@@ -129,6 +130,7 @@ for update in range(1000000):
 """
 
 
+@pytest.mark.job
 def test_a_real_script_is_ended_after_some_updates_and_its_culprit_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "mtrain_trace", "bisect", "--out", "t", "--updates", "3", "--a", ""]

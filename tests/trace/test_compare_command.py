@@ -11,6 +11,8 @@ import pytest
 from mtrain_trace import recorder, running
 from mtrain_trace.reading import TraceError
 
+pytestmark = pytest.mark.job
+
 
 def write(
     folder: Path, *, rate: float = 0.1, loss: float = 1.0, frozen: bool = False, form: int = recorder.FORM
@@ -58,6 +60,7 @@ def test_mtrain_compare_prints_what_mtrain_trace_prints(folder: Path) -> None:
     assert (ours.returncode, small.returncode) == (1, 1)
 
 
+@pytest.mark.smoke
 def test_the_exit_code_is_0_for_the_same_and_for_rounding_unless_bits_are_asked_for(folder: Path) -> None:
     assert run(folder, "mtrain", "one", "one").returncode == 0
     assert run(folder, "mtrain_trace", "one", "rounded").returncode == 0
@@ -84,6 +87,7 @@ def test_traces_of_another_form_are_refused_with_the_remedy(folder: Path) -> Non
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from mtrain_trace import causes, comparing, differences, reading
 from mtrain_trace.comparing import Comparison
+from tests.starts import starts_processes
 
 ROOT = Path(__file__).parents[2]
 TORCH = ("plain", "norm", "adam", "named")
@@ -16,6 +17,7 @@ PADDLE = ("plain", "two", "norm", "norm-momentum", "adam", "rmsprop", "clipped",
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("twins")
     for module, names in (("torch_twin", TORCH), ("paddle_zoo", PADDLE)):

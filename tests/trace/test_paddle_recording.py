@@ -9,6 +9,8 @@ import pytest
 
 from mtrain_trace import comparing, reading
 
+pytestmark = pytest.mark.job
+
 SCRIPT = """
 import os, sys
 import numpy as np

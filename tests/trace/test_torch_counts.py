@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mtrain_trace import mixing, torch_mixing
+from tests.starts import starts_processes
 
 PROGRAM = """
 import json, sys, torch, mtrain_trace
@@ -56,6 +57,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def counts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
     """Calls of the recorder in an update of a small model and of one with six times as many arrays."""
     command = [sys.executable, "-c", PROGRAM, tmp_path_factory.mktemp("counts") / "t"]
@@ -65,6 +67,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.smoke
 def test_the_calls_of_an_update_do_not_grow_with_the_arrays(counts: list[dict[str, int]]) -> None:
     small, large = counts
     assert (small["arrays"], large["arrays"]) == (40, 240)

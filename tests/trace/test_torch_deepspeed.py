@@ -9,6 +9,7 @@ import pytest
 
 from mtrain_trace import causes, comparing, reading
 from mtrain_trace.comparing import Comparison
+from tests.starts import starts_processes
 
 PROGRAM = Path(__file__).parent / "deepspeed_cases.py"
 FAST = ["plain", "ddp", "stage1", "stage3", "stage0-bfloat16", "clip-inherited"]
@@ -37,6 +38,7 @@ def recorded(out: Path, names: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("deepspeed"), FAST)
 

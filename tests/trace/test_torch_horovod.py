@@ -9,6 +9,8 @@ import pytest
 
 from mtrain_trace import causes, comparing, reading
 
+pytestmark = pytest.mark.job
+
 SCRIPT = Path(__file__).parent / "horovod_script.py"
 TWO = [str(Path(sys.executable).parent / "horovodrun"), "-np", "2", "--gloo"]
 

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.job
+
 PROGRAM = """
 import sys, torch, mtrain_trace
 from mtrain_trace import torch_mixing

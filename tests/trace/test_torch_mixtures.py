@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.starts import starts_processes
+
 SCRIPTS = Path(__file__).parent / "mixtures"
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -21,6 +23,7 @@ def done(here: Path, *words: str, status: int = 0) -> "subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of a plain loop, one of it with a loss that is doubled in update 6, and runs of the same in a session."""
     here = tmp_path_factory.mktemp("mixtures")

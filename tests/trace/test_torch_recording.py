@@ -43,6 +43,8 @@ def run(folder: Path, *words: str, out: str | None = "t", **environment: str) ->
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_script_trains_to_the_same_bits_and_leaves_one_trace(tmp_path: Path) -> None:
     plain, traced = run(tmp_path, out=None), run(tmp_path, WORKERS="2")
     assert traced.returncode == plain.returncode == 0, traced.stderr
@@ -58,6 +60,7 @@ def test_a_script_trains_to_the_same_bits_and_leaves_one_trace(tmp_path: Path) -
     assert "12 updates of 1 process(es)" in traced.stderr
 
 
+@pytest.mark.job
 def test_a_launcher_leaves_no_trace_and_each_rank_one(tmp_path: Path) -> None:
     port = "--rdzv-endpoint=127.0.0.1:0"
     words = (
@@ -78,6 +81,8 @@ def test_a_launcher_leaves_no_trace_and_each_rank_one(tmp_path: Path) -> None:
     assert "ranks [1] of 2 left no trace" in reading.read(tmp_path / "t").remarks[0]
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_a_killed_training_leaves_its_trace_and_its_exit_code(tmp_path: Path) -> None:
     done = run(tmp_path, DIE="1")
     assert done.returncode == 128 + 9
@@ -85,6 +90,7 @@ def test_a_killed_training_leaves_its_trace_and_its_exit_code(tmp_path: Path) ->
     assert len(reading.read(tmp_path / "t").updates) == 6
 
 
+@pytest.mark.job
 def test_a_repetition_from_weights_one_unit_apart_shows_how_rounding_grows(tmp_path: Path) -> None:
     run(tmp_path, out="a")
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -102,6 +108,7 @@ def test_a_repetition_from_weights_one_unit_apart_shows_how_rounding_grows(tmp_p
     assert strict.returncode == 1
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -121,6 +128,7 @@ def test_wrong_use_is_one_error_of_exit_code_2(tmp_path: Path, words: list[str],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.job
 def test_the_command_sees_no_packages_of_the_recorder_and_its_own_sitecustomize_runs(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("print('own')")
@@ -132,6 +140,7 @@ def test_the_command_sees_no_packages_of_the_recorder_and_its_own_sitecustomize_
     assert [Path(entry).name for entry in ast.literal_eval(path)] == ["boot"]
 
 
+@pytest.mark.job
 def test_a_training_goes_on_where_its_trace_cannot_be_made(tmp_path: Path) -> None:
     script = """
 import torch
@@ -147,6 +156,7 @@ print(weights.sum().item())
     assert "this process is not recorded: ValueError" in done.stderr
 
 
+@pytest.mark.job
 def test_groups_that_are_added_later_are_recorded(tmp_path: Path) -> None:
     script = """
 import torch
@@ -167,6 +177,7 @@ for update in range(4):
     assert [len(update.arrays["weights"]) for update in updates] == [2, 2, 3, 3]
 
 
+@pytest.mark.job
 def test_labels_of_tokens_are_one_digest_a_pass_and_are_compared_over_passes(tmp_path: Path) -> None:
     script = """
 import sys, torch
@@ -197,6 +208,7 @@ for update in range(3):
     assert (parting.what, parting.update) == (comparing.TARGETS, 1)
 
 
+@pytest.mark.job
 def test_a_training_whose_loop_is_compiled_is_recorded_as_it_runs(tmp_path: Path) -> None:
     script = """
 import sys, torch
@@ -218,6 +230,7 @@ def train():
     assert max(result.curves[comparing.WEIGHTS]) < 1e-4
 
 
+@pytest.mark.job
 def test_a_command_that_trains_nothing_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, sys.executable, "-c", "print('hello')")
     assert done.returncode == 2
@@ -244,6 +257,7 @@ def test_the_package_keeps_to_the_syntax_of_python_3_9_and_to_numpy() -> None:
         assert foreign <= FRAMEWORKS.get(framework, set()), file
 
 
+@pytest.mark.job
 def test_sparse_gradients_are_recorded_as_what_they_are_the_short_form_of(tmp_path: Path) -> None:
     script = """
 import sys, torch

@@ -8,11 +8,13 @@ import pytest
 
 from mtrain_trace import causes, comparing, differences, reading
 from mtrain_trace.comparing import Comparison
+from tests.starts import starts_processes
 
 ZOO = Path(__file__).parent / "zoo.py"
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of all trainings of the zoo: one process, whose copies train."""
     out = tmp_path_factory.mktemp("zoo")

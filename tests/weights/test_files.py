@@ -22,8 +22,11 @@ from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError
 from mtrain.weights.reading import read
 from mtrain.weights.writing import check_target, write
+from tests.starts import starts_processes
 from tests.weights import golden
 from tests.weights.audit import audited
+
+pytestmark = pytest.mark.smoke
 
 HERE = Path(__file__).parent
 
@@ -61,6 +64,7 @@ def test_what_is_written_is_read_again_bit_for_bit(tmp_path, ending):
 
 # ------------------------------------------------------------------------------------------------------------- torch
 @pytest.fixture(scope="module")
+@starts_processes
 def by_torch(tmp_path_factory):
     """Files that torch wrote from the golden YOLOv5 state: plain, in the old format, and a whole pickled model."""
     folder = tmp_path_factory.mktemp("torch")
@@ -169,6 +173,7 @@ def test_what_torch_saves_beside_plain_tensors_is_refused(by_torch, name, messag
         read(by_torch / name)
 
 
+@pytest.mark.job
 @needs("torch")
 def test_torch_reads_what_is_written_here_with_weights_only(tmp_path):
     state = golden.yolov5("n") | {"odd": np.arange(3, dtype=np.int16)}
@@ -189,6 +194,7 @@ for options in ({}, {"mmap": True}):
 
 # ------------------------------------------------------------------------------------------------------------ Paddle
 @pytest.fixture(scope="module")
+@starts_processes
 def by_paddle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("paddle")
     code = """
@@ -255,6 +261,7 @@ def test_pairs_of_name_and_array_are_read(tmp_path):
     golden.equal(read(tmp_path / "w.pdparams").arrays, {"w": np.ones(2)})
 
 
+@pytest.mark.job
 @needs("paddle")
 def test_paddle_reads_what_is_written_here(tmp_path):
     state = golden.ppyoloe("s")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from mtrain.weights.reading import read
 from tests.weights.test_files import zipped
@@ -82,6 +83,8 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_files_of_4_MB_cannot_take_a_gigabyte(tmp_path):
     names = [f"{i}.bomb" for i in range(len(BOMBS))]
     for name, (made, _) in zip(names, BOMBS.values(), strict=True):
@@ -106,6 +109,7 @@ def test_arrays_that_share_their_bytes_a_few_times_are_read(tmp_path):
     )
 
 
+@pytest.mark.job
 def test_a_file_larger_than_the_memory_is_one_line_and_exit_code_2(tmp_path):
     with open(tmp_path / "w.pt", "wb") as file:
         file.truncate(2**40)

@@ -21,6 +21,8 @@ from mtrain.weights.pickles import Inert, Refused, load
 from mtrain.weights.vocabulary import WeightsVocabulary
 from tests.weights.audit import audited
 
+pytestmark = pytest.mark.smoke
+
 ARRAYS = {
     "conv.weight": np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2),
     "half": np.linspace(0, 1, 5).astype(np.float16),
@@ -175,6 +177,7 @@ else:
 """
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "content",
     [

@@ -29,10 +29,11 @@ from mtrain.errors import CheckpointError
 from mtrain.weights import dcp_pieces
 from mtrain.weights.matching import entry_types, match
 from mtrain.weights.reading import read
+from tests.starts import starts_processes
 from tests.weights import golden
 from tests.weights.audit import audited
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+pytestmark = [pytest.mark.smoke, pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")]
 ROOT = Path(__file__).parents[2]
 LLAMA = {
     "vocab_size": 257, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -54,6 +55,7 @@ def run_ranks(folder: Path, size: int, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a Llama ``llama``, and ``torch/<form>`` as two ranks of FSDP2 saved it."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -233,6 +235,7 @@ def test_a_hostile_description_is_refused_and_not_executed(place, folder, capsys
     assert not (folder / "executed").exists()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("field", ["size", "offsets", "sizes"])
 def test_a_place_that_is_nested_without_end_is_refused(field, tmp_path):
     """A hash or a comparison of such a tuple overflows the stack of C, so it is tried in a process of its own."""

@@ -153,4 +153,4 @@ def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:
         out[...] = cv2.warpPerspective(
             out, moved, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
         )
-    finish(rng, spec, _NO_BOXES, out)
+    finish(rng, spec, _NO_BOXES, out, edge_px=0.0)

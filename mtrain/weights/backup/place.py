@@ -13,7 +13,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.spec import outputs
 from mtrain.spec.addresses import checked_address, masked
 from mtrain.spec.terminal import one_line
-from mtrain.system.environment import SECRET
+from mtrain_trace.masking import SECRET
 
 PACKAGES = {
     "s3": "s3fs",

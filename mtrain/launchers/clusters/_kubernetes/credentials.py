@@ -6,6 +6,7 @@ from typing import Any
 
 from mtrain.errors import UsageError
 from mtrain.system import environment
+from mtrain_trace import masking
 
 PASSWORD = re.compile(r"://[^/\s@:]*:[^/\s@]+@")
 """A user and a password in a URL."""
@@ -51,5 +52,5 @@ def _places(node: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    secret = bool(name and environment.SECRET.search(name)) or bool(environment.SECRET_VALUE.search(value))
+    secret = bool(name and masking.SECRET.search(name)) or bool(masking.SECRET_VALUE.search(value))
     return bool(value) and (secret or bool(PASSWORD.search(value)))
