@@ -23,9 +23,11 @@ PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs build/costs.jsonl $(ELS
 # Tests that need Horovod have an invocation of their own, after its build. They are in files that have the word.
 FIRST    = (not job or smoke) and not slow
 REST     = job and not smoke and not slow
+# Tests whose ranks have an interpreter of another environment.
+INTERPRETERS = tests/keras tests/faults/test_other_interpreters.py
 HOROVOD  = $(shell grep -rlIi horovod tests --include='test_*.py' --exclude='test_paddle_*')
 
-.PHONY: help demo slurm-lab dist docs horovod test test-first test-units test-others test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
+.PHONY: help demo slurm-lab dist docs horovod test test-first test-units test-others test-environments test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -104,8 +106,11 @@ test-units: $(VENV)/.installed-dev  ## only the tests that start no process
 
 ENVIRONMENTS = debian $(VENV)/.installed-horovod $(VENV)-torch/.installed $(VENV)-paddle2/.installed $(VENV)-tf/.installed $(VENV)-s3/.installed
 
-test-others: $(ENVIRONMENTS)  ## what `make test` leaves out, but the slow ones: other environments, hosts, browsers; Debian, as root
-	$(PYTEST) -m "$(REST)"
+test-others: test-environments  ## what `make test` leaves out, but the slow ones: hosts, clusters, browsers, other environments; Debian, as root
+	$(PYTEST) -m "$(REST)" $(addprefix --ignore ,$(INTERPRETERS))
+
+test-environments: $(ENVIRONMENTS)  ## the tests of other environments, but the slow ones: Paddle, older Paddle, TensorFlow, S3
+	$(PYTEST) -m "$(REST)" $(INTERPRETERS)
 	$(PYTEST) -m "job and not slow" --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2
 	$(MAKE) --no-print-directory test-s3
