@@ -11,6 +11,8 @@ import pytest
 
 from mtrain.spec.bounded_process import BoundedProcess, Failed
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 MIB = 1 << 20
 
 
