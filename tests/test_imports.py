@@ -68,7 +68,7 @@ OUTSIDE = {
     "records/reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic", "mtrain_trace"},
     "system/http_connections.py": {"h11", "uvicorn"},
-    "weights/backup": {"fsspec"},
+    "weights/backup": {"fsspec", "mtrain_trace"},
     "jobs": {"numpy", "psutil", "yaml"},
     "jobs/host_collector.py": {"prometheus_client"},
     "jobs/metrics_server.py": {"prometheus_client"},
