@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ EQUAL_TO_DDP = (
     "evaluation",
 )
 OWN = ("resumed", "collectives", "environment")
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+needs_horovod = pytest.mark.horovod
 
 
 def starter(backend: str, size: int) -> list[str]:

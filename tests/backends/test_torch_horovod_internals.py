@@ -1,7 +1,6 @@
 """Every internal name of Horovod that mtrain uses exists, and does what mtrain takes for granted."""
 
 import sys
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from mtrain.errors import PluginError
 from tests.backends.internals import Library
 from tests.backends.processes import python
 
-pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+pytestmark = pytest.mark.horovod
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,7 @@ def test_ssh_brings_an_agent_to_each_host_and_nothing_of_the_spec_into_a_command
     assert (actual["cluster"], actual["launcher"]) == ("ssh", "torchrun")
     argv = actual["brought"][1]
     assert (argv[0], argv[-2]) == ("ssh", "10.0.0.2")
-    assert argv[-1] == f"exec {sys.executable} -m mtrain.jobs.hosts.agent"
+    assert argv[-1] == f"exec {shlex.quote(sys.executable)} -m mtrain.jobs.hosts.agent"
     assert [argv[argv.index(flag) + 1] for flag in ("-p", "-i")] == ["2222", "my key"]
     assert "BatchMode=yes" in argv
     assert not any("reboot" in word for argv in actual["brought"] for word in argv)

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ import pytest
 from mtrain.system.rank_starter import read_deaths
 from tests.ports import held_port
 
-pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+pytestmark = pytest.mark.horovod
 
 HOSTS = "--hosts=127.0.0.1:1,127.0.0.2:2"
 ME = "import os, sys, time, signal, subprocess; rank = os.environ['HOROVOD_RANK']\n"

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ from mtrain.launchers.horovodrun import Horovodrun
 from tests.starts import starts_processes
 
 WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+needs_horovod = pytest.mark.horovod
 
 
 # ------------------------------------------------------------------------------------------------------- its commands

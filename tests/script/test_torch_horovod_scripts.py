@@ -1,7 +1,6 @@
 """Scripts of Horovod with torch that know nothing of mtrain, started by ``mtrain run --backend horovod``."""
 
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from tests.script.runs import done, run
 
-pytestmark = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+pytestmark = pytest.mark.horovod
 PORT = Path(__file__).parents[2] / "examples/ports/horovod_mnist"
 
 
