@@ -121,11 +121,13 @@ def attempted(tmp_path: Path, *records: dict[str, Any]) -> Any:
     ended = {"event": "ended", "status": 1, "log": "", "logs": {}}
     inbox = [{"event": "record", "record": record} for record in records] + [ended]
     agent.receive = lambda: [inbox.pop(0)] if inbox else []  # type: ignore[method-assign]
-    launcher = SimpleNamespace(agent=True, deaths=lambda log, status: [], own_logs=lambda command: [])
+    launcher = SimpleNamespace(
+        agent=True, forwards_signals=True, deaths=lambda log, status: [], own_logs=lambda command: []
+    )
     command = SimpleNamespace(host="10.0.0.1", argv=[], env={})
     attempt_plan: Any = SimpleNamespace(
         run_dir=tmp_path, commands=[command], launcher=launcher, hosts=[SimpleNamespace(slots=1)], log_bytes=0,
-        first_rank=lambda node: 0,
+        first_rank=lambda node: 0, knows_mtrain=True, saves=True, shown="first",
     )  # fmt: skip
     return Attempt(
         plan=attempt_plan,
@@ -257,11 +259,11 @@ def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, 
         seen.append((outcome.started_at is not None, outcome.has_updated))
         return "10.0.0.2 is here"
 
-    launcher = SimpleNamespace(agent=True, own_logs=lambda command: None, deaths=lambda log, status: [])
+    launcher = SimpleNamespace(agent=True, forwards_signals=True, own_logs=lambda command: None, deaths=lambda log, status: [])
     command = SimpleNamespace(host="10.0.0.1", argv=(), env={})
     ranks = SimpleNamespace(
         run_dir=tmp_path, commands=[command], launcher=launcher, first_rank=lambda node: 0, log_bytes=None,
-        hosts=[SimpleNamespace(slots=1)],
+        hosts=[SimpleNamespace(slots=1)], knows_mtrain=True, saves=True, shown="first",
     )  # fmt: skip
     Attempt(
         plan=ranks,  # type: ignore[arg-type]

@@ -19,7 +19,15 @@ REFUSED = Verdict(code=2, headline="refused", text="error: refused")
 
 def plan(max_restarts: int = 0, name: str = "first"):
     hosts = [SimpleNamespace(address="10.0.0.1")]
-    return SimpleNamespace(max_restarts=max_restarts, run_dir=Path("runs/x"), name=name, hosts=hosts)
+    return SimpleNamespace(
+        max_restarts=max_restarts,
+        run_dir=Path("runs/x"),
+        name=name,
+        hosts=hosts,
+        log_dir=None,
+        knows_mtrain=True,
+        saves=True,
+    )
 
 
 class Hosts:

@@ -217,6 +217,7 @@ def placed(folder: Path, **more: object) -> Submission:
     return replace(SUBMISSION, folder=folder, python=str(folder / "bin/python"), spec_path=spec_path, **more)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("values", [{}, {"array": "7"}])
 def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path, values):
     spec = "a: '$HOME `id` \\\\'\nb: |\n  END_OF_SPEC\nEND_OF_SPEC\nc: \"it's\"\n"
@@ -229,6 +230,7 @@ def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path, values):
     assert done.stderr == ""
 
 
+@pytest.mark.job
 def test_a_request_to_save_in_the_first_moments_ends_neither_the_script_nor_mtrain_nor_an_agent(tmp_path):
     lives = "kill -USR1 $$; echo lives"
     for values in ({}, {"requeue": False, "signal": "B:USR1@60"}):

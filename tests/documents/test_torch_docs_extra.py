@@ -5,6 +5,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 from scripts.site.documents import ROOT
 
 PROGRAM = """
@@ -55,6 +57,7 @@ print(sorted(name for name in ("transformers", "paddle", "keras", "onnx") if nam
 """Makes the pages in a process that finds only the distributions that the extras bring, whatever else is installed."""
 
 
+@pytest.mark.job
 def test_the_generated_pages_need_only_the_extras_that_make_docs_installs() -> None:
     import json
 

@@ -259,6 +259,7 @@ def written_images(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_of_a_stranger_is_refused_in_one_sentence(name, tmp_path, monkeypatch, capsys):
     task, change, says = CASES[name]
@@ -274,6 +275,7 @@ def test_a_file_of_a_stranger_is_refused_in_one_sentence(name, tmp_path, monkeyp
     assert not (tmp_path / "out/predictions.json").exists()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("task", ["detection", "classification", "segmentation"])
 def test_a_correct_file_predicts_and_one_with_a_branch_computes(task, tmp_path, monkeypatch):
     from onnx import helper
@@ -296,6 +298,7 @@ def test_a_correct_file_predicts_and_one_with_a_branch_computes(task, tmp_path, 
     assert main(["predict", "--weights", "a.onnx", "--out", "out", "--confidence", "0.2", images]) == 0
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_files_are_refused_or_computed(seed, tmp_path):
     """Any byte may be wrong: the file is refused, or it computes something; there is no other error."""

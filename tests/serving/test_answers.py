@@ -145,6 +145,7 @@ def test_masks_have_the_size_of_the_image(tmp_path):
         assert drawn.shape == (40, 80, 3)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("task", ["detection", "classification", "segmentation"])
 def test_samples_equal_those_of_a_prediction_on_files(task, tmp_path):
     """A server must not see other pixels than `mtrain predict` does."""

@@ -115,6 +115,7 @@ def test_a_second_signal_ends_at_once_and_says_what_was_lost(slow):
         assert "requests were answered" in server.process.stdout.read()
 
 
+@pytest.mark.job
 def test_a_busy_port_is_one_sentence(tmp_path, capsys):
     weights = exported(tmp_path / "colours.onnx", "detection")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -125,6 +126,7 @@ def test_a_busy_port_is_one_sentence(tmp_path, capsys):
     )
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

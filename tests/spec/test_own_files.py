@@ -110,7 +110,7 @@ ALLOWED = {
     ),
     "files that the same job has just written": (
         "jobs/micro_batch.py api/prediction.py jobs/start.py launchers/clusters/_kubernetes/queue.py studies/compare/jobs.py "
-        "deploy/export/job.py deploy/prune/command.py deploy/prune/worker.py rank/export.py rank/predict.py rank/worker.py api/queue.py "
+        "deploy/export/job.py deploy/prune/command.py deploy/prune/worker.py rank/export.py rank/predict.py rank/worker.py "
         "records/reporters/tensorboard.py records/reporters/tracker.py records/reporters/visualdl.py system/runfolder.py "
         "tasks/detection/convert.py testing/check_context.py testing/kit.py testing/plugin_kit.py testing/rank_records.py "
         "testing/ranks.py testing/test_conformance.py"
