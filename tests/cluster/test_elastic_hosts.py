@@ -259,7 +259,9 @@ def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, 
         seen.append((outcome.started_at is not None, outcome.has_updated))
         return "10.0.0.2 is here"
 
-    launcher = SimpleNamespace(agent=True, forwards_signals=True, own_logs=lambda command: None, deaths=lambda log, status: [])
+    launcher = SimpleNamespace(
+        agent=True, forwards_signals=True, own_logs=lambda command: None, deaths=lambda log, status: []
+    )
     command = SimpleNamespace(host="10.0.0.1", argv=(), env={})
     ranks = SimpleNamespace(
         run_dir=tmp_path, commands=[command], launcher=launcher, first_rank=lambda node: 0, log_bytes=None,

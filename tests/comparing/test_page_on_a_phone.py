@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mtrain.studies.compare.page import page
 from tests.comparing.jobs import Planted
 from tests.comparing.test_report import comparison
 
 
+@pytest.mark.job
 def test_the_page_fits_the_width_of_a_phone(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "compare.html"
     file.write_text(page(comparison({"one": Planted(), "two": Planted(learning_rate_factor=2.0)})), encoding="utf-8")

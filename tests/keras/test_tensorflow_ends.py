@@ -13,7 +13,7 @@ from mtrain.core.checkpoint import store
 from tests.keras import jobs
 from tests.keras.jobs import PYTHON, difference, environment, needs_tensorflow, weights
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.job]
 SMALL = Path(__file__).with_name("small.py")
 ENDS = """
 import os, sys, time

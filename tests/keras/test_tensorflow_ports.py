@@ -9,7 +9,7 @@ from mtrain.core.checkpoint import store
 from tests.keras import jobs
 from tests.keras.jobs import PORTS, difference, needs_tensorflow, trained
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.job]
 EVERY_4 = ("-o", "checkpoint.every_updates=4")
 KERAS, TAPE, SESSION = (PORTS / name for name in ("horovod_keras", "horovod_tape", "horovod_session"))
 

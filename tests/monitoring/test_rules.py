@@ -8,7 +8,7 @@ import pytest
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "monitoring"
 PROMTOOL = shutil.which("promtool")
-pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="Prometheus is not installed")
+pytestmark = [pytest.mark.job, pytest.mark.skipif(PROMTOOL is None, reason="Prometheus is not installed")]
 
 
 def promtool(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -14,9 +14,12 @@ from tests.serving.servers import Server, encoded, plain, serving, until
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
 pytest.importorskip("selenium", reason="the extra dev is not installed")
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("chromium") and shutil.which("chromedriver")), reason="chromium is not installed"
-)
+pytestmark = [
+    pytest.mark.job,
+    pytest.mark.skipif(
+        not (shutil.which("chromium") and shutil.which("chromedriver")), reason="chromium is not installed"
+    ),
+]
 DROP = """
 const [content, name, type] = arguments;
 const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));

@@ -245,6 +245,7 @@ ELSEWHERE = {
     "mtrain/data/made.py": "a new folder, renamed when it is complete",
     "mtrain/system/copied.py": "descriptors of this process",
     "mtrain/core/checkpoint/store.py": "a new folder, renamed when it is complete",
+    "mtrain/spec/terminal.py": "the device that takes everything",
     "mtrain/system/attempts.py": "a lock that is kept open, with O_NOFOLLOW",
 }
 """Files that write without ``mtrain.spec.outputs``, and where to."""

@@ -70,6 +70,7 @@ def test_a_signal_is_a_status_of_a_shell() -> None:
     assert [status_for_shell(status) for status in (0, 3, -9)] == [0, 3, 137]
 
 
+@pytest.mark.job
 def test_a_starter_passes_on_the_very_signal_once_and_waits_for_the_slower_rank(tmp_path: Path) -> None:
     """The first rank ends with an error at once; the other one is still saving, and no second signal disturbs it."""
     program = "import pathlib, signal, sys, time\nheard = []\n"

@@ -228,7 +228,8 @@ def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) ->
 
 ABOVE = {
     "api/queue": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
-    "core/checkpoint/sharing": "arrays", "jobs/choices": "what was chosen", "jobs/host_collector": "live metrics",
+    "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
+    "jobs/choices": "what was chosen", "jobs/host_collector": "live metrics",
     "jobs/hosts/host_log": "hosts", "jobs/submission": "submitted job", "launchers/clusters/_kubernetes/queue": "request",
     "records/history": "records", "records/pages/folder": "summary on a page", "records/pages/overview": "records on a page",
     "records/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",

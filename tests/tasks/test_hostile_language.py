@@ -18,6 +18,8 @@ from mtrain.tasks.language.packing import NONE, pack
 from mtrain.tasks.language.readers.text import TextFiles, TextOptions
 from mtrain.tasks.language.tokens import Bytes, FromFile
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 TURNS = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
 LARGE = 1 << 20
 """KiB that no process of a test may take: a GiB."""

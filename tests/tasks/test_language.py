@@ -164,6 +164,8 @@ def tokenizer_file(tmp_path):
     return tmp_path
 
 
+@pytest.mark.job
+@pytest.mark.smoke
 def test_a_tokenizer_of_a_folder_is_used_with_the_token_that_its_config_names(tokenizer_file):
     (tokenizer_file / "tokenizer_config.json").write_text('{"eos_token": {"content": "<stop>"}}')
     found = FromFile(tokenizer_file, end_token=None)
@@ -172,6 +174,8 @@ def test_a_tokenizer_of_a_folder_is_used_with_the_token_that_its_config_names(to
     assert found.decode([1, 2]) == "a rose"
 
 
+@pytest.mark.job
+@pytest.mark.smoke
 def test_a_tokenizer_that_names_no_end_asks_for_it(tokenizer_file):
     with pytest.raises(DataError, match=r"data\.end_token"):
         print(FromFile(tokenizer_file, end_token=None).end)
@@ -180,6 +184,8 @@ def test_a_tokenizer_that_names_no_end_asks_for_it(tokenizer_file):
     assert FromFile(tokenizer_file, end_token="<stop>").end == 4
 
 
+@pytest.mark.job
+@pytest.mark.smoke
 def test_a_damaged_tokenizer_is_named(tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "tokenizer.json").write_text("{}")

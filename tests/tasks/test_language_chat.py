@@ -14,6 +14,8 @@ from mtrain.tasks.language.packing import NONE, pack
 from mtrain.tasks.language.readers.text import TextFiles, TextOptions
 from mtrain.tasks.language.tokens import Bytes, FromFile
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 ASKED = {"role": "user", "content": "1 + 1?"}
 SAID = {"role": "assistant", "content": "2"}
 MORE = ({"role": "user", "content": "And 1 more?"}, {"role": "assistant", "content": "3, <b>&"})

@@ -90,6 +90,7 @@ CORES = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX")
 NEEDED = {"Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
 
 
+@pytest.mark.job
 def test_numbers_without_end_warn_under_no_kernel_of_the_blas() -> None:
     flags = Path("/proc/cpuinfo").read_text().split()
     program = (

@@ -10,6 +10,8 @@ import pytest
 from mtrain_trace import command, comparing, reading
 from mtrain_trace.comparing import Comparison
 
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
+
 LOOPS = Path(__file__).parent / "loops.py"
 
 

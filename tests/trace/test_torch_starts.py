@@ -12,6 +12,8 @@ import pytest
 from mtrain.system import environment
 from mtrain_trace import reading, recorder, startup
 
+pytestmark = pytest.mark.job
+
 # Without the word `environ`, mtrain imports torch before the script; with it, the script does.
 SCRIPT = """
 import torch
