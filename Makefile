@@ -18,7 +18,7 @@ ELSEWHERE = --ignore tests/backup/test_s3.py
 QUIETLY  = -q -n 2 --dist worksteal --no-skips
 # A process that tests leave behind fails the run.
 CLEANLY  = OMP_NUM_THREADS=1 MPLBACKEND=Agg scripts/leaves-nothing
-PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs build/costs.jsonl $(ELSEWHERE) $(PYTEST_ARGS)
+PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs=build/costs.jsonl $(ELSEWHERE) $(PYTEST_ARGS)
 # `make test` runs the tests that start no process, and the chosen ones that do; `make test-others` the rest, but the slow ones.
 # Tests that need Horovod have an invocation of their own, after its build. They are in files that have the word.
 FIRST    = (not job or smoke) and not slow
