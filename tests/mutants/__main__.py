@@ -37,6 +37,7 @@ PRELOADED = (
 )
 LIMIT_S = 300.0
 """For the killers of one fault."""
+MARKS = "not slow"
 NOTHING_COLLECTED = (4, 5)
 """Exit codes of pytest."""
 
@@ -85,6 +86,7 @@ def main() -> int:
     parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another folder, or one file, of faults")
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
+    parser.add_argument("--marks", default=MARKS, help="which tests may notice; of `make test`: (not job or smoke) and not slow")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
     arguments = parser.parse_args()
     words = arguments.only.split(",")
@@ -93,7 +95,7 @@ def main() -> int:
         for fault in read(arguments.catalogue)
         if any(word in name for word in words for name in (fault.id, fault.area, fault.room))
     ]
-    os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg")
+    os.environ.update(OMP_NUM_THREADS="1", MPLBACKEND="Agg", PYTEST_ADDOPTS=f"-m '{arguments.marks}'")
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
@@ -219,7 +221,7 @@ def _pytest(tests: Sequence[str]) -> int:
     import pytest
 
     plugins = ["--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
-    return int(pytest.main([*plugins, "-q", "-x", "-m", "not slow", "-rfE", *tests]))
+    return int(pytest.main([*plugins, "-q", "-x", "-rfE", *tests]))
 
 
 def _table(findings: Sequence[Finding], seconds: float) -> str:
