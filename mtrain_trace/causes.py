@@ -122,7 +122,7 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
         or _not_finite(parting, ours, theirs)
         or rule(comparison, parting, ours, theirs)
     )
-    sentences = _precision(comparison, parting, sentences)
+    sentences = _precision(comparison, parting, _renewed(parting, ours, theirs, sentences))
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
@@ -173,6 +173,16 @@ def _outside(comparison: Comparison, place: int) -> list[str]:
         f"between the updates before, something else than the optimizer has written to the weights of {side}: an average "
         "that was swapped in and stayed, weights loaded again, a second optimizer of the same weights"
     ]
+
+
+def _renewed(parting: Parting, ours: Update, theirs: Update, sentences: list[str]) -> list[str]:
+    """Say in place of other causes that a new optimizer object goes on with the arrays of one side alone."""
+    if ours.renewed == theirs.renewed or parting.what not in (SETTINGS, MOMENTS, WEIGHTS):
+        return sentences
+    words = f"{'B' if theirs.renewed else 'A'} goes on with another optimizer of the same arrays from this update on (made anew)"
+    if parting.what == SETTINGS:
+        return [f"{words}; {sentences[0]}"]
+    return [f"{words}: its state, such as moments and the count of steps, was not taken over"]
 
 
 def _other_moments(comparison: Comparison, place: int) -> str:

@@ -156,6 +156,7 @@ def test_ranks_without_number_are_not_counted(tmp_path: Path) -> None:
     assert "ranks [1, 2, 3, 4, 5, 6, 7, 8] and more of 1000000000 left no trace" in remark
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("kind", ["facts", "line", "lines"])
 def test_large_traces_end_before_they_take_the_memory(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "t")
