@@ -43,7 +43,7 @@ from mtrain_trace.differences import (
 )
 from mtrain_trace.loss_causes import of_one_side
 from mtrain_trace.reading import AVERAGE, Update
-from mtrain_trace.rounding import FIRST
+from mtrain_trace.rounding import FIRST, NARROW_FLOORS
 from mtrain_trace.steps import Step
 
 NARROW_EFFECT = 0.5
@@ -160,6 +160,9 @@ def _precision(comparison: Comparison, parting: Parting, sentences: list[str]) -
     if mine == other or parting.what not in (LOSS, GRADIENT, WEIGHTS, MOMENTS, BUFFERS):
         return sentences
     words = f"A computes in {mine}, B in {other}: the weights, activations and gradients of one side have fewer digits"
+    formats = [comparing.narrow_formats(trace) for trace in (comparison.a, comparison.b)]
+    if formats[0] != formats[1] and parting.size <= NARROW_FLOORS[parting.what]:
+        return [words]
     return [words, *sentences] if parting.size < NARROW_EFFECT else [*sentences, words]
 
 

@@ -377,3 +377,37 @@ def test_labels_are_positions_of_one_rank_only_where_each_occurs_as_often_on_eac
         parting = comparing.Parting(differences.TARGETS, 1, 1.0, place=0)
         told = data_causes.targets(result, parting, *pair)
         assert (f"each rank of {side} has the same labels" in told[0]) is is_told
+
+
+@pytest.mark.parametrize(
+    ("formats", "loss", "verdict"),
+    [
+        ((None, "bfloat16"), 1.0 + 3e-4, "different"),
+        (("float16", None), 1.0 + 3e-4, "different"),
+        (("float16", "bfloat16"), 1.0 + 3e-4, "different"),
+        (("bfloat16", "bfloat16"), 1.0 + 3e-4, "same up to rounding"),
+        ((None, "bfloat16"), 1.0 + 3e-7, "same up to rounding"),
+    ],
+)
+def test_another_precision_is_no_rounding(formats: tuple[str | None, str | None], loss: float, verdict: str) -> None:
+    ours, theirs = update(1, autocast=formats[0]), update(1, autocast=formats[1], losses=[loss])
+    result = compared(trace(ours), trace(theirs))
+    assert result.verdict == verdict
+    if verdict == "different":
+        assert len(result.sentences) == 1
+        assert "the weights, activations and gradients of one side have fewer digits" in result.sentences[0]
+
+
+def test_what_is_beyond_another_precision_is_told_in_its_place() -> None:
+    ours = [update(1), update(2)]
+    theirs = [update(1, autocast="bfloat16", losses=[1.0 + 3e-4]), update(2, autocast="bfloat16", losses=[2.0])]
+    parting = compared(trace(*ours), trace(*theirs)).parting
+    assert parting is not None
+    assert parting.update == 2
+
+
+def test_the_same_narrow_format_by_other_means_is_no_other_precision() -> None:
+    mine, other = trace(update(1, autocast="bfloat16")), trace(update(1, losses=[1.0 + 3e-4]))
+    for key in ("model_dtypes", "fsdp_dtypes"):
+        other.processes[0].update({"model_dtypes": ["float32"], key: ["bfloat16"]})
+        assert compared(mine, other).verdict == "same up to rounding"
