@@ -183,9 +183,8 @@ def _renewed(parting: Parting, ours: Update, theirs: Update, sentences: list[str
     if ours.renewed == theirs.renewed or parting.what not in (SETTINGS, MOMENTS, WEIGHTS):
         return sentences
     words = f"{'B' if theirs.renewed else 'A'} goes on with another optimizer of the same arrays from this update on (made anew)"
-    if parting.what == SETTINGS:
-        return [f"{words}; {sentences[0]}"]
-    return [f"{words}: its state, such as moments and the count of steps, was not taken over"]
+    lost = f"{words}: its state, such as moments and the count of steps, was not taken over"
+    return [f"{words}; {sentences[0]}" if parting.what == SETTINGS else lost]
 
 
 def _other_moments(comparison: Comparison, place: int) -> str:
