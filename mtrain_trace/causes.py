@@ -43,7 +43,7 @@ from mtrain_trace.differences import (
 )
 from mtrain_trace.loss_causes import of_one_side
 from mtrain_trace.reading import AVERAGE, Update
-from mtrain_trace.rounding import FIRST
+from mtrain_trace.rounding import FIRST, NARROW_FLOORS
 from mtrain_trace.steps import Step
 
 NARROW_EFFECT = 0.5
@@ -122,7 +122,7 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
         or _not_finite(parting, ours, theirs)
         or rule(comparison, parting, ours, theirs)
     )
-    sentences = _precision(comparison, parting, sentences)
+    sentences = _precision(comparison, parting, _renewed(parting, ours, theirs, sentences))
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
@@ -160,6 +160,9 @@ def _precision(comparison: Comparison, parting: Parting, sentences: list[str]) -
     if mine == other or parting.what not in (LOSS, GRADIENT, WEIGHTS, MOMENTS, BUFFERS):
         return sentences
     words = f"A computes in {mine}, B in {other}: the weights, activations and gradients of one side have fewer digits"
+    formats = [comparing.narrow_formats(trace) for trace in (comparison.a, comparison.b)]
+    if formats[0] != formats[1] and parting.size <= NARROW_FLOORS[parting.what]:
+        return [words]
     return [words, *sentences] if parting.size < NARROW_EFFECT else [*sentences, words]
 
 
@@ -173,6 +176,15 @@ def _outside(comparison: Comparison, place: int) -> list[str]:
         f"between the updates before, something else than the optimizer has written to the weights of {side}: an average "
         "that was swapped in and stayed, weights loaded again, a second optimizer of the same weights"
     ]
+
+
+def _renewed(parting: Parting, ours: Update, theirs: Update, sentences: list[str]) -> list[str]:
+    """Say in place of other causes that a new optimizer object goes on with the arrays of one side alone."""
+    if ours.renewed == theirs.renewed or parting.what not in (SETTINGS, MOMENTS, WEIGHTS):
+        return sentences
+    words = f"{'B' if theirs.renewed else 'A'} goes on with another optimizer of the same arrays from this update on (made anew)"
+    lost = f"{words}: its state, such as moments and the count of steps, was not taken over"
+    return [f"{words}; {sentences[0]}" if parting.what == SETTINGS else lost]
 
 
 def _other_moments(comparison: Comparison, place: int) -> str:

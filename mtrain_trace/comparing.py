@@ -8,6 +8,7 @@ from a mistake by its size and by its growth: rounding grows smoothly from updat
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -121,13 +122,15 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
     updates = min(len(a.updates), len(b.updates))
     result = Comparison(a, b, updates, gaps=differences.gaps(a, b), remarks=[*a.remarks, *b.remarks, *remark])
     nudged = differences.gaps(a, calibration) if calibration is not None else {}
-    rounding = Rounding(_is_narrow(a) or _is_narrow(b), nudged)
+    rounding = Rounding(bool(narrow_formats(a) or narrow_formats(b)), nudged)
     cast = _is_cast(a, b)
     result.remarks += [*_formats(a, b, cast=cast), *_unseen(a, b)]
     pairs = list(zip(a.updates, b.updates))
     alike = differences.comparable(a, b, WEIGHTS)
     result.bits_until = next((place for place, pair in enumerate(pairs) if not (alike and _same_bits(*pair))), updates)
     result.parting = _start(a, b) or _first_beyond(result, pairs, rounding, cast=cast)
+    if result.parting is None and narrow_formats(a) != narrow_formats(b):  # a mistake beyond that would be told
+        result.parting = _first_beyond(result, pairs, Rounding(nudged=nudged), cast=cast)
     gap = result.gaps.get(GRADIENT)
     if (
         result.parting is None
@@ -339,7 +342,8 @@ def precision_of(trace: Trace) -> str:
     """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast to bfloat16``."""
     dtypes = list(trace.processes[0].get("model_dtypes") or trace.described["dtypes"])
     casts = {f"autocast to {update.autocast}" for update in trace.updates[:1] if update.autocast}
-    return ", ".join([*dtypes, *casts])
+    sharded = [f"cast to {name} by FSDP" for name in trace.processes[0].get("fsdp_dtypes") or ()]
+    return ", ".join([*dtypes, *casts, *sharded])
 
 
 def _formats(a: Trace, b: Trace, *, cast: bool) -> list[str]:
@@ -347,13 +351,14 @@ def _formats(a: Trace, b: Trace, *, cast: bool) -> list[str]:
     mine, other = precision_of(a), precision_of(b)
     if mine == other:
         return []
-    words = "differences as large as the rounding of the narrower format are called rounding"
+    words = "where they part for no more than the rounding of the narrower format, that is the cause that is told"
     labels = ["the samples are in these formats too, so only their labels are compared"] if cast else []
     return [f"A computes in {mine}, B in {other}: {words}", *labels]
 
 
-def _is_narrow(trace: Trace) -> bool:
-    return any(word in precision_of(trace) for word in ("bfloat16", "float16", "autocast"))
+def narrow_formats(trace: Trace) -> set[str]:
+    """Return the formats of fewer digits than float32 in which a training computes."""
+    return set(re.findall(r"\bb?float(?:16|8\w*)", precision_of(trace)))
 
 
 def worst_arrays(ours: Update, theirs: Update, what: str) -> list[str]:

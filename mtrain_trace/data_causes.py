@@ -130,6 +130,8 @@ def _another_order(a: Trace, b: Trace, place: int) -> str:
             f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
             "skipped or repeated, at a resume, at the end of an epoch (drop_last) or by one that was drawn to look at"
         )
+    if again := _read_again(a, b):
+        return again
     further, missing = len(_all_samples(b) - _all_samples(a)), len(_all_samples(a) - _all_samples(b))
     if (further and _epoch(a)[1]) or (missing and _epoch(b)[1]):
         return (
@@ -139,6 +141,26 @@ def _another_order(a: Trace, b: Trace, place: int) -> str:
     split = ", or another part of the data (random_split without a seed)" if further else ""
     which = "samples" if further else "the same samples"
     return f"B sees {which} in another order: another seed of the shuffle, another division among ranks{split}"
+
+
+def _read_again(a: Trace, b: Trace) -> str:
+    """Name a side that alone repeats samples before it has read as many as the data have; empty where there is none."""
+    for (side, trace), (rest, other) in itertools.permutations((("B", b), ("A", a))):
+        found, is_again = _epoch(other)
+        once, read = len(found) - is_again, Counter[str]()
+        if a.earlier or b.earlier or once < 0.75 * len(_all_samples(other)):
+            continue  # not read from the beginning, or drawn with replacement on the other side, too
+        for update in trace.updates:
+            if sum((read + update.samples).values()) > once:
+                break
+            read += update.samples
+        again = sum(read.values()) - len(read)
+        if again:
+            return (
+                f"{side} reads {again} sample(s) again, in place of others, before it has read as many as {rest} reads without a "
+                "repetition: one index is used twice (in a batch, in a list), or samples are drawn with replacement"
+            )
+    return ""
 
 
 def _sizes(

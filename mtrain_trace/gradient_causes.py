@@ -13,7 +13,16 @@ from mtrain_trace.reading import Update
 
 
 def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    """Explain a gradient, or its clipping, that differs at the same loss."""
+    """Explain a gradient, or its clipping, that differs at the same loss, or nearly so."""
+    sentences, apart = _causes(comparison, parting, ours, theirs), differences.relative(ours.loss, theirs.loss)
+    if not apart > 3e-7:  # the last digits of float32
+        return sentences
+    near, part = f"the loss is nearly the same ({apart:.0e} apart)", "a part of the backward pass"
+    both = "a part of the forward pass that the loss hardly shows (an activation, an epsilon) or of the backward pass"
+    return [text.replace("the loss is the same", near).replace(part, both) for text in sentences]
+
+
+def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     sentences = []
     for side, update, _trace in (("B", theirs, comparison.b), ("A", ours, comparison.a)):
         if update.ranks_agree.get("gradients") is False:
@@ -170,10 +179,12 @@ def _partial(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     if known:
         return known
     if parting.arrays and len(parting.arrays) <= max(1, total // 2):
-        return (
-            f"the loss is the same, the gradients of {len(parting.arrays)} of {total} arrays are not ({some(parting.arrays)}): a part "
-            "is detached, frozen, or scaled on one side"
-        )
+        pairs = [[update.arrays["gradients"][name] for update in (ours, theirs)] for name in parting.arrays]
+        found = [factors.factor_of(np.asarray(x.sketch), np.asarray(y.sketch)) for x, y in pairs]
+        why = "a part is detached, frozen, or scaled on one side"
+        if None in found and all(x.norm and y.norm for x, y in pairs):
+            why = "in no constant factor: a part of the backward pass differs, or they are changed after it (clipped by value)"
+        return f"the loss is the same, the gradients of {len(pairs)} of {total} arrays are not ({some(parting.arrays)}): {why}"
     if comparison.b.ranks > 1 or comparison.a.ranks > 1:
         return (
             f"the loss is the same, the gradient is not, in no constant factor: {_lost(ours, theirs)}ranks are weighted otherwise "

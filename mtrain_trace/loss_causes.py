@@ -213,13 +213,16 @@ def _samples_of_a_pass(update: Update) -> int:
 
 
 def _random_numbers(comparison: Comparison, ours: Update, theirs: Update) -> list[str]:
-    """Say what differs in the states of the random numbers, from which dropout draws."""
+    """Say what differs in dropout and the random numbers that it draws; nothing where as much as is known agrees."""
     for side, update, other in (("B", theirs, ours), ("A", ours, theirs)):
         states = [state for state in update.rng if state]
         if len(states) > 1 and len(set(states)) == 1 and len(set(other.rng)) > 1:
             return [
                 f"all ranks of {side} draw the same random numbers: dropout leaves out the same elements on each (one seed for all)"
             ]
+    rates = [trace.processes[0].get("dropout_rates") for trace in (comparison.a, comparison.b)]
+    if None not in rates and rates[0] != rates[1]:
+        return [f"dropout leaves out other shares (p {rates[0]} in A, {rates[1]} in B)"]
     divided = _divided_otherwise(comparison, ours, theirs)
     seeds = [update.seeds[0] if update.seeds else None for update in (ours, theirs)]
     if divided and (None in seeds or seeds[0] == seeds[1]):
@@ -233,9 +236,7 @@ def _random_numbers(comparison: Comparison, ours: Update, theirs: Update) -> lis
         return [
             "the random numbers are in another state, from which dropout draws: another seed, or draws that one side alone makes"
         ]
-    return [
-        "the model has dropout, whose draws depend on how samples are divided among ranks and passes; compare with dropout 0"
-    ]
+    return []
 
 
 def _divided_otherwise(comparison: Comparison, ours: Update, theirs: Update) -> str:

@@ -73,6 +73,8 @@ class Update:
     """Names of the arrays of each parameter group."""
     steps: int | None = None
     changed_outside: bool = False
+    renewed: bool = False
+    """Whether another optimizer object has made the update before."""
     skipped: bool = False
     """Whether a gradient scaler has made no step of this update."""
     modes: list[int] | None = None
@@ -267,7 +269,7 @@ def _read(folder: Path, optimizer: int) -> Trace:
         if update.targets_summed:
             update.targets = Counter([f"{sum(update.target_sums) & mixing.MASK:016x}"])
             update.rank_targets = [[] for _ in update.rank_targets]
-        update.groups = first["optimizers"][optimizer]["groups"]
+        update.groups = update.groups or first["optimizers"][optimizer]["groups"]
     remarks = _remarks(folder, processes)
     if len(updates) < len(joined):
         remarks.append(
@@ -391,6 +393,7 @@ def _add(update: Update, record: Mapping[str, Any], *, sharded: bool) -> None:
     if first:
         update.micro_batches = len(micro_batches)
         update.rates, update.steps = record["rates"], record["steps"]
+        update.groups, update.renewed = record.get("groups", []), bool(record.get("renewed"))
     for part in PARTS:
         if part not in record:
             continue

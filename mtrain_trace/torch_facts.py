@@ -19,6 +19,9 @@ def facts_of_torch(roots: list[Any]) -> dict[str, Any]:
     dynamo = sys.modules.get("torch._dynamo")
     compiled = dynamo is not None and any(type(root).__name__ == "OptimizedModule" for root in roots)
     dtypes = {str(p.dtype).split(".")[-1] for root in roots for p in root.parameters() if p.is_floating_point()}
+    parts = [part for root in roots for part in root.modules()]
+    states = [part._get_fsdp_state() for part in parts if hasattr(part, "_get_fsdp_state")]
+    casts = {getattr(getattr(state, "_mp_policy", None), "param_dtype", None) for state in states} - {None}
     return {
         "framework": "torch",
         "torch": str(torch.__version__),
@@ -28,10 +31,12 @@ def facts_of_torch(roots: list[Any]) -> dict[str, Any]:
         "cudnn_tf32": torch.backends.cudnn.allow_tf32,
         "models": [_class_name(root) for root in roots],
         "model_dtypes": sorted(dtypes),
+        "fsdp_dtypes": sorted(str(dtype).split(".")[-1] for dtype in casts),
         "wrapped": sorted({type(root).__name__ for root in roots if hasattr(root, "module")}),
         "compiled": compiled,
-        "batch_norms": sum(isinstance(part, BATCH_NORM) for root in roots for part in root.modules()),
-        "dropouts": sum(isinstance(part, DROPOUT) and part.p > 0 for root in roots for part in root.modules()),
+        "batch_norms": sum(isinstance(part, BATCH_NORM) for part in parts),
+        "dropout_rates": sorted({part.p for part in parts if isinstance(part, DROPOUT) and part.p > 0}),
+        "dropouts": sum(isinstance(part, DROPOUT) and part.p > 0 for part in parts),
     }
 
 

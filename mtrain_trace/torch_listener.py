@@ -140,6 +140,8 @@ class _Watched:
     updates: int = 0
     depth: int = 0
     """Calls of its step that are running: Horovod's step calls the one that it has wrapped."""
+    last: int | None = None
+    """Identity of the optimizer that made the update before: a new one may go on with the same parameters."""
     versions: int | None = None
     """Sum of the counters of writes to the parameters after the last step: a change before the next one is a stranger's."""
     open: _Open | None = None
@@ -343,7 +345,9 @@ class TorchListener:
             "rng": _random_state() if self._out.is_detailed(update) else None,
             "seed": torch.initial_seed(),
             "weights_changed_outside": watched.versions is not None and versions != watched.versions,
+            **self._changed(watched, optimizer),
         }
+        watched.last = id(optimizer)
         watched.open = _Open(record, micro_batches, clip, full=self._out.is_full(update))
         if watched.open.full:
             self._measure(watched, "buffers", torch_arrays.buffers_of(self.roots, self._cuts))
@@ -371,7 +375,7 @@ class TorchListener:
 
     def watch(self, optimizer: Any, holding: Holding) -> None:
         """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
-        watched = _Watched(len(self._watched), holding)
+        watched = _Watched(len(self._described), holding)
         self._watched[id(optimizer)] = watched
         self._kept.append(optimizer)  # an identity stays one object's while that lives
         if self._out.nudge:
@@ -402,8 +406,24 @@ class TorchListener:
 
     def _watch(self, optimizer: Any) -> _Watched:
         if id(optimizer) not in self._watched:
-            self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
+            held = {id(parameter) for parameter in torch_arrays.parameters_of(optimizer)}
+            # One whose step is running is wrapped around this one, and stays another optimizer.
+            known = [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]
+            if known:
+                self._watched[id(optimizer)] = known[-1]
+                self._kept.append(optimizer)
+            else:
+                self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
         return self._watched[id(optimizer)]
+
+    def _changed(self, watched: _Watched, optimizer: Any) -> dict[str, Any]:
+        """Return what of an optimizer is no longer as it was described, because another object or group has come."""
+        if self.engine_steps:
+            return {}
+        names, described = watched.holding.names, self._described[watched.number]
+        groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        changed: dict[str, Any] = {} if groups == described["groups"] else {"groups": groups}
+        return changed if watched.last in (None, id(optimizer)) else {**changed, "renewed": True}
 
     def _renew(self, watched: _Watched, optimizer: Any) -> None:
         """Look again at what an optimizer holds where a parameter group was added."""

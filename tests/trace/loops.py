@@ -209,6 +209,27 @@ def started(fault: str, rank: int, ranks: int) -> None:
         optimizer.step()
 
 
+def renewed(fault: str, rank: int, ranks: int, *, rule: str = "SGD") -> None:
+    """A training whose optimizer is made anew after three updates: as it was, with its state, in other groups, of another rule."""
+    model = ready(net(), ranks)
+    options = {"lr": 0.01, **({"momentum": 0.9} if rule == "SGD" else {})}
+    optimizer = getattr(torch.optim, rule)(model.parameters(), **options)
+    for update in range(UPDATES):
+        chosen = rows(update, rank, ranks)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(IMAGES[chosen]), LABELS[chosen]).backward()
+        optimizer.step()
+        if fault and update == 2:
+            held, state = list(model.parameters()), optimizer.state_dict()
+            if fault == "groups":
+                optimizer = torch.optim.SGD([{"params": held[2:]}, {"params": held[:2], "lr": 0.02}], **options)
+            else:
+                kind = torch.optim.RMSprop if fault == "rule" else type(optimizer)
+                optimizer = kind(held, **options)
+            if fault == "loaded":
+                optimizer.load_state_dict(state)
+
+
 def given(train: Callable[..., None], fault: str = "", ranks: int = 1, **options: object) -> Callable[[int], int]:
     return lambda rank: train(fault, rank, ranks, **options) if rank >= 0 else ranks
 
@@ -256,6 +277,11 @@ LOOPS = {
     "started": given(started),
     "started-seed": given(started, "seed"),
     "started-loaded": given(started, "loaded"),
+    "steady": given(renewed),
+    "steady-adam": given(renewed, rule="AdamW"),
+    **{f"renewed-{fault}": given(renewed, fault) for fault in ("anew", "loaded", "groups", "rule")},
+    "renewed-adam": given(renewed, "anew", rule="AdamW"),
+    "renewed-two": given(renewed, "anew", ranks=2),
 }
 """Name -> a function that trains as a rank, and returns the number of ranks when it is called with -1."""
 

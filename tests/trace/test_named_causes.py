@@ -377,3 +377,95 @@ def test_labels_are_positions_of_one_rank_only_where_each_occurs_as_often_on_eac
         parting = comparing.Parting(differences.TARGETS, 1, 1.0, place=0)
         told = data_causes.targets(result, parting, *pair)
         assert (f"each rank of {side} has the same labels" in told[0]) is is_told
+
+
+@pytest.mark.parametrize(
+    ("formats", "loss", "verdict"),
+    [
+        ((None, "bfloat16"), 1.0 + 3e-4, "different"),
+        (("float16", None), 1.0 + 3e-4, "different"),
+        (("float16", "bfloat16"), 1.0 + 3e-4, "different"),
+        (("bfloat16", "bfloat16"), 1.0 + 3e-4, "same up to rounding"),
+        ((None, "bfloat16"), 1.0 + 3e-7, "same up to rounding"),
+    ],
+)
+def test_another_precision_is_no_rounding(formats: tuple[str | None, str | None], loss: float, verdict: str) -> None:
+    ours, theirs = update(1, autocast=formats[0]), update(1, autocast=formats[1], losses=[loss])
+    result = compared(trace(ours), trace(theirs))
+    assert result.verdict == verdict
+    if verdict == "different":
+        assert len(result.sentences) == 1
+        assert "the weights, activations and gradients of one side have fewer digits" in result.sentences[0]
+
+
+def test_what_is_beyond_another_precision_is_told_in_its_place() -> None:
+    ours = [update(1), update(2)]
+    theirs = [update(1, autocast="bfloat16", losses=[1.0 + 3e-4]), update(2, autocast="bfloat16", losses=[2.0])]
+    parting = compared(trace(*ours), trace(*theirs)).parting
+    assert parting is not None
+    assert parting.update == 2
+
+
+def test_the_same_narrow_format_by_other_means_is_no_other_precision() -> None:
+    mine, other = trace(update(1, autocast="bfloat16")), trace(update(1, losses=[1.0 + 3e-4]))
+    for key in ("model_dtypes", "fsdp_dtypes"):
+        other.processes[0].update({"model_dtypes": ["float32"], key: ["bfloat16"]})
+        assert compared(mine, other).verdict == "same up to rounding"
+
+
+def test_what_is_divided_alike_and_begins_with_the_same_numbers_draws_no_other_ones() -> None:
+    mine, other = drawn(rng=["x"], seeds=[7], loss=1.0), drawn(rng=["x"], seeds=[7])
+    (told,) = compared(mine, other).sentences
+    assert "divided" not in told
+    assert "the loss is computed otherwise" in told
+    mine.processes[0]["dropout_rates"], other.processes[0]["dropout_rates"] = [0.1, 0.3], [0.1, 0.2]
+    (told,) = compared(mine, other).sentences
+    assert "dropout leaves out other shares (p [0.1, 0.3] in A, [0.1, 0.2] in B)" in told
+    (unknown,) = compared(drawn(rng=[None], seeds=[None], loss=1.0), drawn(rng=[None], seeds=[None])).sentences
+    assert "divided" not in unknown
+
+
+def read(*batches: str) -> Trace:
+    updates = []
+    for number, names in enumerate(batches, 1):
+        updates.append(update(number, samples=Counter(names), rank_samples=[[*names]], losses=[sum(map(ord, names))]))
+    return trace(*updates)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_told"),
+    [
+        (["ab", "cd", "ef", "ac"], ["ab", "cc", "ef", "ac"], "B reads 1 sample(s) again"),
+        (["ab", "cc", "ef", "da"], ["ab", "cd", "ef", "da"], "A reads 1 sample(s) again"),
+        (["ab", "cd", "ef", "ac"], ["ab", "ad", "ef", "ac"], "B reads 1 sample(s) again"),
+        (["ab", "cd", "ef"], ["ab", "ca", "eb"], "B reads 2 sample(s) again"),
+        (["ab", "cd", "ef", "ac"], ["ab", "ce", "df", "ac"], "the same samples in another order"),
+        (["ab", "cd", "ef", "ac"], ["ec", "bf", "da", "ac"], "the same samples in another order"),
+        (["aab", "abc", "cab", "cca"], ["aab", "bbc", "aaa", "cab"], "the same samples in another order"),
+    ],
+)
+def test_samples_that_come_again_are_no_other_order(ours: list[str], theirs: list[str], is_told: str) -> None:
+    result = compared(read(*ours), read(*theirs))
+    assert result.parting is not None
+    assert result.parting.what == differences.SAMPLES
+    assert is_told in result.sentences[0]
+
+
+def test_a_gradient_of_some_arrays_is_scaled_only_where_a_factor_explains_it() -> None:
+    held = trace(update(1))
+    halved = {**GRADIENTS, "last": GRADIENTS["last"] * 0.3}
+    (told,) = compared(held, trace(update(1, halved))).sentences
+    assert "are not (last): a part is detached, frozen, or scaled" in told
+    cut = {**GRADIENTS, "last": np.clip(GRADIENTS["last"], -0.5, 0.5)}
+    (told,) = compared(held, trace(update(1, cut))).sentences
+    assert "frozen" not in told
+    assert "are not (last): in no constant factor" in told
+
+
+def test_a_loss_that_is_a_little_apart_is_not_told_to_be_the_same() -> None:
+    noise = {name: array + 3e-3 * np.roll(array, 1) for name, array in GRADIENTS.items()}
+    (told,) = compared(trace(update(1)), trace(update(1, noise, losses=[1.0 + 2e-6]))).sentences
+    assert told.startswith("the loss is nearly the same (2e-06 apart)")
+    assert "an activation" in told
+    (told,) = compared(trace(update(1)), trace(update(1, noise, losses=[1.0 + 1e-7]))).sentences
+    assert told.startswith("the loss is the same")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrain_trace import command, comparing, reading
+from mtrain_trace import command, comparing, differences, reading
 from mtrain_trace.comparing import Comparison
+from tests.starts import starts_processes
 
 pytestmark = [pytest.mark.job, pytest.mark.smoke]
 
@@ -16,6 +17,7 @@ LOOPS = Path(__file__).parent / "loops.py"
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of all loops: one process, whose copies train."""
     out = tmp_path_factory.mktemp("loops")
@@ -42,6 +44,8 @@ def compared(traces: Path, a: str, b: str) -> Comparison:
         "cell-steps cell-steps-two",
         "attention attention-two",
         "steps-square steps-square-two",
+        "steady renewed-loaded",
+        "renewed-anew renewed-two",
     ],
 )
 def test_clean_pairs_raise_no_alarm(traces: Path, pair: str) -> None:
@@ -84,6 +88,11 @@ MISTAKES = [
         comparing.START,
         "1 of 8 arrays start otherwise (body.0.weight): weights that were loaded",
     ),
+    ("steady", "renewed-anew", differences.MOMENTS, "B goes on with another optimizer of the same arrays"),
+    ("renewed-anew", "steady", differences.MOMENTS, "A goes on with another optimizer of the same arrays"),
+    ("steady-adam", "renewed-adam", differences.MOMENTS, "B goes on with another optimizer of the same arrays"),
+    ("steady", "renewed-groups", comparing.SETTINGS, "B goes on with another optimizer of the same arrays"),
+    ("steady", "renewed-rule", differences.MOMENTS, "B goes on with another optimizer of the same arrays"),
 ]
 
 

@@ -1,12 +1,15 @@
 """Digests prove equal bits over any division of an array; sketches estimate how far two arrays are apart."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from mtrain_trace import mixing, torch_arrays, torch_mixing
+from mtrain_trace import mixing, torch_arrays, torch_facts, torch_mixing
 
 ARRAYS = [
     np.random.default_rng(0).standard_normal(200_003).astype(np.float32),
@@ -111,3 +114,16 @@ def test_flipped_signs_do_not_cancel_out(kind: type) -> None:
         assert mixing.digest(array, "w") != mixing.digest(other, "w")
         assert mixing.rows(array[None], 1) != mixing.rows(other[None], 1)
         assert torch_mixing.rows(torch.from_numpy(other[None]), 1).tolist() == mixing.rows(other[None], 1).tolist()
+
+
+def test_the_format_that_a_policy_of_fsdp_casts_to_is_known(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(2, 2)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)), mp_policy=policy)
+        facts = torch_facts.facts_of_torch([model])
+    finally:
+        dist.destroy_process_group()
+    assert (facts["model_dtypes"], facts["fsdp_dtypes"]) == (["float32"], ["bfloat16"])
+    assert torch_facts.facts_of_torch([torch.nn.Linear(2, 2)])["fsdp_dtypes"] == []

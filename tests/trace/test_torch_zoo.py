@@ -70,7 +70,10 @@ def test_other_ranks_passes_and_splits_of_the_same_training_are_rounding(traces:
 
 def test_autocast_within_the_model_is_told(traces: Path) -> None:
     result = compared(traces, "plain", "autocast")
-    assert result.verdict == "same up to rounding"
+    assert result.parting is not None
+    assert (result.parting.what, result.parting.update) == (comparing.LOSS, 1)
+    assert len(result.sentences) == 1
+    assert result.sentences[0].startswith("A computes in float32, B in float32, autocast to bfloat16")
     assert any("B in float32, autocast to bfloat16" in remark for remark in result.remarks)
 
 
