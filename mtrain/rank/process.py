@@ -176,7 +176,12 @@ class Leaving:
             return
         self._recorded = error
         with contextlib.suppress(OSError):  # the log's disk may be full, but the failure must be recorded all the same
-            traceback.print_exception(error)
+            if isinstance(
+                error, MtrainError
+            ):  # rank 0's output is shown, and a mistake of the user has words; the record has the rest
+                sys.stderr.writelines(traceback.format_exception_only(error))
+            else:
+                traceback.print_exception(error)
             sys.stderr.flush()
         try:
             write_failure(self._run_folder, self._rank, error, attempt=self._attempt)

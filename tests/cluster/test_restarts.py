@@ -45,6 +45,7 @@ class Direct:
     """Starts a rank itself, without a starter in between."""
 
     agent = True
+    forwards_signals = False
 
     def deaths(self, log, status):
         return []

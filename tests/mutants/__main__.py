@@ -86,7 +86,9 @@ def main() -> int:
     parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another folder, or one file, of faults")
     parser.add_argument("--jobs", type=int, default=2, help="faults at the same time")
     parser.add_argument("--source", type=Path, default=ROOT, help="the checkout whose source and tests are copied")
-    parser.add_argument("--marks", default=MARKS, help="which tests may notice; of `make test`: (not job or smoke) and not slow")
+    parser.add_argument(
+        "--marks", default=MARKS, help="which tests may notice; of `make test`: (not job or smoke) and not slow"
+    )
     parser.add_argument("--no-baseline", action="store_true", help="do not run the killers without a fault first")
     arguments = parser.parse_args()
     words = arguments.only.split(",")
