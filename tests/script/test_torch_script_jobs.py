@@ -279,7 +279,8 @@ def test_ranks_that_go_different_ways_end_with_one_sentence(loop, sentence, tmp_
     result = run(tmp_path, "--nproc-per-node", "2", str(script), timeout_s=60)
     assert result.returncode == 2, result.stdout + result.stderr
     assert sentence in result.stderr
-    assert "Traceback" not in result.stdout + result.stderr
+    # What rank 0 prints where another rank leaves it is shown among the lines; the verdict is last.
+    assert "Traceback" not in result.stderr[result.stderr.rindex("error: ") :]
 
 
 @pytest.mark.smoke
