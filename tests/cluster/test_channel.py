@@ -266,6 +266,8 @@ def test_a_closed_channel_leaves_no_thread_and_no_open_file(pair):
     left.close()
     right.close()
     left.close()
+    for thread in set(threading.enumerate()) - before[1]:
+        thread.join(timeout=60)  # one that has been told to end may not have come to it yet
     assert set(threading.enumerate()) <= before[1]
     assert set(os.listdir("/proc/self/fd")) <= before[0]
 
