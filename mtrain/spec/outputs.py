@@ -68,9 +68,8 @@ def replaced_by(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if (
-            isinstance(error, OSError) and error.errno and error.filename is None
-        ):  # of a write, such as one to a full disk
+        # That of a write, such as one to a full disk, names no file.
+        if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)
         raise
 
