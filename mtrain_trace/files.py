@@ -14,7 +14,7 @@ from typing import IO, Any
 MAX_BYTES = 32 << 20
 """Largest file of facts, and longest line of a file of records, in bytes."""
 MAX_MEMORY_BYTES = 1536 << 20
-"""Most memory that this process may have while it reads records."""
+"""Most memory that the records of a training may take, beyond what this process holds when it begins to read them."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, marks that reverse the order of characters, and halves of characters."""
 
@@ -72,14 +72,27 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield _parse(path, line)
 
 
-def check_memory(path: Path) -> None:
-    """Raise ``CannotTell`` if what was read takes too much memory; without Linux's ``/proc`` nothing is limited."""
+def begin_training() -> None:
+    """Count memory from here on: what is read next belongs to another training."""
+    global _held_before
+    _held_before = _held_bytes()
+
+
+def _held_bytes() -> int:
+    """Return the size of the resident set; 0 without Linux's ``/proc``, where nothing is limited."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            held = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return
-    if held > MAX_MEMORY_BYTES:
+        return 0
+
+
+_held_before = 0
+
+
+def check_memory(path: Path) -> None:
+    """Raise ``CannotTell`` if what was read of a training takes too much memory."""
+    if _held_bytes() - _held_before > MAX_MEMORY_BYTES:
         raise CannotTell(
             f"{path}: comparing it takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory; record fewer updates (--updates 100)"
         )

@@ -239,6 +239,7 @@ def read(folder: Path, *, optimizer: int = 0) -> Trace:
     Raises:
         TraceError: the folder holds none, or a broken one.
     """
+    files.begin_training()
     with refusing_what_is_broken(folder):
         return _read(folder, optimizer)
 

@@ -66,6 +66,13 @@ def _limit(*, mmap: int, trim: int, pad: int) -> None:
 
 
 def peak_resident_bytes() -> int:
-    """Return the largest size of the resident set that this process has had so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Return the largest size of the resident set that this process has had so far.
+
+    Linux's ``ru_maxrss`` is not below the size of the process that has started this one.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,6 +1,5 @@
 """Small files that hold an enormous amount of data are refused before they fill the memory; repeated images are read."""
 
-import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from mtrain.spec import bounds
 from mtrain.tasks.classification.section import ClassificationDataSpec
 from mtrain.tasks.datasets import open_data
 from tests.data_readers.class_images import image
+from tests.peak_memory import growth
 
 pa = pytest.importorskip("pyarrow", reason="needs mtrain[data]")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs mtrain[data]")
@@ -153,10 +153,10 @@ def test_one_image_in_many_rows_is_read_without_growing(nested: bool, tmp_path: 
 
 def test_a_label_of_4_megabytes_in_every_row_takes_its_memory_once(tmp_path: Path) -> None:
     parquet_of_large_labels(tmp_path)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train = opened(tmp_path, "parquet")
+    with growth() as grown:
+        train = opened(tmp_path, "parquet")
     assert len(train.labels) == 2000
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_GROWTH
+    assert grown.bytes < MOST_GROWTH
 
 
 def test_reading_anything_ends_in_words_where_memory_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytestmark = [pytest.mark.job, pytest.mark.smoke]
@@ -49,3 +50,10 @@ def test_a_block_comes_from_the_kernel_or_from_the_heap(
     command = [sys.executable, "-c", PROGRAM, function]
     done = subprocess.run(command, env=plain | caller, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(int(from_kernel))
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_parent() -> None:
+    large = np.ones(600 << 17)  # 600 MiB
+    code = "from mtrain.system.memory import peak_resident_bytes; print(peak_resident_bytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < large.nbytes / 2

@@ -1,7 +1,6 @@
 """Chat templates, tokenizers and JSON lines of strangers: one sentence each, no traceback, and no more memory or time than allowed."""
 
 import json
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ from mtrain.tasks.language.documents import Document
 from mtrain.tasks.language.packing import NONE, pack
 from mtrain.tasks.language.readers.text import TextFiles, TextOptions
 from mtrain.tasks.language.tokens import Bytes, FromFile
+from tests.peak_memory import peak_bytes
 
 pytestmark = [pytest.mark.job, pytest.mark.smoke]
 
 TURNS = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-LARGE = 1 << 20
-"""KiB that no process of a test may take: a GiB."""
+LARGE = 1 << 30
+"""Bytes of which no process of a test may take twice as many."""
 TEMPLATES = {
     "a text of 3 GB": "{{ 'x' * 3000000000 }}",
     "a list of 10^9": "{{ [1] * 1000000000 }}",
@@ -62,6 +62,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_SECONDS", 2)
 
 
+def peak_of(bounded: object) -> int:
+    """Return the largest size that the process has had; 0 of one that has been ended."""
+    return peak_bytes(bounded._process.pid) if isinstance(bounded, BoundedProcess) and bounded._process else 0
+
+
 def one_sentence(error: DataError) -> str:
     said = str(error)
     assert "\n" not in said
@@ -88,8 +93,8 @@ def test_a_hostile_template_is_one_error(
             template.parts(TURNS)
         assert one_sentence(caught.value).startswith("data.chat_template: chat.jinja ")
     assert not (tmp_path / "owned").exists()
+    assert peak_of(template._renderer) < 1.5 * LARGE
     template.close()
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.5 * LARGE
 
 
 def test_an_empty_template_is_refused_where_rows_are_made(tmp_path: Path) -> None:
@@ -166,8 +171,8 @@ def test_a_hostile_tokenizer_is_one_error(name: str, short: None, tmp_path: Path
         said = one_sentence(error)
         assert said.startswith(f"data.tokenizer: {tmp_path / 'tokenizer.json'}: ")
         assert said.endswith("or `bytes`")
+    assert peak_of(found._process) < 2 * LARGE
     found._process.close()
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * LARGE
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10**5, b"\xff\xfe", b"null", b"9" * 10**5])

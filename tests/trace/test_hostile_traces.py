@@ -158,6 +158,18 @@ def test_ranks_without_number_are_not_counted(tmp_path: Path) -> None:
     assert "ranks [1, 2, 3, 4, 5, 6, 7, 8] and more of 1000000000 left no trace" in remark
 
 
+def test_what_the_reader_holds_already_is_no_part_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook may hold more than a trace may take."""
+    write(tmp_path / "t")
+    monkeypatch.setattr(files, "MAX_MEMORY_BYTES", 8 << 20)
+    held = b"x" * (64 << 20)
+    assert reading.read(tmp_path / "t").updates
+    monkeypatch.setattr(files, "MAX_MEMORY_BYTES", -1)
+    with pytest.raises(files.CannotTell, match="memory"):
+        reading.read(tmp_path / "t")
+    assert held
+
+
 @pytest.mark.job
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["facts", "line", "lines"])
