@@ -252,7 +252,6 @@ def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
     assert alone.sent_to_shards == 2 * 3 * alone.weights_bytes + 2 * alone.gradients_bytes
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path, monkeypatch):
     """Whatever the type of a model's files, and whether or not its first block is trained."""

@@ -43,7 +43,6 @@ def _prepared(backend: str, *, ranks: int, models: tuple[str, ...] = MODELS, cod
     return shown
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "ranks"),

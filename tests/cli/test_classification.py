@@ -71,7 +71,6 @@ def test_the_console_speaks_of_accuracy_classes_and_mistakes(trained):
     assert " AP" not in message
 
 
-@pytest.mark.smoke
 def test_evaluate_repeats_the_metrics_of_the_best_checkpoint(trained):
     process = mtrain("evaluate", "--run", "runs/small", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -72,7 +72,6 @@ def test_a_spec_that_lies_here_and_was_not_given_is_told(capsys, tmp_path):
     assert found["spec"][0]["text"].startswith("mtrain.yml in the current folder says which hosts, ranks and backend")
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 @pytest.mark.parametrize(
     ("backend", "ranks"),

@@ -41,7 +41,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.smoke
 def test_the_console_the_records_and_the_summary_name_the_device(trained):
     run, message = trained / "runs/small", (trained / "stdout.txt").read_text().splitlines()
     assert "solo, 1 rank, cpu, fp32" in next(line for line in message if line.startswith("start: "))

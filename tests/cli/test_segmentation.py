@@ -63,7 +63,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.smoke
 def test_a_job_is_scored_by_mean_iou_and_draws_what_it_sees(trained):
     summary = json.loads((trained / "runs/small/summary.json").read_text())
     assert summary["headline"] == ["miou", "pixel_accuracy"]

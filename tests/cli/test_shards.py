@@ -80,7 +80,6 @@ def test_three_shards_make_the_same_job_on_other_numbers_of_ranks(folder, backen
     assert difference < limit
 
 
-@pytest.mark.smoke
 def test_without_fixed_shards_another_number_of_ranks_is_another_job(folder):
     train(folder, "ranks", "cluster.shards=null", ranks=2)
     assert furthest(folder, "ranks") > 1e-6

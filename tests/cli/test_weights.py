@@ -17,9 +17,6 @@ from mtrain.weights.writing import write
 from tests.starts import starts_processes
 from tests.weights import golden
 
-pytestmark = pytest.mark.smoke
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
@@ -130,6 +127,7 @@ def test_a_model_whose_batchnorms_were_folded_is_refused_and_it_is_said_what_to_
     assert "folded into the convolutions" in stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.job
 def test_no_framework_is_imported(files, tmp_path):
     code = (
@@ -213,6 +211,7 @@ def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
     assert "not in the file, so start values stay" in refused.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("command", "values", "message"),
     [

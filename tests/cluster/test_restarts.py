@@ -325,7 +325,6 @@ def test_a_silent_host_is_lost_and_nothing_is_left_on_this_machine(job, tmp_path
     assert "could not be told to end" in job.shown.getvalue()
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_a_failed_job_is_started_again_on_all_hosts(job, tmp_path):
     plan = make_plan(tmp_path, "succeed", "fail_the_first_time", "succeed", max_restarts=1)

@@ -33,7 +33,6 @@ def _loaded(**values: object) -> config.Loaded:
     return config.load("digits", flags={"cluster.name": "ray", "cluster.nproc_per_node": 1, **flags}, environ={})
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_a_plan_names_hosts_that_ray_will_choose_and_needs_no_ray(tmp_path, monkeypatch):
     (tmp_path / "ray.py").write_text("raise AssertionError('a plan imports Ray')")

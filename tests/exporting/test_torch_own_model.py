@@ -99,6 +99,7 @@ def classes() -> dict:
     return names
 
 
+@pytest.mark.smoke
 @pytest.mark.job
 def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folder, capsys):
     torch.manual_seed(0)

@@ -22,7 +22,6 @@ PLUGIN = """
 """
 
 
-@pytest.mark.smoke
 @pytest.mark.skipif(
     not all(find_spec(name) for name in FRAMEWORKS.values()),
     reason="only where both are installed can both be imported",

@@ -20,7 +20,6 @@ def undisturbed(tmp_path_factory, digits) -> dict:
     }
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("update", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(runner, undisturbed, update):
     process = runner.start(runner.arguments(name="killed"))

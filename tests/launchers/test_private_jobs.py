@@ -115,7 +115,6 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
             made.end()
 
 
-@pytest.mark.smoke
 def test_no_file_and_no_command_line_holds_a_secret_and_no_port_is_open_to_other_machines(job: Job):
     listening = job.listening()
     environ = job.ranks()[0].environ()

@@ -132,10 +132,20 @@ def test_a_kept_group_is_released_before_the_next_one_begins(monkeypatch):
     calls = []
     module = ModuleType(kept_groups.MODULE)
     module.group = SimpleNamespace(WORLD=groups[0])
-    module.init_process_group = lambda *words, **options: calls.append((words, options, sys.getrefcount(groups[0])))
-    module.destroy_process_group = lambda group=None: calls.append(group)
+
+    def init_process_group(*words, **options):
+        calls.append((words, options, sys.getrefcount(groups[0])))
+
+    def destroy_process_group(group=None):
+        calls.append(group)
+
+    def own():
+        pass
+
+    module.init_process_group, module.destroy_process_group = init_process_group, destroy_process_group
+    others = SimpleNamespace(init_process_group=own, destroy_process_group=destroy_process_group)
     monkeypatch.setitem(sys.modules, kept_groups.MODULE, module)
-    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", others)
     before = sys.getrefcount(groups[0])
     kept_groups.keep_groups()
     module.destroy_process_group()
@@ -144,6 +154,8 @@ def test_a_kept_group_is_released_before_the_next_one_begins(monkeypatch):
     assert kept == before + 1
     module.init_process_group("gloo", rank=0)
     assert calls == [None, groups[1], (("gloo",), {"rank": 0}, before)]
+    assert others.init_process_group is own, "what a script has put there itself stays"
+    assert others.destroy_process_group is module.destroy_process_group
 
 
 def test_groups_are_kept_too_where_the_script_imports_torch_itself(monkeypatch, tmp_path):

@@ -79,7 +79,6 @@ def test_several_ranks_train_what_the_plain_script_trains(backend, size, loop, p
     assert difference <= 1e-12
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_a_gan_that_was_killed_goes_on_with_the_same_bits(tmp_path):
     words = ("--backend", "ddp", "--nproc-per-node", "2", *FP64, "-o", "checkpoint.every_updates=2")

@@ -27,7 +27,6 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path / "work"
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_an_outside_task_trains_on_two_ranks_and_predicts(here):
     result = mtrain.train("spec.yml", backend="ddp", ranks=2, quiet=True)

@@ -67,7 +67,6 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
     return list(json.loads(done.stdout))
 
 
-@pytest.mark.smoke
 def test_the_calls_of_an_update_do_not_grow_with_the_arrays(counts: list[dict[str, int]]) -> None:
     small, large = counts
     assert (small["arrays"], large["arrays"]) == (40, 240)

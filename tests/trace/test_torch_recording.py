@@ -81,7 +81,6 @@ def test_a_launcher_leaves_no_trace_and_each_rank_one(tmp_path: Path) -> None:
     assert "ranks [1] of 2 left no trace" in reading.read(tmp_path / "t").remarks[0]
 
 
-@pytest.mark.smoke
 @pytest.mark.job
 def test_a_killed_training_leaves_its_trace_and_its_exit_code(tmp_path: Path) -> None:
     done = run(tmp_path, DIE="1")

@@ -40,7 +40,9 @@ def _wrap(module: Any) -> None:
             kept.clear()
         init(*arguments, **options)
 
-    for name, wrapper in (("destroy_process_group", destroy_process_group), ("init_process_group", init_process_group)):
-        functools.update_wrapper(wrapper, getattr(module, name))
-        for holder in filter(None, (module, sys.modules.get("torch.distributed"))):
-            setattr(holder, name, wrapper)
+    for original, wrapper in ((destroy, destroy_process_group), (init, init_process_group)):
+        name = original.__name__
+        functools.update_wrapper(wrapper, original)
+        for holder in (module, sys.modules.get("torch.distributed")):
+            if getattr(holder, name, None) is original:  # else it is somebody else's, and stays
+                setattr(holder, name, wrapper)
