@@ -12,8 +12,6 @@ import pytest
 
 from tests.skips import LIST
 
-pytestmark = pytest.mark.smoke
-
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
@@ -67,6 +65,7 @@ def needed() -> list[str]:
     return names.split()
 
 
+@pytest.mark.smoke
 def test_every_package_that_make_test_installs_is_one_that_the_list_names() -> None:
     entries = tomllib.loads(LIST.read_text())["skip"]
     assert {name for entry in entries for name in entry.get("packages", ())} == set(needed())

@@ -124,6 +124,16 @@ def mtrain(
     return subprocess.CompletedProcess(process.args, status, process.stdout, process.stderr)
 
 
+def run(
+    *words: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``mtrain`` with ``words``: as a copy where that is possible, else as a process that starts cold."""
+    if is_torch(words) and (env or os.environ).get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+        return mtrain(*words, cwd=cwd, env=env, timeout=timeout)
+    line = [sys.executable, "-m", "mtrain", *words]
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
 @functools.cache
 def _scratch() -> str:
     folder = tempfile.TemporaryDirectory(prefix="mtrain-warm-")

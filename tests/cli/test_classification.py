@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import save_image
 from mtrain.tasks.classification.digits import DigitsClasses
+from tests import warm
 from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -22,8 +22,7 @@ QUICK = ["data.workers=1", "train.batch_size=96", "optimizer.learning_rate=0.004
 
 
 def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    return warm.run(*arguments, cwd=cwd, env=ENVIRONMENT)
 
 
 def overrides(*values: str) -> list[str]:

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtrain.core.checkpoint import store
+from tests import warm
 from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -22,8 +22,7 @@ STUDENT = ("model.options.width=32", "model.options.depth=1", "model.options.dro
 
 
 def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", *arguments]
-    process = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    process = warm.run(*arguments, cwd=cwd, env=ENVIRONMENT)
     assert process.returncode == status, process.stdout + process.stderr
     return process
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -14,6 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from mtrain.data.images.drawing import save_image
+from tests import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 SMALL = ["data.root=digits", "data.image_size=32", "data.augment.flip_lr=0", "report.tensorboard=false"]
@@ -21,8 +21,7 @@ CLASSES = (0, 1, 2)
 
 
 def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=500)
+    return warm.run(*arguments, cwd=cwd, env=ENVIRONMENT, timeout=500)
 
 
 def overrides(values: list[str]) -> list[str]:

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mtrain.cli import main
 from mtrain.spec.plugins import load, names
+from tests import warm
 
 SMALL = Path(__file__).parents[1] / "data" / "bccd_small"
 DATA_PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -40,9 +40,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*values: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", "train", "-c", "my.yml", "--backend", "solo", "--name", "r", "-o", *TINY]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    return subprocess.run([*command, *values], capture_output=True, text=True, env=environment, timeout=300)
+    words = ("train", "-c", "my.yml", "--backend", "solo", "--name", "r", "-o", *TINY, *values)
+    return warm.run(*words, cwd=Path.cwd(), env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"})
 
 
 @pytest.mark.smoke

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.starts import starts_processes
 
 HERE = Path(__file__).parent.parent
@@ -20,8 +20,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
 
 def mtrain(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    return warm.run(*arguments, cwd=cwd, env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,6 @@ def test_a_run_folder_holds_everything_that_was_promised(trained):
     assert (kinds.count("update"), kinds.count("evaluation")) == (4, 2), "--eval trains, and evaluates after each epoch"
 
 
-@pytest.mark.smoke
 def test_evaluate_repeats_the_metrics_of_the_best_checkpoint_in_the_folder_that_was_named(trained):
     process = mtrain("evaluate", "--run", "runs/small", "--name", "scored", cwd=trained)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import read_indices, write_indices
+from tests import warm
 from tests.starts import starts_processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -25,8 +25,7 @@ QUICK = (
 
 
 def mtrain(*arguments: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mtrain", *arguments]
-    process = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    process = warm.run(*arguments, cwd=cwd, env=ENVIRONMENT)
     assert process.returncode == status, process.stdout + process.stderr
     return process
 

@@ -17,6 +17,7 @@ from mtrain.weights.writing import write
 from tests.starts import starts_processes
 from tests.weights import golden
 
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
@@ -211,7 +212,6 @@ def test_the_form_for_inference_is_scored_with_the_option_that_says_so(digits):
     assert "not in the file, so start values stay" in refused.stderr
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("command", "values", "message"),
     [

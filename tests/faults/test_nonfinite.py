@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 
 def test_a_rate_that_explodes_ends_with_one_clear_error(runner):
     values = ["optimizer.rule=sgd", "optimizer.learning_rate=1e30", "schedule.warmup=null", "train.clip_norm=null"]

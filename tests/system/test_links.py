@@ -16,6 +16,7 @@ from mtrain.spec import outputs
 from mtrain.spec.files import path_problem
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
+from tests import warm
 from tests.starts import starts_processes
 
 pytestmark = pytest.mark.smoke
@@ -61,7 +62,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-o",
         f"report.dir={folder / 'runs'}",
     ]
-    assert main(["train", *words, *values]) == 0
+    done = warm.run("train", *words, *values, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return folder / "runs" / "small"
 
 

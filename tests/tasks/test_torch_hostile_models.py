@@ -71,7 +71,6 @@ def test_a_strange_header_is_one_error_for_each_reader(name: str, tmp_path: Path
 
 
 @pytest.mark.job
-@pytest.mark.smoke
 def test_a_header_of_the_largest_size_takes_no_gib(tmp_path: Path) -> None:
     """Of empty lists, which take most for their text."""
     import subprocess

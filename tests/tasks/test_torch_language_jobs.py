@@ -17,8 +17,6 @@ from mtrain.tasks.language.tokens import Bytes
 from tests.own_model.runs import command, losses, refused, trained
 from tests.starts import starts_processes
 
-pytestmark = pytest.mark.smoke
-
 SPEC = """
 model:
   name: hf
@@ -90,6 +88,7 @@ def largest_difference(folder: Path, name: str, expected: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(expected, found, strict=True))
 
 
+@pytest.mark.smoke
 def test_one_rank_has_the_losses_of_a_plain_loop(folder):
     assert largest_difference(folder, "one", plain_losses(folder, 8)) <= 1e-12
 
@@ -119,6 +118,7 @@ def test_however_it_is_divided_the_losses_and_metrics_are_those_of_one_rank(fold
     assert summary["last"]["accuracy"] == one["last"]["accuracy"]
 
 
+@pytest.mark.smoke
 def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(folder):
     whole = json.loads((folder / "runs/one/summary.json").read_text())
     shutil.copytree(folder / "runs/one", folder / "runs/again")
