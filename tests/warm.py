@@ -29,6 +29,8 @@ RANKS = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 """What a plan for this host with one thread for each rank adds to the environment: a rank with other variables starts cold."""
+ONE_THREAD = {"MTRAIN_CLUSTER__THREADS": "1"}
+"""What the commands have in addition; without it a rank that is alone has a thread for each core, and starts cold."""
 OF_A_TEST = ("PYTEST_CURRENT_TEST",)
 SETTING = "MTRAIN_TEST_COPY"
 """Variable in which a copy finds its folder and where its output goes; it takes it away before the command runs."""
@@ -102,7 +104,8 @@ def start(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> Copie
 
     Each set of variables has a warm process of its own, so a test with variables that no other test has starts cold.
     """
-    variables = {name: value for name, value in (os.environ if env is None else env).items() if name not in OF_A_TEST}
+    given = os.environ if env is None else env
+    variables = {**ONE_THREAD, **{name: value for name, value in given.items() if name not in OF_A_TEST}}
     command = [sys.executable, "-m", "mtrain", *words]
     sys.audit(starts.OF_A_COPY, command)
     copies = _copies(tuple(sorted(variables.items())))

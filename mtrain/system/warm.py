@@ -31,9 +31,12 @@ FIRST_S = 60.0
 """Seconds in which the other end must have said what is to be imported."""
 PADDING = 4096
 """Bytes that the command line of a warm process has room for, in which copies show theirs."""
-OWN_VARIABLES = ("MTRAIN_JOB_ATTEMPT", "MTRAIN_JOB_SECRET", "MASTER_ADDR", "MASTER_PORT", "LD_LIBRARY_PATH")
-"""Variables that may differ from job to job, because nothing reads them while it is imported. OpenCV adds its folder to the last
-one each time it is imported; the loader of libraries has read it when the process began."""
+OWN_VARIABLES = (
+    *("MTRAIN_JOB_ATTEMPT", "MTRAIN_JOB_SECRET", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # read where a process group is made
+    "LD_LIBRARY_PATH",  # OpenCV adds its folder each time it is imported; the loader has read it when the process began
+)
+"""Variables that may differ from job to job, because nothing reads them while it is imported."""
 
 Program = Callable[[Sequence[str]], int]
 
