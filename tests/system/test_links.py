@@ -17,6 +17,7 @@ from mtrain.spec.files import path_problem
 from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
 from tests import warm
+from tests.once import once
 from tests.starts import starts_processes
 
 pytestmark = pytest.mark.smoke
@@ -48,7 +49,6 @@ def mask() -> Iterator[None]:
 @starts_processes
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``runs/small``, four updates on one rank."""
-    folder = tmp_path_factory.mktemp("links")
     values = [word for value in QUICK for word in ("-o", value)]
     words = [
         "-c",
@@ -59,12 +59,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cpu",
         "--name",
         "small",
-        "-o",
-        f"report.dir={folder / 'runs'}",
     ]
-    done = warm.run("train", *words, *values, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "runs" / "small"
+
+    def train(folder: Path) -> None:
+        done = warm.run("train", *words, "-o", f"report.dir={folder / 'runs'}", *values, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    return once(tmp_path_factory, "links", train) / "runs" / "small"
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes | None, int]]:

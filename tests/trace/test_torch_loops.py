@@ -9,6 +9,7 @@ import pytest
 
 from mtrain_trace import command, comparing, differences, reading
 from mtrain_trace.comparing import Comparison
+from tests.once import once
 from tests.starts import starts_processes
 
 pytestmark = [pytest.mark.job, pytest.mark.smoke]
@@ -20,12 +21,14 @@ LOOPS = Path(__file__).parent / "loops.py"
 @starts_processes
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of all loops: one process, whose copies train."""
-    out = tmp_path_factory.mktemp("loops")
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, LOOPS, out], env=environ, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    assert "cannot record" not in done.stderr
-    return out
+
+    def train(out: Path) -> None:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, LOOPS, out], env=environ, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stderr
+        assert "cannot record" not in done.stderr
+
+    return once(tmp_path_factory, "loops", train)
 
 
 def compared(traces: Path, a: str, b: str) -> Comparison:

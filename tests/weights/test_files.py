@@ -22,6 +22,7 @@ from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError
 from mtrain.weights.reading import read
 from mtrain.weights.writing import check_target, write
+from tests.once import once
 from tests.starts import starts_processes
 from tests.weights import golden
 from tests.weights.audit import audited
@@ -67,8 +68,6 @@ def test_what_is_written_is_read_again_bit_for_bit(tmp_path, ending):
 @starts_processes
 def by_torch(tmp_path_factory):
     """Files that torch wrote from the golden YOLOv5 state: plain, in the old format, and a whole pickled model."""
-    folder = tmp_path_factory.mktemp("torch")
-    np.savez(folder / "state.npz", **golden.yolov5("n"))
     code = """
 import sys, types, numpy as np, torch
 from torch import nn
@@ -122,8 +121,12 @@ DetectionModel.forward_fuse = lambda self: None
 ema.forward = ema.forward_fuse
 torch.save({"model": ema}, "fused.pt")
 """
-    run(code, folder)
-    return folder
+
+    def save(folder):
+        np.savez(folder / "state.npz", **golden.yolov5("n"))
+        run(code, folder)
+
+    return once(tmp_path_factory, "by_torch", save)
 
 
 @needs("torch")
@@ -196,7 +199,6 @@ for options in ({}, {"mmap": True}):
 @pytest.fixture(scope="module")
 @starts_processes
 def by_paddle(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("paddle")
     code = """
 import numpy as np, paddle
 paddle.seed(1)
@@ -206,8 +208,7 @@ for protocol in (2, 3, 4): paddle.save(net.state_dict(), f"{protocol}.pdparams",
 paddle.save({"model": net.state_dict(), "epoch": 3}, "nested.pdparams")
 paddle.save({"a": paddle.to_tensor([1.5, -2.0, 3.0]).astype("bfloat16")}, "bfloat16.pdparams")
 """
-    run(code, folder)
-    return folder
+    return once(tmp_path_factory, "by_paddle", lambda folder: run(code, folder))
 
 
 @needs("paddle")
