@@ -469,3 +469,12 @@ def test_a_loss_that_is_a_little_apart_is_not_told_to_be_the_same() -> None:
     assert "an activation" in told
     (told,) = compared(trace(update(1)), trace(update(1, noise, losses=[1.0 + 1e-7]))).sentences
     assert told.startswith("the loss is the same")
+
+
+def test_the_same_targets_with_other_samples_are_other_targets() -> None:
+    swapped = {"rank_targets": [["t", "s"]]}
+    parting = compared(trace(update(1)), trace(update(1, **swapped, losses=[1.5]))).parting
+    assert parting is not None
+    assert (parting.what, parting.update) == (differences.TARGETS, 1)
+    both = {"rank_samples": [["b", "a"]], **swapped}
+    assert compared(trace(update(1)), trace(update(1, **both))).parting is None, "in another order, each with its own"
