@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mtrain_trace import mixing, startup, torch_arrays, torch_deepspeed, torch_hooks, torch_mixing
 from mtrain_trace.recorder import UPDATES, Recorder
-from mtrain_trace.torch_listener import TorchListener
+from mtrain_trace.torch_listener import TorchListener, _Inputs
 
 
 def test_an_update_is_written_when_the_next_one_begins(tmp_path: Path) -> None:
@@ -113,3 +113,22 @@ def test_a_module_is_joined_although_the_program_has_asked_before_whether_there_
     assert importlib.import_module("asked_for").loaded
     assert joined == ["asked_for"]
     monkeypatch.delitem(sys.modules, "asked_for")
+
+
+def test_a_target_that_the_model_is_given_is_no_sample() -> None:
+    images, labels, more = torch.ones(8, 4), torch.arange(8), torch.ones(8, 2)
+    inputs = _Inputs.of((images, labels, more))
+    assert inputs is not None
+    assert sorted(inputs.rows) == [0, 1, 2]
+    inputs.leave_out(labels)
+    assert sorted(inputs.rows) == [0, 2]
+    inputs.leave_out(images)
+    assert sorted(inputs.rows) == [0, 2], "the first one may be both, as of an autoencoder"
+
+
+@pytest.mark.parametrize(("shape", "count", "rows"), [((5, 8, 3), 8, 8), ((8, 5, 3), 8, 8), ((8, 8, 3), 8, None)])
+def test_samples_lie_along_the_axis_that_a_layer_names(shape: tuple[int, ...], count: int, rows: int | None) -> None:
+    inputs = _Inputs.of((torch.rand(shape),))
+    assert inputs is not None
+    inputs.settle(count, is_time_first=True)
+    assert [len(digests) for digests in inputs.rows.values()] == ([] if rows is None else [rows])
