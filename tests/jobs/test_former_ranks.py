@@ -8,6 +8,8 @@ import pytest
 
 from mtrain.errors import UsageError
 from mtrain.system import attempts
+from mtrain.system.failures import read_failures, write_failure
+from mtrain.system.runfolder import RunFolder
 
 
 @pytest.mark.parametrize("ticks", [-1, 1, 0])
@@ -43,3 +45,21 @@ def test_what_is_no_file_in_place_of_the_lock_of_ranks_is_passed_over(tmp_path, 
     {"pipe": os.mkfifo, "link": lambda path: os.symlink(outside, path), "folder": os.mkdir}[kind](file)
     attempts.await_former_ranks(tmp_path, None, timeout_s=0.1)
     assert outside.read_text() == "kept"
+
+
+@pytest.mark.parametrize("node", [1, None])
+def test_a_rank_of_several_hosts_alone_dies_with_its_agent(tmp_path, monkeypatch, node):
+    died_with = []
+    monkeypatch.setattr(attempts, "_die_with", died_with.append)
+    mark = attempts.drawn(node)
+    monkeypatch.setattr(attempts.fcntl, "flock", lambda *_: None)  # no later test is to find a lock
+    attempts.join(mark, tmp_path)
+    assert died_with == ([] if node is None else [mark])
+
+
+def test_a_failure_of_another_attempt_is_none_of_this_one(tmp_path):
+    run = RunFolder(tmp_path)
+    write_failure(run, 1, RuntimeError("closed by peer"), attempt="earlier")
+    assert read_failures(run, attempt="this one") == []
+    for attempt in ("earlier", None):
+        assert [failure["message"] for failure in read_failures(run, attempt=attempt)] == ["closed by peer"]
