@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -244,3 +245,12 @@ def test_the_code_on_the_page_compiles_and_calls_public_functions():
     for block in blocks:
         compile(block, "docs/python.md", "exec")
         assert set(re.findall(r"mtrain\.(\w+)\(", block)) <= set(mtrain.__all__)
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_an_exit_code_of_a_failure_raises_and_names_the_run(tmp_path, monkeypatch, code):
+    ended = SimpleNamespace(code=code, run_dir=tmp_path)
+    monkeypatch.setattr("mtrain.api.training.train", lambda request: ended)
+    with pytest.raises(mtrain.JobFailed, match=f"training ended with exit code {code}; .* {tmp_path}") as caught:
+        mtrain.train(SPEC, backend="solo")
+    assert (caught.value.exit_code, caught.value.run_dir) == (code, tmp_path)

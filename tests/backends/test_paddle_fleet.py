@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,3 +273,15 @@ def test_a_second_run_gives_the_same_bits(tmp_path, plain):
 )
 def test_how_gradients_are_bundled_changes_nothing_on_two_ranks(tmp_path, plain, options):
     assert two_ranks(tmp_path, "0", repr(options)) == plain
+
+
+@pytest.mark.parametrize(("rank", "port", "closed"), [(0, 7, [7]), (1, 7, []), (0, None, [])])
+def test_rank_0_closes_the_port_of_the_store_once_all_ranks_are_connected(rank, port, closed, monkeypatch):
+    from mtrain.backends._paddle import job
+
+    order: list[Any] = []
+    monkeypatch.setattr(job.internals, "port_of_store", lambda environ: port)
+    monkeypatch.setattr(job.internals, "close_port", order.append)
+    channel: Any = SimpleNamespace(all_gather=lambda value: order.append("all are connected"))
+    job._close_store_port(channel, rank)
+    assert order == ["all are connected", *closed]

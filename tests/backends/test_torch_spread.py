@@ -181,6 +181,20 @@ def test_an_array_that_was_resized_keeps_all_its_values(monkeypatch: pytest.Monk
         assert float(x.sum()) == 600
 
 
+def test_what_another_array_is_overwritten_with_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "LEAST_BYTES", 64)
+    monkeypatch.setattr(spread, "ROOM_BYTES", 0)
+    with spread.Spread(LocalCollective(), torch.device("cpu")) as made:
+        source, target = torch.full((100,), 2.0), torch.zeros(100)
+        torch.zeros(100)
+        assert made.is_spread(source)
+        target.copy_(source)
+        target[50:].copy_(target[:50])
+        torch.zeros(100)
+        assert made.is_spread(target)
+        assert float(target.sum()) == 200
+
+
 def test_a_digest_is_taken_anew_where_values_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking it costs more than giving memory up, so reading does not lead to it."""
     monkeypatch.setattr(spread, "LEAST_BYTES", 64)

@@ -227,3 +227,29 @@ def test_large_files_tell_that_they_move_on_a_disk_of_this_host(tmp_path):
     place.digest("x/a", size=5 << 20)
     assert len(moved) > before
     assert RunCopies(place).names() == ([], [])
+
+
+def test_the_newest_checkpoint_waits_with_its_files_and_those_passed_over_are_counted(tmp_path, monkeypatch):
+    run, handed, answers = Run(tmp_path), [], []
+    monkeypatch.setattr(copiers, "MANY_PASSED_OVER", 2)
+    monkeypatch.setattr(Copier, "_hand_over", lambda copies: handed.append(copies._under_way))
+    monkeypatch.setattr(Copier, "_answers", lambda copies: [answers.pop()] if answers else [])
+    monkeypatch.setattr(Copier, "_is_lost", lambda copies: False)
+    copies, written, warned = Copier(CheckpointSpec(copy_to=run.address), run.folder), {}, []
+    try:
+        for update in (10, 20, 30, 40):
+            path = run.save(update)
+            copies.written(path)
+            written[path.name] = contents(path)
+            shutil.rmtree(path)
+            warned.append([news.fields["message"] for news in copies.news()])
+        answers.append({"name": "step-00000010"})
+        assert [contents(kept.path) for kept in handed] == [written["step-00000010"]]
+        assert [news.kind for news in copies.news()] == ["copy"]
+        assert handed[-1].name == "step-00000040"
+        assert contents(handed[-1].path) == written["step-00000040"]
+    finally:
+        copies.close()
+    assert warned[:3] == [[], [], []]
+    assert "2 checkpoints in a row were not copied" in warned[3][0]
+    assert list(run.checkpoints.folder.glob(".tmp-*")) == []

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from mtrain.cli import main
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config
-from tests.starts import starts_processes
+from tests.cli.run_folders import make_run
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 SCRIPT = """
@@ -111,37 +111,18 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict, str]
     return (json.loads(told.out) if "--json" in words else {"text": told.out}), told.err
 
 
-def started(folder: Path, *words: str, name: str) -> Path:
-    """Make the folder of a run whose job has made a checkpoint."""
-    ended = command(*words, "--name", name, cwd=folder)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return folder / "runs" / name
-
-
 @pytest.fixture(scope="module")
-@starts_processes
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/first`: two updates of `own.yml` with typed choices."""
+    """A folder with `runs/first`: a job of `own.yml` with typed choices."""
     folder = tmp_path_factory.mktemp("typed")
     text = "_BASE_: vit_digits\ntrain: {updates: 2, epochs: null, seed: 3}\nevaluate: {at_end: false, every_epochs: null}\n"
     (folder / "own.yml").write_text(text)
-    words = (
-        "train",
-        "-c",
-        "own.yml",
-        "-b",
-        "solo",
-        "--seed",
-        "42",
-        "-o",
-        "optimizer.learning_rate=0.01",
-        "report.plots=false",
-    )
-    started(folder, *words, name="first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_run("own.yml", "first", "backend.name=solo", "train.seed=42", "optimizer.learning_rate=0.01")
     return folder
 
 
-@pytest.mark.smoke
 def test_choices_of_a_run_stay_beside_the_spec_that_is_given_again_and_changes_are_told(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +197,6 @@ def test_code_that_is_typed_for_a_run_folder_is_used(run: Path, monkeypatch: pyt
     assert loaded.spec.backend.python == sys.executable
 
 
-@pytest.mark.smoke
 def test_a_policy_of_the_current_folder_is_the_users_own(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

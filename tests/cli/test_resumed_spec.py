@@ -9,13 +9,11 @@ import pytest
 import yaml
 
 from mtrain.cli import main
-from mtrain.core.checkpoint.format import Saved, write
-from mtrain.core.interfaces import Progress, State
 from mtrain.errors import SpecError
-from mtrain.jobs import choices
 from mtrain.spec import config, run_spec
 from mtrain.spec.sources import Files
 from mtrain.spec.yaml_reader import dumped
+from tests.cli.run_folders import make_run
 
 OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
 
@@ -26,15 +24,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yml").write_text(OWN)
     overrides = ["backend.name=deepspeed", "backend.options.stage=2", "cluster.nproc_per_node=2", "train.seed=42"]
-    loaded = config.load("own.yml", overrides=overrides, environ={})
-    folder = tmp_path / "runs/own"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "spec.json").write_text(config.resolved_json(loaded.spec))
-    (folder / "spec.yml").write_text(yaml.safe_dump(dict(loaded.values)))
-    (folder / "chosen.json").write_text(json.dumps(choices.describe(loaded, framework="torch")))
-    saved = Saved(state=State(weights={}), progress=Progress(update=1), spec={})
-    write(folder / "checkpoints/step-00000001", saved)
-    return folder
+    return make_run("own.yml", "own", *overrides)
 
 
 def plan(capsys, *words) -> tuple[dict, str]:
@@ -101,6 +91,14 @@ def test_what_is_typed_on_top_is_told_with_both_values(run, capsys):
         assert change in line
     assert "optimizer.learning_rate" in line
     assert "own.yml:3" in line
+
+
+def test_a_submission_types_anew_what_is_not_as_it_was_chosen_for_the_run(run, capsys):
+    words = ["submit", "-c", "own.yml", "--cluster", "slurm", "--dry-run"]
+    assert main([*words, "--resume", "runs/own", "--seed", "7"]) == 0
+    assert "-o train.seed=7" in capsys.readouterr().out
+    assert main([*words, "--name", "own"]) == 0
+    assert "-o train.seed" not in capsys.readouterr().out
 
 
 def test_a_comparison_of_plans_goes_on_from_the_run_too(run, capsys):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain.jobs.hosts import channel as channels
-from mtrain.jobs.hosts.agent_processes import hear, open_line
+from mtrain.jobs.hosts.agent_processes import Line, hear, open_line
 from mtrain.jobs.hosts.channel import Channel, Lost, Refused, ask_all
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 
@@ -225,6 +225,23 @@ def test_what_a_login_shell_prints_is_passed_over_and_kept_for_the_explanation(r
     stranger.sendall(b"Welcome to node2!\n{ not json\n" + b'{"event": "hello"}\n')
     assert channel.wait(60) == {"event": "hello"}
     assert list(channel.noise) == ["Welcome to node2!", "{ not json"]
+
+
+def test_what_looks_like_a_message_before_the_hello_of_an_agent_is_passed_over_too(pair):
+    agent, leader = pair(skips_noise=True)
+    for printed in ({"motd": "be kind"}, {"motd": {"event": "none"}}, {"event": "hello"}):
+        agent.send(printed)
+    assert leader.wait(60) == {"event": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"), [(["Choose a shell", "(1 or 2)"], "Choose a shell / (1 or 2)"), ([], "")]
+)
+def test_an_agent_that_does_not_come_is_told_with_what_its_login_shell_printed(printed, shown):
+    channel = SimpleNamespace(wait=lambda wait_s: None, printed=printed)
+    found = hear(Line(host="node2", node=1, channel=channel, process=None, stderr=None), timeout_s=0.0)
+    assert shown in found.line()
+    assert ("no agent has come up" in found.line(), "has said nothing" in found.line()) == (bool(printed), not printed)
 
 
 @pytest.mark.parametrize("rubbish", [b"rm -rf\n", b"[1, 2]\n", b"\x80\x04\x95\n", b"[" * 100_000 + b"\n"])

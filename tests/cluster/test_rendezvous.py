@@ -21,9 +21,11 @@ from mtrain.jobs.host_command import Orders
 from mtrain.jobs.hosts.admission import Party, difference
 from mtrain.jobs.hosts.agent import hello
 from mtrain.jobs.hosts.channel import ask_all
+from mtrain.jobs.hosts.connections import Addresses
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.handshake import Unproven, prove
 from mtrain.jobs.hosts.joining import join
+from mtrain.jobs.hosts.listener import MAX_UNIDENTIFIED, Listener
 from mtrain.jobs.hosts.rendezvous import open_meeting
 from mtrain.system.environment import caller
 from tests.ports import held_port
@@ -483,6 +485,31 @@ def test_many_who_connect_and_say_nothing_bind_few_threads_and_keep_no_host_out(
         for connection in silent:
             connection.close()
         first.close()
+
+
+def test_of_strangers_who_say_nothing_those_beyond_the_limit_are_closed(port, monkeypatch):
+    monkeypatch.setattr(mtrain.jobs.hosts.listener, "HELLO_S", float("inf"))
+    most, strangers = MAX_UNIDENTIFIED[False], []
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(0.0)
+
+    async def closed() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(60):
+            return [await loop.sock_recv(connection, 1) for connection in strangers[most:]]
+
+    listener = Listener(
+        server, party(0, port), addresses=Addresses(["192.0.2.1"]), answer=print, greeting={}, note=print
+    )
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        for _ in range(most + 3):
+            strangers.append(stack.enter_context(socket.create_connection(server.getsockname())))
+            strangers[-1].setblocking(False)
+        assert listener.run(closed) == [b""] * 3
+        for connection in strangers[:most]:
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
 
 
 @pytest.fixture

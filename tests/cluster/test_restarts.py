@@ -28,7 +28,7 @@ from mtrain.jobs.hosts.host_log import HostLog
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.start_failures import SSH
 from mtrain.jobs.metrics_place import MetricsPlace
-from mtrain.jobs.outcome import Loss, Outcome
+from mtrain.jobs.outcome import Loss, Outcome, Pause
 from mtrain.jobs.plan import Plan
 from mtrain.records.console import Plain
 from mtrain.system import processes
@@ -574,6 +574,7 @@ def test_hosts_that_are_suspended_together_go_on_and_one_that_is_suspended_alone
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
 CLOSED = Disconnection(cause=Cause.CLOSED_THERE)
+SILENT = Disconnection(cause=Cause.SILENT, silent_s=12.4)
 
 
 def outcome_of(tmp_path, *, failed_at: float, lost_at: float, why: Disconnection = CLOSED) -> Outcome:
@@ -598,12 +599,24 @@ def test_a_host_that_is_lost_before_its_rank_fails_is_the_cause(tmp_path):
 
 
 def test_a_silent_host_is_named_with_its_silence_and_may_still_run_ranks(tmp_path):
-    silent = Disconnection(cause=Cause.SILENT, silent_s=12.4)
-    outcome = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0, why=silent)
+    outcome = outcome_of(tmp_path, failed_at=11.0, lost_at=10.0, why=SILENT)
     assert outcome.judge().headline.startswith(
         "host 127.0.0.2 has been silent for 12 s: network or power; last heard at "
     )
     assert "127.0.0.2" in outcome.unheard()
+
+
+@pytest.mark.parametrize(
+    ("why", "lost_at", "is_blamed"),
+    [(CLOSED, 10.5, False), (CLOSED, 9.5, True), (CLOSED, 16.0, True), (SILENT, 10.5, True)],
+    ids=["closed meanwhile", "closed before", "closed long after", "silent"],
+)
+def test_a_host_that_gave_up_a_leader_which_stood_still_is_not_to_blame(tmp_path, why, lost_at, is_blamed):
+    outcome = outcome_of(tmp_path, failed_at=20.0, lost_at=lost_at, why=why)
+    outcome.pause = Pause(seconds=30.0, until=10.0)
+    assert outcome.judge().headline.startswith(
+        "host 127.0.0.2" if is_blamed else "the process that leads the job stood"
+    )
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.SILENT])

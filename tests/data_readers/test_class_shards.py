@@ -21,6 +21,7 @@ from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError
 from mtrain.spec import plugins
 from mtrain.tasks.classification.images import verify
+from mtrain.tasks.classification.readers import webdataset
 from mtrain.tasks.classification.section import ClassificationDataSpec
 from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.datasets import open_data
@@ -311,6 +312,21 @@ def test_labels_are_numbers_words_or_in_json(tmp_path):
     shard(tmp_path / "odd/train.tar", odd)
     data = opened(tmp_path / "odd", "webdataset", names=NAMES, val="train.tar", options=options)
     assert data.train.labels.tolist() == [1]
+
+
+def test_the_ranks_of_a_host_share_one_list_of_the_same_shards(tmp_path, monkeypatch):
+    listed = []
+
+    def read_once(make, *, key, form):
+        listed.append(key)
+        return make()
+
+    monkeypatch.setattr(webdataset, "read_once", read_once)
+    shard(tmp_path / "set" / "train-0.tar", members())
+    shard(tmp_path / "set" / "val-0.tar", members())
+    for _ in range(2):
+        opened(tmp_path / "set", "webdataset", names=NAMES).both()
+    assert len(listed) == 2 * len(set(listed)) == 4, "one for each split, and the same on each rank"
 
 
 def test_shards_are_read_in_the_order_of_their_names(tmp_path):

@@ -7,7 +7,9 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 
 from mtrain.cli import main
+from mtrain.deploy.exported.graph_check import check_graph
 from mtrain.deploy.exported.model import ExportedModel
+from mtrain.deploy.exported.values import check_predictions
 from mtrain.errors import CheckpointError
 from tests.serving.files import exported
 
@@ -257,6 +261,27 @@ def written_images(folder: Path) -> Path:
     for number, colour in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
         cv2.imwrite(str(folder / f"{number}.png"), np.full((64, 64, 3), colour, np.uint8))
     return folder
+
+
+OF_THE_GRAPH = ("endless loop", "loop within a branch", "endless scan", "unused functions", "functions in functions")
+OF_WEIGHTS = ("declared weights", "negative weights", "weights elsewhere", "constant elsewhere", "sparse weights")
+
+
+@pytest.mark.parametrize("name", OF_THE_GRAPH + OF_WEIGHTS)
+def test_a_graph_that_its_bytes_do_not_bound_is_refused_before_it_is_opened(name, tmp_path):
+    task, change, says = CASES[name]
+    with pytest.raises(CheckpointError, match=says):
+        check_graph(changed(tmp_path / "x.onnx", task, change))
+
+
+@pytest.mark.parametrize(
+    ("label", "is_refused"), [(1.0, False), (2.0, True), (-1.0, True), (0.5, True), (np.nan, True)]
+)
+def test_boxes_of_classes_that_have_no_name_are_refused(label, is_refused):
+    metadata = SimpleNamespace(kind="detection", class_names=("red", "green"))
+    rows = [np.array([[0, 0, 1, 1, 0.5, 0.0], [0, 0, 1, 1, 0.5, label]])]
+    with pytest.raises(CheckpointError, match="others than the 2 classes") if is_refused else nullcontext():
+        check_predictions(rows, metadata, name="x.onnx")
 
 
 @pytest.mark.job

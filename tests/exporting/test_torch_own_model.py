@@ -2,17 +2,25 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
+from mtrain.backends._torch.exporting import _forget_source
 from mtrain.cli import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
+from mtrain.deploy.export.onnx_file import finish
+from mtrain.deploy.export.request import ExportRequest
 from mtrain.deploy.exported.model import ExportedModel
+from mtrain.spec import config
+from mtrain.tasks.own.exporting import example_inputs
 
 CODE = """
 import numpy as np
@@ -125,6 +133,43 @@ def test_onnxruntime_computes_what_predict_returns_for_every_size_of_batch(folde
     assert [word for word in (*CANARIES, str(folder), str(Path.cwd())) if word in content] == []
     told = json.loads(session.get_modelmeta().custom_metadata_map["mtrain"])
     assert (told["model"], told["spec"], told["options"]) == ("nets.py:Net", {}, {})
+
+
+def test_arrays_of_one_row_for_each_sample_are_those_of_any_size_of_batch(folder):
+    data = SimpleNamespace(dataset=classes()["Images"]())
+    given = example_inputs(
+        config.load(spec(folder), environ={}).spec, SimpleNamespace(train=data, val=data), batch=None
+    )
+    assert {each.name: (each.shape, each.batched) for each in given} == {
+        "image": ((1, 6, 5), True),
+        "more.0": ((3,), True),
+        "more.1": ((), True),
+        "label": ((), True),
+    }
+
+
+def test_the_file_of_an_own_model_holds_nothing_of_its_spec(folder):
+    loaded = config.load(spec(folder), environ={})
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ("batch", 3))
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ("batch", 3))
+    graph = helper.make_graph([helper.make_node("Identity", ["image"], ["scores"])], "own", [image], [scores])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), "own.onnx")
+    facts = {"kind": "own", "options": {}, "class_names": [], "category_ids": [], "image_size": 0, "details": {}}
+    facts |= {"size_step": None, "ranges": {}, "weights_sha256": "", "outputs": ["scores"]}
+    facts["inputs"] = [{"name": "image", "key": "image", "layout": "", "dtype": "float32", "axes": {"0": "batch"}}]
+    told = finish(Path("own.onnx"), request=ExportRequest(), facts=facts, loaded=loaded, weights=Path("w.safetensors"))
+    assert (told.model, told.spec, told.options) == ("nets.py:Net", {}, {})
+
+
+def test_a_traced_program_carries_no_lines_of_source():
+    inner = torch.fx.symbolic_trace(nn.ReLU())
+    outer = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    outer.inner = inner
+    for module in (inner, outer):
+        for node in module.graph.nodes:
+            node.meta["stack_trace"] = 'File "/srv/acme/nets.py", line 1'
+    _forget_source(SimpleNamespace(graph_module=outer))
+    assert not [node for module in (inner, outer) for node in module.graph.nodes if "stack_trace" in node.meta]
 
 
 @pytest.mark.job

@@ -401,6 +401,11 @@ def test_a_request_after_the_last_update_is_told_that_all_is_saved():
     assert "go on with --resume runs/x" in before.text
 
 
+def test_an_expected_error_ends_a_job_with_its_own_exit_code():
+    assert explained(Asked(), failure(at=1.0, expected=True)).code == 2
+    assert explained(Asked(), failure(at=1.0)).code == 1
+
+
 def test_only_a_job_that_saves_is_told_that_nothing_is_saved(monkeypatch):
     assert explained(Asked(1), failure(at=101.0)).text == "ended before the state was saved; there is no checkpoint"
     monkeypatch.setattr(OneHost, "saves", False)

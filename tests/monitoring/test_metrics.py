@@ -189,6 +189,16 @@ def test_a_failure_waits_for_nobody_who_has_never_read_and_for_no_user_who_ends_
         host.fail(stop=lambda: True)
 
 
+def test_a_failure_waits_for_whoever_has_read_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "READ_S", float("inf"))
+    port, looks = held_port(), iter([False, False, True])
+    with closing(HostMetrics()) as host:
+        host.open(MetricsPlace(port=port, address="127.0.0.1"), tmp_path)
+        scraped(port)
+        host.fail(stop=lambda: next(looks))
+    assert list(looks) == []
+
+
 @contextmanager
 def served(folder: Path, address: str = "127.0.0.1") -> Iterator[tuple[HostMetrics, int]]:
     with closing(HostMetrics()) as host:

@@ -18,9 +18,11 @@ from onnx import numpy_helper
 
 from mtrain.cli import main
 from mtrain.deploy.export.onnx_file import write_metadata
+from mtrain.deploy.exported.metadata import Metadata
 from mtrain.deploy.exported.model import ExportedModel, read_metadata
-from mtrain.deploy.quantise import graph
+from mtrain.deploy.quantise import graph, job
 from mtrain.spec.resolved import Resolved
+from tests.serving.files import exported
 from tests.starts import starts_processes
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -88,6 +90,26 @@ def test_a_full_disk_costs_no_file_that_was_to_be_replaced(folder: Path, monkeyp
     assert "good.onnx: cannot be written: No space left on device" in capsys.readouterr().err
     assert Path("good.onnx").read_bytes() == Path("net8.onnx").read_bytes()
     assert not list(folder.glob(".good*"))
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_that_it_was_to_replace(tmp_path: Path, monkeypatch) -> None:
+    save = onnx.save
+
+    def half(model, path: str, **settings) -> None:
+        if model.producer_name != "mtrain":  # the quantiser's own files
+            return save(model, path, **settings)
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    source, good = exported(tmp_path / "net.onnx", "classification", rounds=1), tmp_path / "good.onnx"
+    good.write_bytes(b"good")
+    feeds = [{"images": np.zeros((1, 64, 64, 3), np.uint8)}]
+    metadata = Metadata.model_validate_json(onnx.load(str(source)).metadata_props[0].value)
+    monkeypatch.setattr(onnx, "save", half)
+    with pytest.raises(OSError, match="No space left on device"):
+        job._written(source, metadata, feeds, method="minmax", out=good, folder=tmp_path)
+    assert good.read_bytes() == b"good"
+    assert not list(tmp_path.glob(".good*"))
 
 
 def test_code_that_a_strangers_file_names_is_not_run(folder: Path) -> None:

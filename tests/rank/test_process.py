@@ -6,17 +6,22 @@ import signal
 import subprocess
 import sys
 import textwrap
+import traceback
+from functools import partial
 
 import numpy as np
 import pytest
 
 from mtrain.core.checkpoint.store import Checkpoints, progress_of
 from mtrain.core.interfaces import Progress, State
-from mtrain.errors import Interrupted
+from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank import process, script_mode
 from mtrain.rank.assembly import _left_by
+from mtrain.rank.random_layers import KEY, changed_since
+from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, WORKER, running
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.reading import read
+from tests.script.in_process import rank_of
 
 
 def test_an_error_is_left_while_the_backend_is_entered_and_only_once(tmp_path, capfd):
@@ -142,3 +147,55 @@ def test_a_rank_blocks_sigusr1_so_that_it_interrupts_nothing_and_ends_no_child()
     command = [sys.executable, "-c", textwrap.dedent(script)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "alive True False"
+
+
+def test_a_thread_that_waits_for_the_interpreter_gets_it_before_a_rank_ends(tmp_path, monkeypatch):
+    order = []
+    for name in ("_log_to", "end_with_parent"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process.attempts, "join", lambda *_: None)
+    monkeypatch.setattr(process.StopRequest, "listen", lambda stop: None)
+    monkeypatch.setattr(process.time, "sleep", lambda seconds: order.append("sleeps"))
+
+    def fail(stop, leave):
+        order.append("fails")
+        raise UsageError("wrong")
+
+    run = partial(process.run, run_folder=RunFolder(tmp_path), environ={"RANK": "0"})
+    assert run(lambda stop, leave: order.append("works")) == 0
+    assert run(fail) == 2
+    assert order == ["works", "sleeps", "fails", "sleeps"]
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "import sys; sys.exit(1 / 0)", "import sys; sys.exit('no')"])
+def test_an_error_of_a_script_is_left_without_the_frames_of_mtrain(tmp_path, monkeypatch, text):
+    left = []
+
+    def leave(error):  # frames are added again as the error goes on
+        left.append(traceback.extract_tb(error.__traceback__))
+
+    monkeypatch.setattr(script_mode, "log_to_stderr", lambda: None)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "r.py"
+    script.write_text(f"import mtrain\n{text}\n")
+    with (
+        rank_of(tmp_path / "run", "backend.name=solo", leave=leave),
+        pytest.raises((ZeroDivisionError, SystemExit)),
+    ):
+        script_mode.run_script(RUNNING.get().job, script, (), digest=None)
+    ((first, *_),) = left
+    assert (first.filename, first.lineno) == (str(script), 2)
+
+
+def test_a_session_in_a_thread_of_its_own_is_refused_in_a_rank(monkeypatch):
+    assert running() is PLAIN_PYTHON
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", WORKER])
+    with pytest.raises(ScriptError, match="called in a thread of its own"):
+        running()
+
+
+@pytest.mark.parametrize(("extra", "is_told"), [(None, False), ({}, False), ({KEY: 4}, False), ({KEY: 3}, True)])
+def test_other_random_numbers_than_before_are_told_when_a_job_goes_on(extra, is_told):
+    told = changed_since(extra, 4)
+    assert bool(told) == ("in 3 parts" in told) == is_told

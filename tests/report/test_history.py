@@ -96,3 +96,13 @@ def test_updates_that_a_resumed_run_repeats_are_forgotten_in_a_long_run_too(tmp_
     assert max(kept.updates) == 419
     path.write_text("".join([*map(partial(line, "update"), range(1000)), start]))
     assert max(history.read_history(path, most_updates=10).updates) < 300
+
+
+@pytest.mark.parametrize(
+    "values", [{"losses": [1]}, {"metrics": 3}, {"epoch": "x"}, {"total_updates": 1.5}, {"losses": None}]
+)
+def test_a_record_whose_fields_are_of_other_types_is_passed_over(tmp_path: Path, values: dict) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(line("update", 1, **values) + line("update", 2))
+    read = [record["update"] for record in Tail(file, from_start=True).read()]
+    assert read == ([1, 2] if values == {"losses": None} else [2])

@@ -569,3 +569,9 @@ def test_a_missing_option_in_a_file_is_told_with_the_line_of_its_section(tmp_pat
         config.load(path, environ={})
     with pytest.raises(SpecError, match=r"-o cluster\.options\.data_path=/runs: cluster\.options: data_path /runs and"):
         config.load(path, overrides=["cluster.options.image=x:1", "cluster.options.data_path=/runs"], environ={})
+
+
+@pytest.mark.parametrize(("join_s", "expected"), [("4", 4), ("null", 600)])
+def test_hosts_are_awaited_for_the_time_to_join_if_one_is_given(join_s, expected):
+    words = ["cluster.failure_timeout_s=600", f"cluster.join_timeout_s={join_s}"]
+    assert config.load("digits", overrides=words, environ={}).spec.cluster.joining_s == expected

@@ -119,6 +119,15 @@ def server() -> Iterator[Callable[..., Server]]:
         yield lambda **limits: stack.enter_context(Server(Limits(**limits)))
 
 
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_answered(server, version):
+    head = b"GET / HTTP/%b\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n" % version
+    with server().connect(1, head + b"0\r\n\r\n" + GET) as connection:
+        answered = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert (answered.count(b"HTTP/1.1"), b"both Content-Length and Transfer-Encoding" in answered) == (1, True)
+
+
 def test_an_address_that_has_its_share_loses_the_connection_that_was_idle_longest(server):
     running = server(per_address=3)
     first = [running.idle(2) for _ in range(3)]

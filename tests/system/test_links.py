@@ -126,6 +126,16 @@ def test_links_above_the_run_folder_and_links_that_stay_in_it_are_followed(train
     assert (disk / "small" / "checkpoints" / "step-00000005").is_dir()
 
 
+@pytest.mark.parametrize("place", ["link", "inside/link"])
+def test_a_link_out_of_a_folder_is_found_in_its_folders_too(tmp_path, place):
+    (tmp_path / "run/inside").mkdir(parents=True)
+    (tmp_path / "run/inside/stays").symlink_to("../file")
+    outputs.refuse_links_out(tmp_path / "run")
+    (tmp_path / "run" / place).symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match=place):
+        outputs.refuse_links_out(tmp_path / "run")
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "append": lambda path: outputs.open_to_write(path, "a").close(),
     "truncate": lambda path: outputs.open_to_write(path, "w").close(),

@@ -18,8 +18,6 @@ from mtrain.tasks.language.readers.text import TextFiles, TextOptions
 from mtrain.tasks.language.tokens import Bytes, FromFile
 from tests.peak_memory import peak_bytes
 
-pytestmark = [pytest.mark.job, pytest.mark.smoke]
-
 TURNS = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
 LARGE = 1 << 30
 """Bytes of which no process of a test may take twice as many."""
@@ -75,6 +73,8 @@ def one_sentence(error: DataError) -> str:
     return said
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_hostile_template_is_one_error(
     name: str, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +97,8 @@ def test_a_hostile_template_is_one_error(
     template.close()
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_an_empty_template_is_refused_where_rows_are_made(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text("")
     with pytest.raises(DataError, match="shows nothing of a conversation"):
@@ -161,6 +163,8 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_hostile_tokenizer_is_one_error(name: str, short: None, tmp_path: Path) -> None:
     found = tokenizer(tmp_path, **TOKENIZERS[name])
@@ -175,6 +179,8 @@ def test_a_hostile_tokenizer_is_one_error(name: str, short: None, tmp_path: Path
     found._process.close()
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10**5, b"\xff\xfe", b"null", b"9" * 10**5])
 def test_a_damaged_tokenizer_is_one_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
@@ -183,6 +189,8 @@ def test_a_damaged_tokenizer_is_one_error(content: bytes, tmp_path: Path) -> Non
     one_sentence(caught.value)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_many_texts_have_the_tokens_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tokenizer(tmp_path, pre_tokenizer={"type": "Whitespace"})
     monkeypatch.setattr(tokens, "_CALL_BYTES", 8)
@@ -194,6 +202,8 @@ def test_many_texts_have_the_tokens_of_each(tmp_path: Path, monkeypatch: pytest.
     assert found.encode("a").tolist() == [1], "the process that has ended begins again"
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 # ------------------------------------------------------------------------------------------------------------ one process
 def test_what_a_process_holds_of_a_stranger_ends_with_its_words() -> None:
     ended = BoundedProcess("os:_Environ", limit_bytes=1 << 28)
@@ -339,6 +349,8 @@ def test_a_strange_line_is_named(line: str, said: str, tmp_path: Path) -> None:
     one_sentence(caught.value)
 
 
+@pytest.mark.smoke
+@pytest.mark.job
 def test_half_a_character_is_a_text_for_every_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(
         '{"text": "a \\ud800 a", "talk": [{"role": "assistant", "content": "\\udc00"}]}\n'

@@ -149,8 +149,6 @@ HARMLESS = {"shapes are words"}
 """Of these, nothing is needed where both sides have the same arrays."""
 
 
-@pytest.mark.job
-@pytest.mark.smoke
 def test_ranks_without_number_are_not_counted(tmp_path: Path) -> None:
     write(tmp_path / "t")
     facts_with(ranks=10**9)(tmp_path / "t")
@@ -199,8 +197,6 @@ def test_large_traces_end_before_they_take_the_memory(tmp_path: Path, kind: str)
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.job
-@pytest.mark.smoke
 def test_no_control_character_of_a_trace_reaches_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,8 +257,6 @@ def test_nothing_but_the_door_opens_or_prints_what_a_trace_holds() -> None:
             assert word not in text or allowed, (name, word)
 
 
-@pytest.mark.job
-@pytest.mark.smoke
 def test_what_two_trainings_cannot_be_told_by_has_an_exit_code_of_its_own(
     tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,8 +280,6 @@ def test_what_two_trainings_cannot_be_told_by_has_an_exit_code_of_its_own(
     assert "hold nothing that can be compared" in capsys.readouterr().err
 
 
-@pytest.mark.job
-@pytest.mark.smoke
 def test_an_error_of_the_program_itself_is_no_verdict(
     plain: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,8 +293,6 @@ def test_an_error_of_the_program_itself_is_no_verdict(
     assert ["AssertionError: a mistake" in line for line in told] == [True, True]
 
 
-@pytest.mark.job
-@pytest.mark.smoke
 def test_ranks_that_have_made_other_numbers_of_updates_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

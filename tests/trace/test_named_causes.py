@@ -469,3 +469,40 @@ def test_a_loss_that_is_a_little_apart_is_not_told_to_be_the_same() -> None:
     assert "an activation" in told
     (told,) = compared(trace(update(1)), trace(update(1, noise, losses=[1.0 + 1e-7]))).sentences
     assert told.startswith("the loss is the same")
+
+
+def test_the_same_targets_with_other_samples_are_other_targets() -> None:
+    swapped = {"rank_targets": [["t", "s"]]}
+    parting = compared(trace(update(1)), trace(update(1, **swapped, losses=[1.5]))).parting
+    assert parting is not None
+    assert (parting.what, parting.update) == (differences.TARGETS, 1)
+    both = {"rank_samples": [["b", "a"]], **swapped}
+    assert compared(trace(update(1)), trace(update(1, **both))).parting is None, "in another order, each with its own"
+
+
+def test_clipping_before_the_last_backward_pass_is_named() -> None:
+    halves = {name: array / 3 for name, array in GRADIENTS.items()}
+    clip = {"before": 4.0, "limit": 100.0}
+    mine, other = update(1, clips=[clip]), update(1, halves, clips=[{**clip, "early": True}])
+    for a, b, side in ((mine, other, "B"), (other, mine, "A")):
+        assert (
+            compared(trace(a), trace(b)).sentences[0].startswith(f"{side} clips before the backward pass of the update")
+        )
+
+
+def test_ranks_that_read_the_same_samples_in_one_epoch_are_named() -> None:
+    def read(*ranks: list[str]) -> dict[str, object]:
+        return {
+            "samples": Counter(x for rank in ranks for x in rank),
+            "rank_samples": list(ranks),
+            "rank_targets": [[], []],
+        }
+
+    order = [read(["a", "b"], ["c", "d"]), read(["e", "f"], ["g", "h"])]
+    overlap = [read(["a", "b"], ["b", "c"]), read(["d", "e"], ["f", "g"]), read(["h", "c"], ["a", "d"])]
+    a, b = (
+        trace(*(update(n, losses=[loss], targets=Counter(), **each) for n, each in enumerate(reads, 1)), ranks=2)
+        for loss, reads in ((1.0, order), (1.5, overlap))
+    )
+    for first, second, side in ((a, b, "B"), (b, a, "A")):
+        assert f"a rank of {side} reads samples that another rank has read" in compared(first, second).sentences[0]

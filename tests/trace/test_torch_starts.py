@@ -1,8 +1,6 @@
 """However a rank is started, it is recorded: as a process or a copy, by each launcher, with torch imported ahead or not."""
 
 import ast
-import importlib
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -62,22 +60,6 @@ def test_ranks_of_mtrain_run_are_recorded(tmp_path: Path, backend: str, launcher
     assert sorted(process["rank"] for process in trace.processes) == list(range(ranks))
     assert len({process["pid"] for process in trace.processes}) == ranks
     assert [len(update.losses) for update in trace.updates] == [ranks] * 3
-
-
-def test_a_module_is_joined_although_the_program_has_asked_before_whether_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "asked_for.py").write_text("loaded = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    joined: list[str] = []
-    finder = startup.AfterImport({"asked_for": lambda module: joined.append(module.__name__)})
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    for _ in range(2):
-        assert importlib.util.find_spec("asked_for") is not None
-    assert joined == []
-    assert importlib.import_module("asked_for").loaded
-    assert joined == ["asked_for"]
-    monkeypatch.delitem(sys.modules, "asked_for")
 
 
 @pytest.mark.parametrize("begun", [False, True])

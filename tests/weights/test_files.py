@@ -136,6 +136,31 @@ def test_torch_files_hold_the_published_names_shapes_and_types(by_torch, name):
 
 
 @needs("torch")
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_buffers_that_a_module_does_not_save_are_none_of_its_weights(tmp_path, is_archive):
+    import torch
+    from torch import nn
+
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.BatchNorm1d(2))
+    module[0].register_buffer("grid", torch.ones(2), persistent=False)
+    module[0].register_buffer("scale", torch.ones(2))
+    torch.save({"model": module}, tmp_path / "module.pt", _use_new_zipfile_serialization=is_archive)
+    golden.equal(read(tmp_path / "module.pt").arrays, {name: x.numpy() for name, x in module.state_dict().items()})
+
+
+@needs("torch")
+def test_of_several_modules_of_a_checkpoint_the_averaged_one_is_taken(tmp_path):
+    import torch
+    from torch import nn
+
+    model, ema = nn.Linear(3, 2), nn.Linear(3, 2)
+    torch.save({"best": torch.zeros(1), "model": model, "ema": ema}, tmp_path / "both.pt")
+    found = read(tmp_path / "both.pt")
+    golden.equal(found.arrays, {name: x.numpy() for name, x in ema.state_dict().items()})
+    assert found.description == "torch, a checkpoint, averaged weights (`ema`)"
+
+
+@needs("torch")
 def test_of_a_yolov5_checkpoint_the_averaged_weights_are_taken_and_it_is_said(by_torch):
     found = read(by_torch / "yolov5n.pt")
     halved = {n: a.astype(np.float16) if a.dtype.kind == "f" else a for n, a in golden.yolov5("n").items()}

@@ -498,3 +498,17 @@ def test_a_save_that_ends_early_over_a_former_one_is_never_read_as_a_whole_one(m
         read(folder)
     dcp_writing.write_folder(folder, {"w": np.arange(3, dtype=np.float32)})
     assert read(folder).arrays["w"].tolist() == [0, 1, 2]
+
+
+def test_a_folder_whose_new_description_was_not_written_has_none(tmp_path, monkeypatch):
+    from mtrain.weights import dcp_writing
+
+    def stop(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    dcp_writing.write_folder(tmp_path / "dcp", {"w": np.arange(3, dtype=np.float32)})
+    monkeypatch.setattr(dcp_writing, "_description", stop)
+    with pytest.raises(CheckpointError, match="No space left"):
+        dcp_writing.write_folder(tmp_path / "dcp", {"w": np.arange(4, dtype=np.float32)})
+    with pytest.raises(CheckpointError, match=r"without \.metadata"):
+        read(tmp_path / "dcp")

@@ -293,7 +293,7 @@ class Agent:
         self._channel.silence_s = orders.silence_s
         self._metrics.begin(facts_of(message))
         try:
-            command = HostCommand(orders, self._run, environ=self._environ(orders), leftover_s=LEFTOVER_S)
+            command = HostCommand(orders, self._run, environ=command_environment(orders), leftover_s=LEFTOVER_S)
         except MtrainError as error:
             self._channel.send({"event": "ended", "status": 1, "log": "", "error": str(error)})
             return
@@ -308,15 +308,16 @@ class Agent:
             if event["event"] == "ended":
                 self._command = None
 
-    def _environ(self, orders: Orders) -> dict[str, str]:
-        """Return the environment of the command: this host's, the forwarded one, and its network interface."""
-        environ = {**environment.cleaned(environment.caller()), **orders.forwarded}
-        addresses = placement.own_addresses()
-        interface = placement.interface_of(addresses, [orders.host, *placement.resolve(orders.host)])
-        if interface is None and orders.host.startswith("127."):
-            interface = placement.interface_of(addresses, [placement.LOOPBACK])
-        pinned = () if interface is None else placement.INTERFACE_VARIABLES
-        return environ | dict.fromkeys(pinned, str(interface))
+
+def command_environment(orders: Orders) -> dict[str, str]:
+    """Return the environment of the command: this host's, the forwarded one, and its network interface."""
+    environ = {**environment.cleaned(environment.caller()), **orders.forwarded}
+    addresses = placement.own_addresses()
+    interface = placement.interface_of(addresses, [orders.host, *placement.resolve(orders.host)])
+    if interface is None and orders.host.startswith("127."):
+        interface = placement.interface_of(addresses, [placement.LOOPBACK])
+    pinned = () if interface is None else placement.INTERFACE_VARIABLES
+    return environ | dict.fromkeys(pinned, str(interface))
 
 
 def _own_address(host: str) -> str:

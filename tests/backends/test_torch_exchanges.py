@@ -1,0 +1,76 @@
+"""Whose gradients an exchange sends, and when, on one rank: of one model among several, and of one micro batch among several."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
+from mtrain.backends._fsdp.sharding import OwnParts, without_values
+from mtrain.backends._torch.after_backward import AfterBackward
+from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends._torch.ddp_engine import _Exchange
+from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
+
+
+class _Two(LocalCollective):
+    """This rank of two, of which the other one has no gradients."""
+
+    size = 2
+
+    def all_reduce(self, x: Any, op: str) -> Any:
+        return super().all_reduce(x, op)  # type: ignore[arg-type]
+
+
+def test_gradients_of_an_own_order_are_means_over_the_ranks() -> None:
+    model = nn.Linear(2, 1)
+    model(torch.tensor([[2.0, 4.0]])).sum().backward()
+    AfterBackward(dict(model.named_parameters()), _Two()).finish()  # type: ignore[arg-type]
+    assert model.weight.grad is not None
+    assert model.bias.grad is not None
+    assert (model.weight.grad.tolist(), model.bias.grad.tolist()) == ([[1.0, 2.0]], [0.5])
+
+
+def test_ddp_exchanges_in_the_last_micro_batch_alone(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = DeterministicBucketsDDP(nn.Linear(2, 1), rehearse=False)
+        exchange = _Exchange(wrapped, None)
+        sent = []
+        for last in (False, True):
+            with exchange.during(last=last):
+                sent.append(wrapped.require_backward_grad_sync)
+        wrapped.release()
+    finally:
+        dist.destroy_process_group()
+    assert sent == [False, True]
+
+
+@pytest.mark.parametrize("own_order", [False, True])
+def test_zero_takes_the_gradients_of_its_own_model_alone_where_the_script_orders_passes(own_order: bool) -> None:
+    called: list[str] = []
+    exchange = SimpleNamespace(
+        backward=lambda loss, **_: called.append("backward"),
+        backward_alone=lambda loss, **_: called.append("backward_alone"),
+    )
+    optimizer: Any = SimpleNamespace(_zero_exchange=exchange, _recipe=SimpleNamespace(own_order=own_order))
+    ZeroOptimizer._differentiate(optimizer, torch.zeros(()))
+    assert called == ["backward_alone" if own_order else "backward"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_a_tensor_group_takes_its_own_part(rank: int) -> None:
+    layout: Any = SimpleNamespace(mesh=SimpleNamespace(shard=1, size=2))
+    parts, model = OwnParts(layout, rank=rank, target=torch.device("cpu")), nn.Linear(2, 4, bias=False)
+    whole = model.weight.detach().clone()
+    boxes: Any = {"weight": SimpleNamespace(held=[slice(0, 2), slice(2, 4)])}
+    spread: Any = SimpleNamespace(part=lambda weight, box, is_even: weight.detach()[box].clone(), fill_rest=nullcontext)
+    weights = without_values(model)
+    parts.take(model, weights, boxes, spread)
+    (part,) = parts._parts.values()
+    assert torch.equal(part, whole[2 * rank : 2 * rank + 2])
