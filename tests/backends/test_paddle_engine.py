@@ -1,12 +1,14 @@
 """Properties of the Paddle engine alone: kernels, memory shared by many tensors, refusals."""
 
 import math
+import resource
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mtrain.backends._paddle import internals, paddle
+from mtrain.backends._paddle import internals, ops, paddle, state
 from mtrain.backends._paddle.flat import Flat
 from mtrain.core.interfaces import Rates
 from mtrain.errors import SpecError
@@ -80,3 +82,14 @@ def test_weights_set_by_paddles_own_means_are_what_is_trained(session: Any) -> N
     assert np.allclose(weights["conv1.weight"], 0.5, atol=1e-6)
     assert np.allclose(weights["head.bias"], 7, atol=1e-6)
     assert np.allclose(weights["head.weight"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", [state.to_numpy, ops.to_numpy])
+def test_a_tensor_within_a_buffer_is_read_without_the_rest_of_it(read: Callable[[Any], Any]) -> None:
+    buffer = paddle.arange(16_000_000, dtype="float32")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    part = read(buffer[1000:1003])
+    # A copy of the buffer would touch 64 MB of new memory.
+    touched = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize()
+    assert part.tolist() == [1000.0, 1001.0, 1002.0]
+    assert touched < 16_000_000

@@ -125,7 +125,8 @@ def shape(x: Tensor) -> tuple[int, ...]:
 
 def to_numpy(x: Tensor) -> Array:
     x = x.detach()
-    return np.asarray((x.astype(paddle.float32) if x.dtype == paddle.bfloat16 else x).numpy())
+    # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own.
+    return np.asarray((x.astype(paddle.float32) if x.dtype == paddle.bfloat16 else x.clone()).numpy())
 
 
 def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]:

@@ -17,7 +17,8 @@ def to_numpy(tensor: Tensor) -> Array:
     tensor = tensor.detach()
     if tensor.dtype in (paddle.bfloat16, paddle.float16):
         tensor = tensor.astype("float32")
-    return np.array(tensor.numpy(), order="C", copy=True)
+    # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own.
+    return np.asarray(tensor.clone().numpy(), order="C")
 
 
 def arrays(model: Layer) -> dict[str, Array]:
