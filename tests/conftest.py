@@ -4,6 +4,7 @@ Files called test_torch_*.py and test_paddle_*.py belong to one framework and ar
 never holds both: that is checked at the end of every session.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # collecting makes hundreds of thousands of objects, and no garbage
     # A shell that runs this in the background has it ignore Ctrl-C, and so would every process that a test starts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,6 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("under_torch"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave what collecting has made, tests and imported libraries, out of every garbage collection of a test."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,17 @@ import os
 import pytest
 import torch
 
-os.environ["KERAS_BACKEND"] = "torch"
-keras = pytest.importorskip("keras", reason="keras is not installed")
+from mtrain.backends._torch import keras_modules
+from mtrain.errors import ScriptError
+from mtrain.rank.script.building import Building
 
-from mtrain.backends._torch import keras_modules  # noqa: E402
-from mtrain.errors import ScriptError  # noqa: E402
-from mtrain.rank.script.building import Building  # noqa: E402
+
+@pytest.fixture(autouse=True, scope="module")
+def keras_is_imported() -> None:
+    """Import it when the first of these tests runs, since every worker collects them: that takes seconds."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    global keras
+    keras = pytest.importorskip("keras", reason="keras is not installed")
 
 
 def network(*, dropout: float = 0.0, seed: int | None = None, regularizer: str | None = None) -> "keras.Model":

@@ -10,7 +10,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from mtrain.data.images.drawing import save_image
 from tests import warm
@@ -31,6 +30,8 @@ def overrides(values: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``digits``: scikit-learn's handwritten 0, 1 and 2 as PNG files of 20 to 48 pixels a side."""
+    from sklearn.datasets import load_digits
+
     folder = tmp_path_factory.mktemp("folders")
     digits, rng = load_digits(), np.random.default_rng(0)
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):

@@ -10,7 +10,6 @@ from typing import Any
 
 import kubernetes_validate
 import yaml
-from kubeflow_trainer_api import models
 from pydantic import BaseModel
 
 from mtrain.core.interfaces.queue import Submission
@@ -108,6 +107,8 @@ def check(document: Mapping[str, Any]) -> None:
 
 
 def _check_kubeflow(document: Mapping[str, Any]) -> None:
+    from kubeflow_trainer_api import models  # more than a second, which collecting need not take
+
     kinds: dict[str, type[BaseModel]] = {
         "TrainJob": models.TrainerV1alpha1TrainJob,
         "ClusterTrainingRuntime": models.TrainerV1alpha1ClusterTrainingRuntime,

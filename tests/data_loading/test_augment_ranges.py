@@ -11,7 +11,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from scipy import stats
 
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
@@ -56,12 +55,16 @@ def rows(folder: Path, box: list[float], **options: float) -> np.ndarray:
 
 def assert_uniform(values: np.ndarray, low: float, high: float, *, slack: float = 0.02) -> None:
     """Inside [low, high], and spread over it evenly: a range of half or twice the width fails either."""
+    from scipy import stats
+
     assert values.min() > low - slack * (high - low)
     assert values.max() < high + slack * (high - low)
     assert stats.kstest(values, "uniform", (low, high - low)).pvalue > 1e-4, (values.min(), values.max(), values.mean())
 
 
 def assert_share(count: int, probability: float, *, of: int = DRAWS) -> None:
+    from scipy import stats
+
     assert stats.binomtest(count, of, probability).pvalue > 1e-4, (count, of, probability)
 
 
@@ -227,6 +230,8 @@ def test_mixup_blends_about_halves(tmp_path: Path) -> None:
 def test_multi_scale_draws_one_side_for_each_update_from_all_multiples_of_32_in_its_range(
     annotations: Annotations,
 ) -> None:
+    from scipy import stats
+
     spec = AugmentSpec(multi_scale=0.5)
     source = DetectionSource(annotations, image_size=128, augment=spec, seed=5)
     sides = np.array([[source.shape(epoch, update)[0] for update in range(100)] for epoch in range(10)])

@@ -5,13 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from mtrain.data.images import handwritten
 
 
 @pytest.mark.parametrize("file", [handwritten.FILE, ("elsewhere",)], ids=["by mtrain", "by scikit-learn"])
 def test_the_digits_are_those_of_scikit_learn(monkeypatch, file):
+    from sklearn.datasets import load_digits
+
     monkeypatch.setattr(handwritten, "FILE", file)
     images, classes = handwritten.handwritten_digits()
     expected = load_digits()

@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.metrics import confusion_matrix, jaccard_score
 
 import mtrain
 from mtrain.core.interfaces import SplitRequest
@@ -306,6 +305,8 @@ def evaluated(val, predictions, shares):
 
 
 def test_metrics_are_those_of_scikit_learn_over_all_labelled_pixels(val):
+    from sklearn.metrics import confusion_matrix, jaccard_score
+
     truth, predictions = guesses(val)
     evaluator, metrics, _ = evaluated(val, predictions, [[0, 1, 2]])
     y, p = truth[truth != IGNORED], predictions[truth != IGNORED]
