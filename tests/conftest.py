@@ -78,6 +78,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # hypothesis is imported to sum up, and looks for who refers to an object of a library
+
+
 @pytest.fixture(scope="session")
 def framework(request: pytest.FixtureRequest) -> Framework:
     """The framework of this session, bound to `core.nn` and `core.ops`."""

@@ -4,12 +4,14 @@ import ast
 import itertools
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import mtrain
+from tests.sources import nodes
 
 pytestmark = pytest.mark.smoke
 
@@ -102,17 +104,17 @@ def area(file: Path) -> str:
     return file.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
 def imports(file: Path, *, runtime_only: bool = False) -> set[str]:
     """Modules that a file names in import statements anywhere in it (``from a import b`` counts as ``a.b`` too)."""
     results: set[str] = set()
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes(file)
         if runtime_only and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -228,7 +230,7 @@ def test_packages_of_extras_are_imported_where_they_are_used():
     for file in (file for file in FILES if file.suffix == ".py"):
         name = file.relative_to(PACKAGE).as_posix()
         if not any(name == place or name.startswith(f"{place}/") for place in WANT_AN_EXTRA):
-            outside = loaded_with(ast.parse(file.read_text(encoding="utf-8")).body) - set(sys.stdlib_module_names)
+            outside = loaded_with(nodes(file)[0].body) - set(sys.stdlib_module_names)
             guilty += [f"{name}: {found}" for found in sorted(outside - BASE - {"mtrain", "mtrain_trace"})]
     assert guilty == []
 
@@ -248,7 +250,7 @@ def test_modules_that_are_named_in_strings_exist():
     folders = [PACKAGE / "backends" / f"_{framework}" for framework in ("torch", "paddle")]
     parts, programs = set(), set()
     for file in (file for file in FILES if file.suffix == ".py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part":
                 parts |= {word.value for word in node.args if isinstance(word, ast.Constant)}
             if isinstance(node, ast.Tuple | ast.List):
@@ -270,7 +272,7 @@ def test_core_names_no_backend():
     for file in (
         file for file in FILES if area(file) in ("core", "spec", "system", "jobs") and file.name != "model.py"
     ):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.Compare):
                 words = {inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)}
                 guilty += [f"{file.name}:{node.lineno} {word}" for word in words if word in names]

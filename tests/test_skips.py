@@ -113,7 +113,8 @@ def skipped_as_a_whole(file: Path) -> list[str]:
 
 def test_no_file_skips_itself_for_want_of_a_library_that_is_built_after_the_tests_were_collected() -> None:
     """`make check` collects all tests before Horovod is built; TensorFlow is in an environment of its own."""
-    files = {file: skipped_as_a_whole(file) for file in (ROOT / "tests").rglob("test_*.py")}
+    found = (ROOT / "tests").rglob("test_*.py")
+    files = {file: skipped_as_a_whole(file) for file in found if "importorskip" in file.read_text()}
     assert sum(map(len, files.values())) > 20, "no skips were found: the way of looking for them is wrong"
     early = {
         str(file.relative_to(ROOT)): names for file, names in files.items() if {"horovod", "tensorflow"} & {*names}

@@ -1,8 +1,13 @@
 """Private names of foreign libraries are used in the ``internals.py`` of each library, and nowhere else."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tests.selection import under_torch
+from tests.sources import nodes, python_files
+
+pytestmark = under_torch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "mtrain", ROOT / "examples")
@@ -20,18 +25,18 @@ READERS = ("getattr", "setattr", "hasattr", "delattr")
 
 
 def sources() -> list[Path]:
-    return sorted(file for folder in SOURCES for file in folder.rglob("*.py") if "build" not in file.parts)
+    return sorted(file for folder in SOURCES for file in python_files(folder) if "build" not in file.parts)
 
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name not in DOCUMENTED
 
 
-def own_names(trees: list[ast.Module]) -> set[str]:
+def own_names(files: Iterable[Path]) -> set[str]:
     """Return all private names that mtrain itself defines: functions, classes, variables, attributes of ``self``."""
     names: set[str] = set()
-    for tree in trees:
-        for node in ast.walk(tree):
+    for file in files:
+        for node in nodes(file):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -45,9 +50,9 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def foreign_private_uses(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
+def foreign_private_uses(within: Iterable[ast.AST], own: set[str]) -> Iterator[tuple[int, str]]:
     """Yield (line, use) of each private name that is not in ``own``."""
-    for node in ast.walk(tree):
+    for node in within:
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
             yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -82,14 +87,13 @@ def _names_as_text(node: ast.AST) -> Iterator[str]:
 
 
 def test_private_names_of_foreign_libraries_are_used_in_internals_only() -> None:
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sources()}
-    own = own_names(list(trees.values()))
+    own = own_names(sources())
     wrong, used = [], set()
-    for file, tree in trees.items():
+    for file in sources():
         if file.name == "internals.py":
             continue
         path = file.relative_to(ROOT)
-        for line, use in foreign_private_uses(tree, own):
+        for line, use in foreign_private_uses(nodes(file), own):
             if use in ALLOWED:
                 used.add(use)
             else:
@@ -103,10 +107,8 @@ def test_every_library_with_internals_says_which_versions_were_tested() -> None:
     folders = {file.parent.name for file in modules}
     assert folders == {"_torch", "_paddle", "_deepspeed", "_horovod", "_ray", "_fsdp", "_tensorflow", "mtrain_sharded"}
     for file in modules:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        (versions,) = [
-            n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "TESTED"
-        ]
+        found = [node for node in nodes(file)[0].body if isinstance(node, ast.Assign)]
+        (versions,) = [node.value for node in found if ast.unparse(node.targets[0]) == "TESTED"]
         assert ast.literal_eval(versions), file
 
 
@@ -115,7 +117,7 @@ def test_the_search_finds_private_names_however_they_are_written() -> None:
         "import torch\nfrom torch._C import x\nimport paddle._a\ntorch._b(1)\ngetattr(torch, '_c')\nvars(torch)['_d']\n"
         "torch.__dict__['_e']\nself._own\ntorch.public\ntorch.__version__\n"
     )
-    found = [use for _, use in sorted(foreign_private_uses(tree, {"_own"}))]
+    found = [use for _, use in sorted(foreign_private_uses(ast.walk(tree), {"_own"}))]
     assert found == [
         "torch._C.x",
         "paddle._a",

@@ -15,6 +15,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.records.console import Notes, Plain, Quiet
 from mtrain.records.rich import Rich
 from mtrain.spec import config, identifiers, terminal
+from tests.sources import nodes, python_files
 
 CLEAR, TITLE, RED = "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b[31m"
 NASTY = f"cat{CLEAR}{TITLE}{RED}\r\u202egod\udcff\x9b2J"
@@ -209,9 +210,9 @@ def test_every_module_that_prints_does_it_through_terminal():
     package = Path(mtrain.__file__).parent
     found = {
         str(file.relative_to(package.parent))
-        for file in package.rglob("*.py")
+        for file in python_files(package)
         if not any(part in str(file.relative_to(package)) for part in RANKS_AND_PROBES)
-        for node in ast.walk(ast.parse(file.read_bytes()))
+        for node in nodes(file)
         if isinstance(node, ast.Call)
         and (
             (isinstance(node.func, ast.Attribute) and node.func.attr in ("echo", "secho"))

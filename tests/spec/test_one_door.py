@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import mtrain
+from tests.sources import nodes
 
 PACKAGE = Path(mtrain.__file__).parent
 READERS = (
@@ -59,15 +60,14 @@ EXCEPTIONS = {
 
 def calls(file: Path) -> Iterator[str]:
     """Yield the names of forbidden calls in a file, also of functions that it imports by name."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
+        for node in nodes(file)
         if isinstance(node, ast.ImportFrom) and node.module in MODULES
         for alias in node.names
         if alias.name in MODULES[node.module]
     }
-    for node in ast.walk(tree):
+    for node in nodes(file):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in BUILTINS or name in imported:
                 yield imported.get(name, name)

@@ -14,6 +14,7 @@ import pytest
 
 import mtrain
 from mtrain.cli import main
+from tests.sources import nodes, python_files
 
 SECONDS = 60
 
@@ -122,7 +123,7 @@ ALLOWED = {
 
 def opens_by_itself(file: Path) -> bool:
     """Return whether a module reads a path by other means than `mtrain.spec.files`."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    for node in nodes(file):
         if isinstance(node, ast.Call):
             called = node.func
             method = called.attr if isinstance(called, ast.Attribute) else ""
@@ -135,5 +136,5 @@ def opens_by_itself(file: Path) -> bool:
 
 def test_files_that_others_choose_are_opened_in_one_place() -> None:
     root = Path(mtrain.__file__).parent
-    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if opens_by_itself(path)}
+    found = {str(path.relative_to(root)) for path in python_files(root) if opens_by_itself(path)}
     assert found == {name for names in ALLOWED.values() for name in names.split()}

@@ -18,6 +18,7 @@ from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
 from tests import warm
 from tests.once import once
+from tests.sources import nodes, python_files
 from tests.starts import starts_processes
 
 pytestmark = pytest.mark.smoke
@@ -218,15 +219,17 @@ MADE_ANEW = {
 def test_what_libraries_write_takes_the_place_of_a_file_in_one_step():
     package = Path(mtrain.__file__).parent
     found = set()
-    for file in package.rglob("*.py"):
-        tree = ast.parse(file.read_bytes())
+    ends = {name.rpartition(".")[2] for name in LIBRARIES}
+    for file in python_files(package):
         within = [
             (node.lineno, node.end_lineno)
-            for node in ast.walk(tree)
+            for node in nodes(file)
             if isinstance(node, ast.With) and any("replaced" in ast.unparse(item) for item in node.items)
         ]
-        for node in ast.walk(tree):
-            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        for node in nodes(file):
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) not in ends:
+                continue
+            name = ast.unparse(node.func)
             is_one = name in LIBRARIES or name.rpartition(".")[2] in LIBRARIES
             if is_one and not any(first <= node.lineno <= last for first, last in within):
                 found.add(str(file.relative_to(package.parent)))
@@ -285,8 +288,8 @@ def test_every_module_that_writes_into_folders_of_others_does_it_through_outputs
     package = Path(mtrain.__file__).parent
     found = {
         str(file.relative_to(package.parent))
-        for file in package.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_bytes()))
+        for file in python_files(package)
+        for node in nodes(file)
         if isinstance(node, ast.Call) and writes_by_itself(node) and "testing" not in file.parts
     }
     assert found - set(ELSEWHERE) == set()

@@ -35,6 +35,7 @@ from mtrain.system import attempts, failures, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
 from mtrain_trace.reading import TraceError
+from tests.sources import nodes, python_files
 from tests.sweeping.jobs import TINY
 
 SPEC = dict(mtrain.load_spec(TINY).values)
@@ -271,9 +272,9 @@ NAMES = {"read_bytes", "read_text", "open_file", "safe_open"}
 def test_every_module_that_reads_files_is_on_a_list() -> None:
     package = Path(mtrain.__file__).parent
     found = set()
-    for file in package.rglob("*.py"):
+    for file in python_files(package):
         module = str(file.relative_to(package).with_suffix(""))
-        calls = [node.func for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call)]
+        calls = [node.func for node in nodes(file) if isinstance(node, ast.Call)]
         names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
         if names & NAMES and not module.startswith(("tasks/", "data/", "models/", "testing/", "spec/importers/")):
             found.add(module)

@@ -32,6 +32,7 @@ from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
 from mtrain.tasks.segmentation.source import SegmentationSource
 from mtrain.tasks.segmentation.task import SegmentationTask
 from tests.data_readers.hostile_sets import enormous_png
+from tests.sources import nodes
 
 FEW = DigitsMasksOptions(train=4, val=3)
 PACKAGE = Path(mtrain.__file__).parent
@@ -73,7 +74,7 @@ def read(root, split="train", **options):
 # ------------------------------------------------------------------------------------------------------------- the files
 def test_no_module_of_the_task_imports_another_task():
     for file in sorted((PACKAGE / "tasks" / "segmentation").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in nodes(file):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.startswith(("mtrain.tasks.detection", "mtrain.tasks.class"))], (
