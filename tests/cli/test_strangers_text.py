@@ -74,7 +74,10 @@ def test_commands_print_names_of_files_and_warnings_without_their_control_charac
         ["report", f"runs/{NASTY}"],
         ["plan", "-c", f"{NASTY}.yml"],
         ["weights", "show", f"{NASTY}.yml"],
-        ["data", "check", "-c", "digits", "-o", f"data.root={tmp_path / 'a'}{NASTY[:10]}"],
+        [
+            *("data", "check", "-c", "digits", "-o", f"data.root={tmp_path / 'a'}{NASTY[:10]}"),
+            *("-o", "data.options.train=8", "-o", "data.options.val=8", "-o", "data.options.size=64"),
+        ],
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(logging, "lastResort", logging.StreamHandler())

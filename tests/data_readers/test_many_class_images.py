@@ -87,7 +87,7 @@ def blocks_kept(reader, folder, *, divide):
 )
 def test_more_images_are_no_more_objects(tmp_path, reader, write, divide):
     write(tmp_path / "few", 70)
-    write(tmp_path / "many", 770)
+    write(tmp_path / "many", 270)
     reader().read(SplitRequest(root=tmp_path / "few", split="train"))  # what the first use of a module keeps
     few, many = (blocks_kept(reader(), tmp_path / name, divide=divide) for name in ("few", "many"))
     assert many < few + 70, (few, many)

@@ -2,6 +2,7 @@
 
 import ast
 import sysconfig
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -10,12 +11,15 @@ from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.errors import DataError
+from mtrain.spec.collector import paused
 from mtrain.tasks.language.documents import Document, Documents
 
 SHORTEST = 60
 """Letters of the shortest docstring that is taken."""
 HELD_BACK = 20
 """One docstring of so many is for evaluation."""
+_HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+"""Nodes that have, or hold what has, a docstring."""
 
 
 class NoOptions(BaseModel):
@@ -55,10 +59,13 @@ class PythonDocs(Dataset):
 
 def _docstrings(file: Path) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_bytes())
+        with paused():
+            nodes: deque[ast.AST] = deque([ast.parse(file.read_bytes())])
     except (OSError, SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
+    while nodes:  # as `ast.walk` does, but not into expressions, which have no docstrings
+        node = nodes.popleft()
+        nodes.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, _HOLDERS))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text and len(text) >= SHORTEST:
