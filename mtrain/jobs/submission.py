@@ -353,7 +353,7 @@ def _local_plugins(loaded: "Loaded") -> list[str]:
     chosen += [("reporters", name) for name, options in loaded.spec.report.reporters.items() if options is not False]
     named = [(kind, name) for kind, name in chosen if name not in (None, AUTO) and not references.is_reference(name)]
     entries = [loaded.registry.find(kind, name) for kind, name in named]
-    return [f"{SINGULAR[entry.kind]} {entry.name}" for entry in entries if entry.distribution == plugins.POLICY_FILE]
+    return [f"{SINGULAR[entry.kind]} {entry.name}" for entry in entries if entry.is_local]
 
 
 def _at(values: Mapping[str, Any], path: Sequence[str]) -> Any:
