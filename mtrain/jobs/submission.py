@@ -22,7 +22,7 @@ from mtrain.core.interfaces.queue import Queue, QueuedJob, Submission
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs import resumed_spec
 from mtrain.jobs.means import AUTO
-from mtrain.spec import outputs, plugins, references
+from mtrain.spec import outputs, references
 from mtrain.spec.addresses import is_address
 from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.plugin_kinds import SELECTORS, SINGULAR

@@ -1,6 +1,7 @@
 """Find and load plugins of all kinds by name, as far as the plugin policy allows it.
 
-Stevedore lists and loads them; nothing is imported until it is used. ``plugins.toml`` (the shipped one, then the user's) may disable names, pin the distribution that provides one, set default options, and declare local plugins::
+Stevedore lists and loads them; nothing is imported until it is used. ``plugins.toml`` (the shipped one, then the user's)
+may disable names, pin the distribution that provides one, set default options, and declare local plugins::
 
     [backends]
     disabled = ["horovod"]            # or enabled = [...]: only these
@@ -106,6 +107,8 @@ class Entry:
     target: str
     is_local: bool = False
     """Whether a ``plugins.toml`` declares it."""
+    pinned: str | None = None
+    """The distribution that alone may provide it."""
     enabled: bool = True
     summary: str = ""
     needs: str | None = None
@@ -120,7 +123,8 @@ class Entry:
         """What brings it. Stevedore's cache does not say, so metadata of all distributions are read."""
         if self.is_local:
             return Provider(POLICY_FILE)
-        return _providers(tuple(sys.path)).get((f"mtrain.{self.kind}", self.name, self.target), Provider("an unknown package"))
+        found = _providers(tuple(sys.path)).get((f"mtrain.{self.kind}", self.name, self.target), {})
+        return found.get(self.pinned or next(iter(found), ""), Provider("an unknown package"))
 
     @property
     def is_own(self) -> bool:
@@ -168,9 +172,8 @@ def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
     policy = policy or read_policy()
     entries_by_name: dict[str, list[Entry]] = {}
     for name, target in _listed(kind):
-        entry = Entry(kind, name, target)
-        pinned = policy.of(kind, name).distribution
-        if pinned is None or pinned == entry.provider.distribution:
+        entry = Entry(kind, name, target, pinned=policy.of(kind, name).distribution)
+        if entry.pinned is None or entry.pinned == entry.provider.distribution:
             entries_by_name.setdefault(name, []).append(entry)
     for name, plugin in policy.kinds.get(kind, KindPolicy()).names.items():
         if plugin.module is not None:
@@ -243,7 +246,9 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
-        raise PluginError(f"{_named(entry)} has no `Options`: expected a class with a nested pydantic model of that name")
+        raise PluginError(
+            f"{_named(entry)} has no `Options`: expected a class with a nested pydantic model of that name"
+        )
     base, members = DECLARED.get(kind, ("", ()))
     absent = [member for member in members if not hasattr(target, member)]
     if absent:
@@ -401,9 +406,9 @@ def _refreshed(kind: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _providers(_search_path: tuple[str, ...]) -> dict[tuple[str, str, str], Provider]:
-    """Return what brings each entry point: (group, name, target) -> distribution."""
-    providers: dict[tuple[str, str, str], Provider] = {}
+def _providers(_search_path: tuple[str, ...]) -> dict[tuple[str, str, str], dict[str, Provider]]:
+    """Return what brings each entry point: (group, name, target) -> name of each distribution -> what it says of itself."""
+    providers: dict[tuple[str, str, str], dict[str, Provider]] = {}
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group.startswith("mtrain.")]
         if points:
@@ -411,7 +416,9 @@ def _providers(_search_path: tuple[str, ...]) -> dict[tuple[str, str, str], Prov
             provider = Provider(distribution.name, distribution.version, summary)
             # A distribution that lies in several folders of the path counts where Python would import it: in the first.
             for point in points:
-                providers.setdefault((point.group, point.name, point.value), provider)
+                providers.setdefault((point.group, point.name, point.value), {}).setdefault(
+                    provider.distribution, provider
+                )
     return providers
 
 

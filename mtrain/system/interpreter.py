@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import mtrain
 from mtrain.errors import UsageError
-from mtrain.spec import plugins, remedies
+from mtrain.spec import remedies
 from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
