@@ -47,7 +47,10 @@ class PluginPolicy(BaseModel):
     distribution: str | None = Field(default=None, description="the only distribution that may provide the name")
     module: str | None = Field(default=None, description="a local plugin, `package.module:Class`")
     options: dict[str, Any] = Field(default_factory=dict, description="defaults of the plugin's options")
-    summary: str = Field(default="", description="one line for `mtrain plugins list`")
+    summary: str = Field(
+        default="", description="one line for `mtrain plugins list`, and of a command for `mtrain --help`"
+    )
+    heading: str = Field(default="", description="heading of a command in `mtrain --help`")
     task: str | None = Field(
         default=None, description="the task of a model or data set; absent: its class says, which must then be imported"
     )
@@ -213,7 +216,7 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
     if not entry.enabled:
         raise PluginError(f"the {what} {name!r} is disabled by {POLICY_FILE}")
     if entry.rivals:
-        rivals = ", ".join(str(each.provider) for each in (entry, *entry.rivals))
+        rivals = ", ".join(sorted(str(each.provider) for each in (entry, *entry.rivals)))
         raise PluginError(
             f"the {what} {name!r} is provided by {rivals}; uninstall all but one, "
             f'or pin one in {POLICY_FILE}: [{kind}.{name}] distribution = "..."'
@@ -227,6 +230,20 @@ def _shipped_names(kind: str) -> set[str]:
     return set(shipped.kinds.get(kind, KindPolicy()).names)
 
 
+def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
+    """Import and return what the entry point of the plugin ``name`` names.
+
+    Raises: ``PluginError`` for a name that ``find`` refuses, and for what cannot be imported.
+    """
+    policy = policy or read_policy()
+    entry = find(kind, name, policy=policy)
+    try:
+        return _import(entry, policy)
+    except Exception as error:  # A foreign module may raise any exception when it is imported.
+        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
+        raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+
+
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """Import and return the class of the plugin ``name``.
 
@@ -238,12 +255,7 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         find(kind, name, policy=policy)
         referring: type[Any] = load(kind, references.PLUGIN, policy=policy).referring(references.parsed(name))
         return referring
-    entry = find(kind, name, policy=policy)
-    try:
-        target = _import(entry, policy)
-    except Exception as error:  # A foreign module may raise any exception when it is imported.
-        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
-        raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+    target, entry = load_object(kind, name, policy=policy), find(kind, name, policy=policy)
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
         raise PluginError(
