@@ -100,7 +100,7 @@ def state(entry: "Entry") -> str:
     if not entry.enabled:
         return "disabled"
     if entry.rivals:
-        return f"also in {', '.join(entry.rivals)}"
+        return f"also in {', '.join(str(rival.provider) for rival in entry.rivals)}"
     if not entry.installed:
         if entry.install is not None:
             return f"needs {', '.join(entry.libraries)}: {entry.remedy(sys.executable)}"

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.errors import PluginError
-from mtrain.spec import files, outputs
+from mtrain.spec import outputs
+from mtrain.spec.files import read_text
 
 if TYPE_CHECKING:
     import click
@@ -135,7 +136,7 @@ def _described(file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        section = tomllib.loads(files.read_text(file, limit=MAX_BYTES)).get(KIND, {})
+        section = tomllib.loads(read_text(file, limit=MAX_BYTES)).get(KIND, {})
     except (OSError, ValueError, RecursionError):
         return {}
     return (
@@ -153,7 +154,7 @@ def _time_of(path: str | Path) -> int:
 def _kept(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
     """Return the verbs of the cache; None where it is missing, older than what it was made of, or not readable."""
     try:
-        content = json.loads(files.read_text(cache, limit=MAX_BYTES))
+        content = json.loads(read_text(cache, limit=MAX_BYTES))
         if content["folders"] == folders and all(_time_of(file) == time for file, time in content["files"].items()):
             return [Verb(*map(str, words)) for words in content["verbs"]]
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
