@@ -198,8 +198,8 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
             raise PluginError(f"{name}: code of your own needs the {SINGULAR[kind]} plugin: {error}") from error
     entries = {entry.name: entry for entry in names(kind, policy=policy)}
     what = SINGULAR.get(kind, kind)
-    if name not in entries and _refreshed(kind, name):
-        return find(kind, name, policy=policy)
+    if name not in entries and refresh(kind):
+        entries = {entry.name: entry for entry in names(kind, policy=policy)}
     if name not in entries:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
@@ -404,14 +404,14 @@ def _listed(kind: str) -> list[tuple[str, str]]:
     return [(point.name, point.value) for point in points]
 
 
-def _refreshed(kind: str, name: str) -> bool:
-    """Return whether a plugin is missing in stevedore's cache alone, and have it listed from now on.
+def refresh(kind: str) -> bool:
+    """List from now on what the packages' own metadata have, and return whether stevedore's cache had other plugins of a kind.
 
-    The cache goes by times of files, to two minutes: what was installed a moment ago may not be there.
+    The cache goes by times of files, to two minutes: what was installed or removed a moment ago may not be known to it.
     """
     group = f"mtrain.{kind}"
     present = [key[1:] for key in _providers(tuple(sys.path)) if key[0] == group]
-    if name not in dict(present) or name in dict(_listed(kind)):
+    if set(present) == set(_listed(kind)):
         return False
     ExtensionManager.ENTRY_POINT_CACHE[group] = [importlib.metadata.EntryPoint(*each, group) for each in present]
     return True

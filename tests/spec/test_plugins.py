@@ -8,6 +8,7 @@ import pytest
 
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec import config, plugins
+from mtrain.spec.registry import Registry
 
 MODULE = """
 from pydantic import BaseModel, ConfigDict
@@ -131,7 +132,10 @@ def test_what_stevedores_cache_does_not_list_yet_is_found(here, monkeypatch):
     listed = plugins.ExtensionManager.ENTRY_POINT_CACHE["mtrain.backends"]
     older = [point for point in listed if point.name != "new"]
     monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
+    assert "new" not in [entry.name for entry in plugins.names("backends")]
     assert plugins.load("backends", "new").__name__ == "Mine"
+    monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
+    assert "new" in [entry.name for entry in Registry.of_now().names("backends")]
 
 
 def test_a_pin_that_nothing_satisfies_is_refused(here):
