@@ -3,7 +3,7 @@
 Commands are imported when they run, so that ``--help`` costs nothing and no command pays for another's imports.
 """
 
-import importlib
+import itertools
 import logging
 import os
 import shlex
@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mtrain import __version__
+from mtrain.cli import verbs
 from mtrain.cli.helping import unknown_command
 from mtrain.errors import MtrainError, SpecError, UsageError
 from mtrain.spec import collector, terminal
@@ -23,45 +24,6 @@ from mtrain.spec.files import path_problem
 
 __all__ = ["Front", "front", "main"]
 
-SECTIONS = {
-    "Train": {
-        "train": ("train:train", "Train what a spec describes (the default command)."),
-        "run": ("run:run", "Train with your own script, which calls mtrain.session()."),
-        "sweep": ("sweep:sweep", "Search for good values of a spec by many trials."),
-        "compare": ("compare:compare", "Train one spec on several backends: do they agree, how fast are they."),
-    },
-    "Inspect": {
-        "plan": ("plan:plan", "Print what `train` would start, and start nothing."),
-        "doctor": ("doctor:doctor", "Check this host, the hosts of a job, and every installed backend."),
-        "config": ("config:config", "List, show, explain and validate specs."),
-        "data": ("data:data", "Check or convert a data set, or make the embedded one."),
-        "plugins": ("plugins:plugins", "List backends, models, data sets and launchers."),
-    },
-    "Results": {
-        "evaluate": ("evaluate:evaluate", "Score trained weights on the evaluation split."),
-        "predict": ("predict:predict", "Predict on images and save the results as JSON and drawings."),
-        "report": ("report:report", "Write the report of a run: one HTML file with everything about it."),
-        "ui": ("ui:ui", "Show runs in a browser: live curves, comparisons, logs."),
-        "checkpoint": ("checkpoint:checkpoint", "List, verify and show checkpoints."),
-    },
-    "Ship": {
-        "export": ("export:export", "Write trained weights for other programs: ONNX, torch, Paddle, safetensors."),
-        "quantise": ("quantise:quantise", "Make an ONNX file whose layers compute with 8-bit integers."),
-        "prune": ("prune:prune", "Make a smaller network of a trained one."),
-        "serve": ("serve:serve", "Answer HTTP requests with the predictions of an exported model."),
-        "weights": ("weights:weights", "Import, export and show weights of other programs."),
-    },
-    "Scheduler": {
-        "submit": ("submit:submit", "Give a job to a scheduler: Slurm, Kubernetes, ..."),
-        "status": ("queued:status", "Show the state of a submitted job."),
-        "logs": ("queued:logs", "Show what a submitted job has printed."),
-        "cancel": ("queued:cancel", "End a submitted job, which saves its state first."),
-    },
-    "Shell": {"completion": ("completion:completion", "Print the completion script of a shell.")},
-}
-"""Heading in ``mtrain --help`` -> its commands: module and name of each, and its line in the help."""
-COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
-"""Name of each command -> where it is defined in this package, and its line in ``mtrain --help``."""
 DEFAULT = "train"
 """The command that runs where none is named."""
 COMPLETE = "_MTRAIN_COMPLETE"
@@ -70,22 +32,19 @@ INTERRUPTED = 130
 
 
 class Front(click.Group):
-    """The command group of ``COMMANDS``.
+    """The verbs that are installed.
 
-    A command is imported when it is used; flags without a command belong to ``train``.
+    A verb is imported when it is used; flags without a verb belong to ``train``.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of the table."""
-        return list(COMMANDS)
+        """Return the names of the verbs, in the order of the help."""
+        return list(verbs.installed())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None where there is none of this name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"mtrain.cli.{module}"), name)
-        return command
+        verb = verbs.installed().get(cmd_name)
+        return None if verb is None else verbs.load(verb)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put ``train`` before arguments that name no command."""
@@ -95,21 +54,23 @@ class Front(click.Group):
         nothing_typed = not args and not ctx.resilient_parsing
         if nothing_typed or (first.startswith("-") and first not in own):
             args = [DEFAULT, *args]
-        elif first and not first.startswith("-") and first not in COMMANDS and not ctx.resilient_parsing:
+        elif first and not first.startswith("-") and first not in verbs.installed() and not ctx.resilient_parsing:
             ctx.fail(_unknown_command_message(first))
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands from the table, so that none has to be imported for its help."""
-        width = max(map(len, COMMANDS))
-        for heading, commands in SECTIONS.items():
-            with formatter.section(heading):
+        """Write the verbs by heading; none is imported for it."""
+        found = verbs.installed().values()
+        width = max((len(verb.name) for verb in found), default=0)
+        for heading, section in itertools.groupby(found, key=lambda verb: verb.heading):
+            with formatter.section(terminal.printable(heading)):
                 # One width for all sections, so that the lines of the help begin below each other.
-                formatter.write_dl([(f"{name:{width}}", text) for name, (_, text) in commands.items()])
+                formatter.write_dl([(f"{verb.name:{width}}", terminal.printable(verb.line)) for verb in section])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands, and the flags of ``train``."""
-        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        found = verbs.installed().values()
+        items = [CompletionItem(verb.name, help=verb.line) for verb in found if verb.name.startswith(incomplete)]
         train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
         return items if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
 
@@ -117,7 +78,11 @@ class Front(click.Group):
 def _unknown_command_message(word: str) -> str:
     if word.endswith((".yml", ".yaml")):
         return f"no command {word!r}; a spec is given with -c: mtrain -c {shlex.quote(word)}"
-    return unknown_command(word, list(COMMANDS))
+    if verbs.is_shipped(word):
+        from mtrain.spec import remedies
+
+        return f"{word!r} is a command of mtrain, whose installation is older than its sources; install again with: {remedies.install('')}"
+    return unknown_command(word, list(verbs.installed()))
 
 
 @click.group(

@@ -53,7 +53,7 @@ def _check(kind: str, name: str) -> None:
     taken = [entry for entry in Registry.read().names(kind) if entry.name == name]
     if taken:
         raise UsageError(
-            f"NAME: there is a {SINGULAR[kind]} {name!r} already, of {taken[0].distribution}; choose another"
+            f"NAME: there is a {SINGULAR[kind]} {name!r} already, of {taken[0].provider.distribution}; choose another"
         )
 
 

@@ -30,13 +30,12 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
     """List every plugin that is installed or declared, without importing any."""
     from mtrain.spec.registry import Registry
 
-    registry = Registry.read()
+    registry = Registry.of_now()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     if as_json:
-        import dataclasses
         import json
 
-        terminal.say(json.dumps([{**dataclasses.asdict(entry), "state": state(entry)} for entry in entries], indent=2))
+        terminal.say(json.dumps([_facts(entry) for entry in entries], indent=2))
         return
     width = max((len(entry.name) for entry in entries), default=0)
     last = ""
@@ -44,8 +43,21 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
         if entry.kind != last:
             terminal.say(f"{entry.kind}:")
             last = entry.kind
-        provider = f"{entry.distribution} {entry.version}".strip()
-        terminal.say(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.summary or entry.target}  ({provider})")
+        provider = str(entry.provider)
+        terminal.say(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.about or entry.target}  ({provider})")
+
+
+def _facts(entry: "Entry") -> dict[str, Any]:
+    """Return what is known of a plugin, as JSON has it."""
+    of_policy = ("enabled", "needs", "libraries", "extra", "install")
+    return {
+        **{key: getattr(entry, key) for key in ("kind", "name", "target")},
+        **entry.provider._asdict(),
+        **{key: getattr(entry, key) for key in of_policy},
+        "summary": entry.about,
+        "rivals": [str(rival.provider) for rival in entry.rivals],
+        "state": state(entry),
+    }
 
 
 @plugins.command("show")
@@ -59,7 +71,7 @@ def show(name: str, *, kind: str | None) -> None:
     from mtrain.spec.registry import Registry
     from mtrain.spec.suggest import hint
 
-    registry = Registry.read()
+    registry = Registry.of_now()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     matches = [entry for entry in entries if entry.name == name]
     if not matches:
@@ -67,10 +79,10 @@ def show(name: str, *, kind: str | None) -> None:
             f"no plugin {name!r}{hint(name, [entry.name for entry in entries])}; see `mtrain plugins list`"
         )
     for entry in matches:
-        terminal.say(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.distribution} {entry.version})")
+        terminal.say(f"{entry.name}: one of the {entry.kind}, {state(entry)} ({entry.provider})")
         section = _OPTIONS_OF.get(entry.kind)
         text = "" if section is None else inspect.cleandoc(registry.load(entry.kind, name).__doc__ or "")
-        terminal.say(text.replace("``", "`") or entry.summary or entry.target)
+        terminal.say(text.replace("``", "`") or entry.about or entry.target)
         if section is not None:
             terminal.say(f"\n{section.replace('NAME', name)}:")
             for line in registry.option_lines(entry.kind, name):
@@ -88,7 +100,7 @@ def state(entry: "Entry") -> str:
     if not entry.enabled:
         return "disabled"
     if entry.rivals:
-        return f"also in {', '.join(entry.rivals)}"
+        return f"also in {', '.join(str(rival.provider) for rival in entry.rivals)}"
     if not entry.installed:
         if entry.install is not None:
             return f"needs {', '.join(entry.libraries)}: {entry.remedy(sys.executable)}"

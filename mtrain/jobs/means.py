@@ -73,7 +73,7 @@ def launcher_of(job: Resolved) -> tuple[str, type[Launcher]]:
             )
         return requested_name, requested
     entries = registry.usable("launchers")
-    names = [entry.name for entry in sorted(entries, key=lambda entry: entry.distribution != "mtrain")]
+    names = [entry.name for entry in sorted(entries, key=lambda entry: not entry.is_own)]
     broken: list[str] = []
     for automatic, name in itertools.product((True, False), names):
         try:

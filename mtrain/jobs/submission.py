@@ -22,7 +22,7 @@ from mtrain.core.interfaces.queue import Queue, QueuedJob, Submission
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs import resumed_spec
 from mtrain.jobs.means import AUTO
-from mtrain.spec import outputs, plugins, references
+from mtrain.spec import outputs, references
 from mtrain.spec.addresses import is_address
 from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.plugin_kinds import SELECTORS, SINGULAR
@@ -353,7 +353,7 @@ def _local_plugins(loaded: "Loaded") -> list[str]:
     chosen += [("reporters", name) for name, options in loaded.spec.report.reporters.items() if options is not False]
     named = [(kind, name) for kind, name in chosen if name not in (None, AUTO) and not references.is_reference(name)]
     entries = [loaded.registry.find(kind, name) for kind, name in named]
-    return [f"{SINGULAR[entry.kind]} {entry.name}" for entry in entries if entry.distribution == plugins.POLICY_FILE]
+    return [f"{SINGULAR[entry.kind]} {entry.name}" for entry in entries if entry.is_local]
 
 
 def _at(values: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ SINGULAR: Mapping[str, str] = {
     "allocations": "reader of allocations",
     "importers": "importer",
     "reporters": "reporter",
+    "commands": "command",
 }
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
 KINDS = tuple(SINGULAR)

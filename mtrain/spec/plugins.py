@@ -1,6 +1,6 @@
 """Find and load plugins of all kinds by name, as far as the plugin policy allows it.
 
-Names are listed from package metadata without importing a plugin. ``plugins.toml`` (the shipped one, then the user's)
+Stevedore lists and loads them; nothing is imported until it is used. ``plugins.toml`` (the shipped one, then the user's)
 may disable names, pin the distribution that provides one, set default options, and declare local plugins::
 
     [backends]
@@ -20,12 +20,14 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from stevedore import DriverManager, ExtensionManager, NamedExtensionManager
+from stevedore.extension import Extension
 
 from mtrain.errors import MtrainError, PluginError, SpecError
 from mtrain.spec import references, remedies
@@ -45,7 +47,10 @@ class PluginPolicy(BaseModel):
     distribution: str | None = Field(default=None, description="the only distribution that may provide the name")
     module: str | None = Field(default=None, description="a local plugin, `package.module:Class`")
     options: dict[str, Any] = Field(default_factory=dict, description="defaults of the plugin's options")
-    summary: str = Field(default="", description="one line for `mtrain plugins list`")
+    summary: str = Field(
+        default="", description="one line for `mtrain plugins list`, and of a command for `mtrain --help`"
+    )
+    heading: str = Field(default="", description="heading of a command in `mtrain --help`")
     task: str | None = Field(
         default=None, description="the task of a model or data set; absent: its class says, which must then be imported"
     )
@@ -84,23 +89,55 @@ class Policy:
         return name not in rules.disabled and (rules.enabled is None or name in rules.enabled)
 
 
-@dataclass(frozen=True, slots=True)
+class Provider(NamedTuple):
+    """The distribution that brings a plugin."""
+
+    distribution: str
+    version: str = ""
+    summary: str = ""
+    """The line in which it describes itself; empty for mtrain, which describes each plugin in its ``plugins.toml``."""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One plugin, described from package metadata and the policy. The plugin itself is not imported."""
+    """One plugin, described from its entry point and the policy. The plugin itself is not imported."""
 
     kind: str
     name: str
     target: str
-    distribution: str
-    version: str = ""
+    is_local: bool = False
+    """Whether a ``plugins.toml`` declares it."""
+    pinned: str | None = None
+    """The distribution that alone may provide it."""
     enabled: bool = True
     summary: str = ""
     needs: str | None = None
     libraries: tuple[str, ...] = ()
     extra: str | None = None
     install: str | None = None
-    rivals: tuple[str, ...] = ()
-    """Other distributions that provide the same name: loading it is refused."""
+    rivals: tuple["Entry", ...] = ()
+    """Those of other distributions that have the same name: loading it is refused."""
+
+    @cached_property
+    def provider(self) -> Provider:
+        """What brings it. Stevedore's cache does not say, so metadata of all distributions are read."""
+        if self.is_local:
+            return Provider(POLICY_FILE)
+        found = _providers(tuple(sys.path)).get((f"mtrain.{self.kind}", self.name, self.target), {})
+        return found.get(self.pinned or next(iter(found), ""), Provider("an unknown package"))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is mtrain's: code of nobody else lies where it is loaded from."""
+        return self.target.startswith("mtrain.") and not self.is_local
+
+    @property
+    def about(self) -> str:
+        """What a ``plugins.toml`` says of it, else its distribution of itself; empty if both are silent."""
+        return self.summary or self.provider.summary
 
     @property
     def installed(self) -> bool:
@@ -137,14 +174,13 @@ def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
     """Return every plugin of a kind, including disabled ones, sorted by name. No plugin is imported."""
     policy = policy or read_policy()
     entries_by_name: dict[str, list[Entry]] = {}
-    for name, target, distribution, version, summary in _installed(tuple(sys.path)).get(kind, ()):
-        entry = Entry(kind, name, target, distribution, version, summary=summary)
-        pinned = policy.of(kind, name).distribution
-        if (pinned is None or pinned == distribution) and entry not in entries_by_name.get(name, []):
+    for name, target in _listed(kind):
+        entry = Entry(kind, name, target, pinned=policy.of(kind, name).distribution)
+        if entry.pinned is None or entry.pinned == entry.provider.distribution:
             entries_by_name.setdefault(name, []).append(entry)
     for name, plugin in policy.kinds.get(kind, KindPolicy()).names.items():
         if plugin.module is not None:
-            entries_by_name.setdefault(name, []).append(Entry(kind, name, plugin.module, POLICY_FILE))
+            entries_by_name.setdefault(name, []).append(Entry(kind, name, plugin.module, is_local=True))
     return [_described(entries, policy) for _, entries in sorted(entries_by_name.items())]
 
 
@@ -162,6 +198,8 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
             raise PluginError(f"{name}: code of your own needs the {SINGULAR[kind]} plugin: {error}") from error
     entries = {entry.name: entry for entry in names(kind, policy=policy)}
     what = SINGULAR.get(kind, kind)
+    if name not in entries and refresh(kind):
+        entries = {entry.name: entry for entry in names(kind, policy=policy)}
     if name not in entries:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
@@ -178,7 +216,7 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
     if not entry.enabled:
         raise PluginError(f"the {what} {name!r} is disabled by {POLICY_FILE}")
     if entry.rivals:
-        rivals = ", ".join((_provider(entry), *entry.rivals))
+        rivals = ", ".join(sorted(str(each.provider) for each in (entry, *entry.rivals)))
         raise PluginError(
             f"the {what} {name!r} is provided by {rivals}; uninstall all but one, "
             f'or pin one in {POLICY_FILE}: [{kind}.{name}] distribution = "..."'
@@ -192,6 +230,20 @@ def _shipped_names(kind: str) -> set[str]:
     return set(shipped.kinds.get(kind, KindPolicy()).names)
 
 
+def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
+    """Import and return what the entry point of the plugin ``name`` names.
+
+    Raises: ``PluginError`` for a name that ``find`` refuses, and for what cannot be imported.
+    """
+    policy = policy or read_policy()
+    entry = find(kind, name, policy=policy)
+    try:
+        return _import(entry, policy)
+    except Exception as error:  # A foreign module may raise any exception when it is imported.
+        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
+        raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+
+
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     """Import and return the class of the plugin ``name``.
 
@@ -203,20 +255,16 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
         find(kind, name, policy=policy)
         referring: type[Any] = load(kind, references.PLUGIN, policy=policy).referring(references.parsed(name))
         return referring
-    entry = find(kind, name, policy=policy)
-    what = f"the {SINGULAR.get(kind, kind)} {name!r} ({entry.target} of {_provider(entry)})"
-    try:
-        target = _import(entry, policy)
-    except Exception as error:  # A foreign module may raise any exception when it is imported.
-        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
-        raise PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+    target, entry = load_object(kind, name, policy=policy), find(kind, name, policy=policy)
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
-        raise PluginError(f"{what} has no `Options`: expected a class with a nested pydantic model of that name")
+        raise PluginError(
+            f"{_named(entry)} has no `Options`: expected a class with a nested pydantic model of that name"
+        )
     base, members = DECLARED.get(kind, ("", ()))
     absent = [member for member in members if not hasattr(target, member)]
     if absent:
-        raise PluginError(f"{what} has no `{absent[0]}`: derive the class from {base}, which declares it")
+        raise PluginError(f"{_named(entry)} has no `{absent[0]}`: derive the class from {base}, which declares it")
     loaded: type[Any] = target
     return loaded
 
@@ -234,7 +282,7 @@ def task_of(kind: str, name: str, *, policy: Policy | None = None) -> str:
         find(kind, name, policy=policy)
         return task_of(kind, references.PLUGIN, policy=policy)
     declared = policy.of(kind, name).task
-    if declared is not None and find(kind, name, policy=policy).distribution in ("mtrain", POLICY_FILE):
+    if declared is not None and ((entry := find(kind, name, policy=policy)).is_local or entry.is_own):
         return declared
     task: str = load(kind, name, policy=policy).kind
     return task
@@ -317,8 +365,8 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if key else path
 
 
-def _provider(entry: Entry) -> str:
-    return f"{entry.distribution} {entry.version}".strip()
+def _named(entry: Entry) -> str:
+    return f"the {SINGULAR.get(entry.kind, entry.kind)} {entry.name!r} ({entry.target} of {entry.provider})"
 
 
 def _meant(name: str, usable: list[str]) -> str:
@@ -333,40 +381,57 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
     return replace(
         first,
         enabled=policy.allows(first.kind, first.name),
-        summary=plugin.summary or first.summary,
+        summary=plugin.summary,
         needs=plugin.needs,
         libraries=tuple(plugin.libraries),
         extra=plugin.extra,
         install=plugin.install,
-        rivals=tuple(_provider(entry) for entry in others),
+        rivals=tuple(others),
     )
 
 
-@lru_cache(maxsize=4)
-def _installed(_search_path: tuple[str, ...]) -> dict[str, tuple[tuple[str, str, str, str, str], ...]]:
-    """Return (name, target, distribution, version, summary of the distribution) of every entry point, by kind.
+_listed_path: list[str] = []
+"""``sys.path`` for which stevedore has listed groups: its own key is the group alone."""
 
-    mtrain's own plugins have their summaries in its ``plugins.toml``.
 
-    ``_search_path`` is ``sys.path``; it is the key under which the result is cached.
+def _listed(kind: str) -> list[tuple[str, str]]:
+    """Return name and target of each entry point of a kind, as stevedore's cache has them."""
+    if _listed_path != sys.path:
+        _listed_path[:] = sys.path
+        for known in KINDS:
+            ExtensionManager.ENTRY_POINT_CACHE.pop(f"mtrain.{known}", None)
+    points = NamedExtensionManager(f"mtrain.{kind}", names=[]).list_entry_points()
+    return [(point.name, point.value) for point in points]
+
+
+def refresh(kind: str) -> bool:
+    """List from now on what the packages' own metadata have, and return whether stevedore's cache had other plugins of a kind.
+
+    The cache goes by times of files, to two minutes: what was installed or removed a moment ago may not be known to it.
     """
-    by_kind: dict[str, list[tuple[str, str, str, str, str]]] = {kind: [] for kind in KINDS}
-    distribution_names: set[str] = set()
+    group = f"mtrain.{kind}"
+    present = [key[1:] for key in _providers(tuple(sys.path)) if key[0] == group]
+    if set(present) == set(_listed(kind)):
+        return False
+    ExtensionManager.ENTRY_POINT_CACHE[group] = [importlib.metadata.EntryPoint(*each, group) for each in present]
+    return True
+
+
+@lru_cache(maxsize=4)
+def _providers(_search_path: tuple[str, ...]) -> dict[tuple[str, str, str], dict[str, Provider]]:
+    """Return what brings each entry point: (group, name, target) -> name of each distribution -> what it says of itself."""
+    providers: dict[tuple[str, str, str], dict[str, Provider]] = {}
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group.startswith("mtrain.")]
-        # A distribution that lies in several folders of the path counts where Python would import it: in the first.
-        if not points or distribution.name in distribution_names:
-            continue
-        distribution_names.add(distribution.name)
-        about = (
-            distribution.name,
-            distribution.version,
-            "" if distribution.name == "mtrain" else _summary(distribution),
-        )
-        for point in points:
-            kind = point.group.partition(".")[2]
-            by_kind.setdefault(kind, []).append((point.name, point.value, *about))
-    return {kind: tuple(entries) for kind, entries in by_kind.items()}
+        if points:
+            summary = "" if distribution.name == "mtrain" else _summary(distribution)
+            provider = Provider(distribution.name, distribution.version, summary)
+            # A distribution that lies in several folders of the path counts where Python would import it: in the first.
+            for point in points:
+                providers.setdefault((point.group, point.name, point.value), {}).setdefault(
+                    provider.distribution, provider
+                )
+    return providers
 
 
 def _summary(distribution: importlib.metadata.Distribution) -> str:
@@ -376,11 +441,20 @@ def _summary(distribution: importlib.metadata.Distribution) -> str:
 
 
 def _import(entry: Entry, policy: Policy) -> Any:
-    if entry.distribution == POLICY_FILE:
+    group = f"mtrain.{entry.kind}"
+    targets = [target for name, target in _listed(entry.kind) if name == entry.name]
+    if targets == [entry.target] and not entry.is_local:
+        return DriverManager(group, entry.name, on_load_failure_callback=_raise).driver
+    if entry.is_local:
         for folder in policy.folders:
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))
-    return importlib.metadata.EntryPoint(entry.name, entry.target, f"mtrain.{entry.kind}").load()
+    point = importlib.metadata.EntryPoint(entry.name, entry.target, group)
+    return DriverManager.make_test_instance(Extension(entry.name, point, point.load(), None), namespace=group).driver
+
+
+def _raise(_manager: object, _point: object, error: BaseException) -> None:
+    raise error
 
 
 def _lay_over(policy: Policy, file: Path) -> Policy:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import mtrain
 from mtrain.errors import UsageError
-from mtrain.spec import plugins, remedies
+from mtrain.spec import remedies
 from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
@@ -83,10 +83,10 @@ def check(job: Resolved) -> None:
         raise UsageError(
             f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: {there}"
         )
-    if entry.distribution != plugins.POLICY_FILE and name not in facts.backends:
+    if not entry.is_local and name not in facts.backends:
         raise UsageError(
             f"backend.python: {python} has no backend {name!r} (known: {', '.join(facts.backends) or 'none'}); "
-            f"install {entry.distribution} {entry.version} there as here"
+            f"install {entry.provider} there as here"
         )
     if framework in facts.missing:
         raise UsageError(

@@ -110,7 +110,7 @@ class Jobs:
                     f"backend {entry.name!r} does not say its `{name}`: expected text; see Backend in "
                     "mtrain.core.interfaces"
                 )
-        return backend, f"{entry.distribution} {entry.version}".strip()
+        return backend, str(entry.provider)
 
     def tested(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
         """Return the spec with the tested backend on this number of ranks; ``more``: overrides, weaker than the

@@ -129,7 +129,7 @@ class _Tested:
         self._loaded = self._load({})
         self._suit_model()
         entry = self._loaded.registry.find(kind, self._name)
-        self.provider = f"{entry.distribution} {entry.version}".strip()
+        self.provider = str(entry.provider)
         self._probed: dict[str, Any] = {}
         self._ended: dict[str, Ended] = {}
 

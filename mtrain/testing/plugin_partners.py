@@ -79,9 +79,9 @@ def _fellow(kind: str, task: str, *, of: tuple[str, str], registry: Registry) ->
     """Return a plugin of this task that comes in the same distribution as the tested one, a data set that needs no files
     first."""
     tested_kind, tested = of
-    own = registry.find(tested_kind, tested).distribution
+    own = registry.find(tested_kind, tested).provider.distribution
     entries = [] if own == plugins.POLICY_FILE else registry.names(kind)
-    names = [entry.name for entry in entries if entry.distribution == own]
+    names = [entry.name for entry in entries if entry.provider.distribution == own]
     names = [name for name in names if registry.task_of(kind, name) == task]
     if not names:
         raise PluginError(

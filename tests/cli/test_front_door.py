@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from mtrain.cli import COMMANDS, COMPLETE, SECTIONS, Front, completing_bash, front, helping, main
+from mtrain.cli import COMPLETE, Front, completing_bash, front, helping, main, verbs
 from mtrain.cli.options import JobCommand, job_options, load_job, spread_overrides
 from mtrain.errors import SpecError
 from mtrain.spec.sources import shipped_names
@@ -418,7 +418,7 @@ def test_every_example_of_a_help_can_be_typed(here):
     for path, examples in helping.EXAMPLES.items():
         for line, _ in examples:
             words = shlex.split(line.partition(">")[0])[1:] or ["train"]
-            words = words if words[0] in COMMANDS else ["train", *words]
+            words = words if words[0] in verbs.installed() else ["train", *words]
             named = max((each for each in commands if " ".join(words).startswith(each)), key=len)
             assert named == path or path == "submit", line
             commands[named].make_context(named, words[len(named.split()) :])
@@ -447,10 +447,10 @@ def test_help_lists_every_command_and_imports_nothing_that_takes_long():
     code = "import sys; from mtrain.cli import main; main(['--help']); print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     shown, _, loaded = process.stdout.rstrip().rpartition("\n")
-    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert all(f"  {name} " in shown for name in verbs.installed())
     assert [line.strip(":") for line in shown.splitlines() if re.fullmatch("[A-Z][a-z]+:", line)] == [
         "Options",
-        *SECTIONS,
+        *verbs.HEADINGS,
     ]
     slow = ("asyncio", "cv2", "matplotlib", "numpy", "pydantic", "rich", "sklearn", "torch", "yaml")
     assert [name for name in slow if name in loaded.split()] == []

@@ -8,6 +8,7 @@ import pytest
 
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec import config, plugins
+from mtrain.spec.registry import Registry
 
 MODULE = """
 from pydantic import BaseModel, ConfigDict
@@ -102,15 +103,39 @@ def test_default_options_lie_below_the_spec_and_are_told_as_origin(here):
 
 
 def test_two_distributions_of_one_name_are_refused_by_name_until_one_is_pinned(here):
-    (here / "outside_plugin_d.py").write_text(MODULE)
-    for name in ("first-pack", "second-pack"):
-        distribution(here, name, "[mtrain.backends]\ntwice = outside_plugin_d:Mine\n")
+    for name in ("first", "second"):
+        (here / f"outside_plugin_of_{name}.py").write_text(MODULE)
+        distribution(here, f"{name}-pack", f"[mtrain.backends]\ntwice = outside_plugin_of_{name}:Mine\n")
     sys.path.insert(0, str(here))
     with pytest.raises(PluginError, match=r"provided by \S+-pack 1.0, \S+-pack 1.0; uninstall all but one, or pin"):
         plugins.load("backends", "twice")
     rules = policy(here, '[backends.twice]\ndistribution = "second-pack"\n')
-    assert plugins.find("backends", "twice", policy=rules).distribution == "second-pack"
-    assert plugins.load("backends", "twice", policy=rules).__name__ == "Mine"
+    assert plugins.find("backends", "twice", policy=rules).provider == plugins.Provider("second-pack", "1.0")
+    assert plugins.load("backends", "twice", policy=rules).__module__ == "outside_plugin_of_second"
+
+
+def test_a_pin_holds_too_where_two_distributions_name_one_class(here):
+    (here / "outside_plugin_d.py").write_text(MODULE)
+    for name in ("first-pack", "second-pack"):
+        distribution(here, name, "[mtrain.backends]\nboth = outside_plugin_d:Mine\n")
+    sys.path.insert(0, str(here))
+    rules = policy(here, '[backends.both]\ndistribution = "second-pack"\n')
+    assert plugins.find("backends", "both", policy=rules).provider.distribution == "second-pack"
+    assert plugins.load("backends", "both", policy=rules).__name__ == "Mine"
+
+
+def test_what_stevedores_cache_does_not_list_yet_is_found(here, monkeypatch):
+    (here / "outside_plugin_n.py").write_text(MODULE)
+    distribution(here, "new-pack", "[mtrain.backends]\nnew = outside_plugin_n:Mine\n")
+    sys.path.insert(0, str(here))
+    plugins.names("backends")
+    listed = plugins.ExtensionManager.ENTRY_POINT_CACHE["mtrain.backends"]
+    older = [point for point in listed if point.name != "new"]
+    monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
+    assert "new" not in [entry.name for entry in plugins.names("backends")]
+    assert plugins.load("backends", "new").__name__ == "Mine"
+    monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
+    assert "new" in [entry.name for entry in Registry.of_now().names("backends")]
 
 
 def test_a_pin_that_nothing_satisfies_is_refused(here):
@@ -153,9 +178,8 @@ def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
 
 def test_a_shipped_plugin_that_the_installation_does_not_list_asks_for_a_new_installation(monkeypatch):
     """After `git pull` in a clone the metadata of an editable installation are those of the former version."""
-    monkeypatch.setattr(
-        plugins, "_installed", lambda path: {"models": (("vit", "mtrain.models.vit:ViT", "mtrain", "0", ""),)}
-    )
+    monkeypatch.setattr(plugins, "_listed", lambda kind: [("vit", "mtrain.models.vit:ViT")] if kind == "models" else [])
+    monkeypatch.setattr(plugins, "_providers", lambda path: {})
     with pytest.raises(PluginError, match=r"no task 'detection': mtrain ships one, .* install again with: pip install"):
         plugins.find("tasks", "detection")
     with pytest.raises(PluginError, match=r"no model 'vat' \(known: vit\)"):

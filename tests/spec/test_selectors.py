@@ -64,7 +64,7 @@ def test_each_task_has_its_own_sections_and_the_core_those_of_all():
 
 @pytest.mark.parametrize("kind", ["models", "datasets"])
 def test_the_shipped_policy_says_the_task_that_each_class_says(kind):
-    entries = [entry for entry in plugins.names(kind) if entry.distribution == "mtrain"]
+    entries = [entry for entry in plugins.names(kind) if entry.is_own]
     declared = {entry.name: plugins.read_policy().of(kind, entry.name).task for entry in entries}
     assert declared == {entry.name: plugins.load(kind, entry.name).kind for entry in entries}
 

@@ -247,7 +247,7 @@ ELSEWHERE = {
     "weights/reading": "tests/weights/test_hostile_safetensors.py", "records/pages/content": "tests/pages/test_report_page.py",
     "deploy/exported/graph_check": "tests/exporting/test_hostile_files.py", "spec/plugins": "tests/system/test_security.py",
     "spec/references": "tests/own_model/test_plan.py", "studies/sweep/space": "tests/sweeping/test_space.py",
-    "launchers/allocations/pbs": "tests/cluster/test_allocation.py",
+    "launchers/allocations/pbs": "tests/cluster/test_allocation.py", "cli/verbs": "tests/cli/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {

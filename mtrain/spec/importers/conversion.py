@@ -19,9 +19,6 @@ from mtrain.spec.sources import display
 from mtrain.spec.terminal import one_line
 from mtrain.spec.yaml_reader import flow
 
-SHIPPED_BY = "mtrain"
-"""Distribution whose importers are tried where none is named."""
-
 
 @dataclass(frozen=True, slots=True)
 class Imported:
@@ -78,10 +75,10 @@ def _importer(name: str | None, documents: Sequence[Document]) -> Importer:
     if name is not None:
         return _made(name, registry)
     entries = registry.usable("importers")
-    shipped = [_made(entry.name, registry) for entry in entries if entry.distribution == SHIPPED_BY]
+    shipped = [_made(entry.name, registry) for entry in entries if entry.is_own]
     chosen = next((importer for importer in shipped if importer.recognises(documents)), None)
     if chosen is None:
-        others = [entry.name for entry in entries if entry.distribution != SHIPPED_BY]
+        others = [entry.name for entry in entries if not entry.is_own]
         expected = [importer.expected for importer in shipped]
         expected += [f"files of another project with --from {' or '.join(others)}"] if others else []
         raise unrecognised(documents[0], ", or ".join(expected))

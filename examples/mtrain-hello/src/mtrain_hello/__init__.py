@@ -1,0 +1,1 @@
+"""A verb of mtrain's command line."""
