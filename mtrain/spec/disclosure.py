@@ -21,10 +21,13 @@ SECRET = re.compile(r"(^|[_-])(tokens?|secrets?|password|passwd|pwd|keys?|creden
 """Names of values that are left out if they are text."""
 MASK = "***"
 
-_ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]*")
-_ACCOUNT = re.compile(r"\b[\w.-]+@(?:[A-Za-z][\w-]*\.[\w.-]+|\d{1,3}(?:\.\d{1,3}){3})")
+# No part of these is tried again from within what it has read: a text without a break would take the square of its length.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s'\"<>]*")
+_ACCOUNT = re.compile(r"(?<![\w.-])[\w.-]++@(?:[A-Za-z][\w-]*\.[\w.-]+|\d{1,3}(?:\.\d{1,3}){3})")
 _IP = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
-_GIVEN_SECRET = re.compile(r"([\w.-]*(?:token|secret|password|passwd|credential)\w*['\"]?\s*[=:]\s*)\S+", re.IGNORECASE)
+_GIVEN_SECRET = re.compile(
+    r"((?:token|secret|password|passwd|credential)\w{0,128}['\"]?\s{0,8}[=:]\s{0,8})\S+", re.IGNORECASE
+)
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/'\",:;()<>=]+/)+([^\s/'\",:;()<>=]*)")
 
 

@@ -132,3 +132,12 @@ def test_secrets_are_left_out_at_any_depth() -> None:
         "names": ["token", "/srv/x"],
         "files": ["b.txt", "c.txt"],
     }
+
+
+@pytest.mark.parametrize(
+    "text", ["a.-", "token", "a", "a@", "/a-", "1.", "x+", "secret ", "~/", "password:", "http", "://", "@", "-"]
+)
+def test_a_long_text_without_a_break_is_scrubbed_in_one_pass(text):
+    """The square of its length would be more than this test may take."""
+    assert len(scrubbed(text * 200_000)) <= len(text) * 200_000
+    assert scrubbed(f"{text * 100} https://user:pw@host.org/x").endswith(" https://***")
