@@ -52,7 +52,8 @@ def _facts(entry: "Entry") -> dict[str, Any]:
     of_policy = ("enabled", "needs", "libraries", "extra", "install")
     return {
         **{key: getattr(entry, key) for key in ("kind", "name", "target")},
-        **entry.provider._asdict(),
+        "distribution": entry.provider.distribution,
+        "version": entry.provider.version,
         **{key: getattr(entry, key) for key in of_policy},
         "summary": entry.about,
         "rivals": [str(rival.provider) for rival in entry.rivals],

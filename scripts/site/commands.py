@@ -1,5 +1,6 @@
 """The page of the commands, with the flags that the program itself knows."""
 
+import itertools
 from collections.abc import Iterator
 
 import click
@@ -14,16 +15,17 @@ INTRODUCTION = """# Commands
 
 def page() -> str:
     """Return the page, with the sections of ``mtrain --help``."""
-    from mtrain.cli import SECTIONS, front
+    from mtrain.cli import front, verbs
 
     parts = [INTRODUCTION]
     context = click.Context(front, info_name="mtrain")
-    for heading, names in SECTIONS.items():
+    own = (verb for verb in verbs.installed().values() if verb.is_own)
+    for heading, section in itertools.groupby(own, key=lambda verb: verb.heading):
         parts.append(f"## {heading}\n")
-        for name in names:
-            command = front.get_command(context, name)
+        for verb in section:
+            command = front.get_command(context, verb.name)
             if command is not None:
-                parts.extend(_parts(command, f"mtrain {name}", level=3))
+                parts.extend(_parts(command, f"mtrain {verb.name}", level=3))
     return "\n".join(parts)
 
 

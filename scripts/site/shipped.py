@@ -119,7 +119,7 @@ def _model_rows() -> list[tuple[str, str]]:
 
     rows = []
     for entry in plugins.names("models"):
-        if entry.distribution != "mtrain" or entry.name == "own":
+        if not entry.is_own or entry.name == "own":
             continue
         if entry.name == "hf":
             rows.append((LANGUAGE, f"| `hf` | as its config says | - | - | {entry.summary} |"))

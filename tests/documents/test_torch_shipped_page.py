@@ -27,7 +27,7 @@ def rows(framework: Framework) -> dict[str, list[str]]:
 
 
 def test_every_shipped_spec_and_model_has_a_row(rows: dict[str, list[str]]) -> None:
-    models = {entry.name for entry in plugins.names("models") if entry.distribution == "mtrain"} - {"own"}
+    models = {entry.name for entry in plugins.names("models") if entry.is_own} - {"own"}
     assert set(rows) == set(config.shipped_names()) | {f"model {name}" for name in models}
 
 
