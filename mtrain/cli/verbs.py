@@ -12,14 +12,13 @@ path or one of those files changes.
 
 import json
 import sys
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.errors import PluginError
-from mtrain.spec import outputs
 from mtrain.spec.files import read_text
 
 if TYPE_CHECKING:
@@ -58,8 +57,9 @@ def installed() -> dict[str, Verb]:
 @lru_cache(maxsize=1)
 def _installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
     folders = {entry: _time_of(entry) for entry in search_path if entry}
-    digest = sha256(json.dumps([sys.prefix, list(folders)]).encode()).hexdigest()[:16]
-    cache = FOLDER.expanduser() / f"{digest}.json"
+    # Two paths with one number take the file from each other: it says which one it is of.
+    name = zlib.crc32("\0".join((sys.prefix, *folders)).encode(errors="surrogateescape"))
+    cache = FOLDER.expanduser() / f"{name:08x}.json"
     kept = _kept(cache, folders)
     if kept is None:
         kept, described = _found()
@@ -163,6 +163,8 @@ def _kept(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
 
 
 def _keep(cache: Path, content: Mapping[str, Any]) -> None:
+    from mtrain.spec import outputs
+
     try:
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         outputs.write_text(cache, json.dumps(content))
