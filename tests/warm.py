@@ -8,6 +8,7 @@ what is imported, and when; what a library reads from the environment; processes
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,11 @@ RANKS = {
 """What a plan for this host with one thread for each rank adds to the environment: a rank with other variables starts cold."""
 ONE_THREAD = {"MTRAIN_CLUSTER__THREADS": "1"}
 """What the commands have in addition; without it a rank that is alone has a thread for each core, and starts cold."""
+READ_AT_IMPORT = re.compile(
+    r"PYTHON|LD_|LANG|LC_|TZ$|OMP_|MKL_|OPENBLAS|KMP_|GOMP|GLIBC|MALLOC|TORCH|PYTORCH|CUDA|HIP|NCCL|GLOO|HF_|TRANSFORMERS|DS_|MPL"
+    r"|HOME$|PATH$|TMPDIR$|XDG_|MTRAIN_(TRACE|HOME|DEBUG)"
+)
+"""Names of variables that are read by then."""
 OF_A_TEST = ("PYTEST_CURRENT_TEST",)
 SETTING = "MTRAIN_TEST_COPY"
 """Variable in which a copy finds its folder and where its output goes; it takes it away before the command runs."""
@@ -99,20 +105,30 @@ def is_torch(words: Sequence[str]) -> bool:
     return "paddle" not in sys.modules and not any("paddle" in word.lower() or word == "fleet" for word in words)
 
 
+def is_read_at_import(variable: str) -> bool:
+    """Return whether a library, or Python, reads a variable before a copy can set it."""
+    return READ_AT_IMPORT.match(variable) is not None
+
+
 def start(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> Copied:
     """Start ``mtrain`` with ``words`` in the folder ``cwd``. ``env``: its variables; None: those of this process.
 
-    Each set of variables has a warm process of its own, so a test with variables that no other test has starts cold.
+    A copy sets those that only its test reads. Each set of the others has a warm process of its own.
     """
     given = os.environ if env is None else env
-    variables = {**ONE_THREAD, **{name: value for name, value in given.items() if name not in OF_A_TEST}}
+    own = {
+        name: value for name, value in given.items() if os.environ.get(name) != value and not is_read_at_import(name)
+    }
+    kept = {name: os.environ[name] for name in own.keys() & os.environ.keys()}
+    variables = {name: value for name, value in given.items() if name not in OF_A_TEST and name not in own}
+    variables = {**ONE_THREAD, **variables, **kept}
     command = [sys.executable, "-m", "mtrain", *words]
     sys.audit(starts.OF_A_COPY, command)
     copies = _copies(tuple(sorted(variables.items())))
     output = Path(tempfile.mkdtemp(dir=_scratch()))
     for name in ("out", "err"):
         (output / name).touch()
-    setting = json.dumps({"cwd": str(cwd), "output": str(output)})
+    setting = json.dumps({"cwd": str(cwd), "output": str(output), "variables": own})
     pid = copies.start(command, env={**variables, SETTING: setting}, log=output / "log")
     assert pid is not None, f"{command} cannot be started as a copy"
     return Copied(command, pid, CopiedJob(copies, pid), output)

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import mtrain.__main__ as program
+from mtrain.system import warm
 
 SETTING = "MTRAIN_TEST_COPY"
 _command = program.main
@@ -41,6 +42,9 @@ def main(words: Sequence[str]) -> int:
         file = os.open(os.path.join(setting["output"], name), os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    # Nothing has read these yet: ranks that have them may be copies as well.
+    os.environ.update(setting["variables"])
+    warm.OWN_VARIABLES = (*warm.OWN_VARIABLES, *setting["variables"])
     os.chdir(setting["cwd"])
     sys.path[0] = setting["cwd"]
     return _command(list(words))

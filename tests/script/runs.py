@@ -24,12 +24,12 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``mtrain run`` with ``words`` in the folder ``here``: as a copy of a warm process where that is possible.
 
-    It is not with ``environ``, further variables, and not for scripts of Paddle.
+    It is not where libraries have read one of ``environ``, further variables, already, and not for scripts of Paddle.
     """
-    if environ is None and warm.is_torch(words):
-        return warm.mtrain("run", *QUIET, *words, cwd=here, timeout=timeout_s)
-    line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
     env = {**os.environ, **(environ or {})}
+    if warm.is_torch(words) and not any(map(warm.is_read_at_import, environ or {})):
+        return warm.mtrain("run", *QUIET, *words, cwd=here, env=env, timeout=timeout_s)
+    line = [sys.executable, "-m", "mtrain", "run", *QUIET, *words]
     return subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=timeout_s, check=False, env=env)
 
 
