@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
 from mtrain.system import interpreter
+from tests.once import once
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("horovod_ranks.py")
@@ -61,10 +63,12 @@ def study_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def run(backend: str, size: int, studies: tuple[str, ...], options: str) -> Path:
-        out = tmp_path_factory.mktemp(f"{backend}-{size}")
-        process = start(backend, size, str(RANKS), ",".join(studies), backend, str(out), options)
-        assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
-        return out
+        def study(out: Path) -> None:
+            process = start(backend, size, str(RANKS), ",".join(studies), backend, str(out), options)
+            assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
+
+        number = zlib.crc32(f"{studies} {options}".encode())
+        return once(tmp_path_factory, f"horovod-{backend}-{size}-{number:x}", study)
 
     def read(study: str, backend: str = "horovod", size: int = 2, **options: Any) -> list[Any]:
         compared = EQUAL_TO_DDP if size == 2 else ("fifty_updates",)  # three ranks are compared with ddp in no study
