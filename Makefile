@@ -6,6 +6,8 @@ export PIP_ROOT_USER_ACTION := ignore
 # Compiled modules are kept, whatever the caller's environment says: every worker and rank would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+PROJECTS = pyproject.toml $(wildcard packages/*/pyproject.toml) scripts/install
+
 # Tests that are written for every framework run under torch with all the others, and again under Paddle, with Paddle's own.
 NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning \
             tests/trace/test_paddle_zoo.py tests/trace/test_paddle_recording.py tests/trace/test_paddle_and_torch.py
@@ -34,14 +36,14 @@ help:      ## this list
 $(VENV)/bin/python:
 	@scripts/quietly scripts/make-venv $(VENV)
 
-$(VENV)/.installed-ddp: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed-ddp: $(PROJECTS) constraints.txt | $(VENV)/bin/python
 	@echo "installing mtrain and torch into $(VENV): about a minute"
-	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
+	@scripts/quietly scripts/install $(PY) ddp,vision,report,tensorboard -c constraints.txt
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed-ddp
+$(VENV)/.installed-dev: $(PROJECTS) constraints.txt $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,dev,examples,kube,ray]'
+	@scripts/quietly scripts/install $(PY) ddp,deepspeed,fleet-cpu,dev,examples,kube,ray -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed-dev
@@ -49,29 +51,29 @@ $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed
 	@touch $@
 
 # Interpreters of other backends: one with torch alone, one with the older Paddle and no torch (backend.python names such).
-$(VENV)-torch/.installed: pyproject.toml constraints.txt
+$(VENV)-torch/.installed: $(PROJECTS) constraints.txt
 	@echo "installing mtrain with torch alone into $(VENV)-torch"
 	@test -x $(VENV)-torch/bin/python || scripts/quietly scripts/make-venv $(VENV)-torch
-	@scripts/quietly $(VENV)-torch/bin/python -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
+	@scripts/quietly scripts/install $(VENV)-torch/bin/python ddp,vision,report,tensorboard -c constraints.txt
 	@touch $@
 
-$(VENV)-paddle2/.installed: pyproject.toml constraints.txt
+$(VENV)-paddle2/.installed: $(PROJECTS) constraints.txt
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
 	@test -x $(VENV)-paddle2/bin/python || scripts/quietly scripts/make-venv $(VENV)-paddle2
-	@scripts/quietly $(VENV)-paddle2/bin/python -m pip install -e '.[dev,vision,report,tensorboard]' 'paddlepaddle==2.6.2' 'protobuf<7'
+	@scripts/quietly scripts/install $(VENV)-paddle2/bin/python dev,vision,report,tensorboard 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
 # TensorFlow, Horovod for it, and what a rank of mtrain needs: an older numpy, and no torch.
-$(VENV)-tf/.installed: pyproject.toml mtrain/backends/_horovod/build.sh
+$(VENV)-tf/.installed: $(PROJECTS) mtrain/backends/_horovod/build.sh
 	@echo "installing TensorFlow into $(VENV)-tf, and building Horovod for it: 3 to 5 minutes"
 	@test -x $(VENV)-tf/bin/python || scripts/quietly scripts/make-venv $(VENV)-tf
-	@scripts/quietly $(VENV)-tf/bin/python -m pip install -e '.[tensorflow]' scikit-learn
+	@scripts/quietly scripts/install $(VENV)-tf/bin/python tensorflow scikit-learn
 	@scripts/build-horovod $(VENV)-tf/bin/python tensorflow
 	@touch $@
 
 # A client and a server of S3. Their library wants an older python-dateutil than the client of Kubernetes, so they have an
 # environment of their own, in which all packages of the first one are visible behind its own.
-$(VENV)-s3/.installed: pyproject.toml $(VENV)/.installed-dev
+$(VENV)-s3/.installed: $(PROJECTS) $(VENV)/.installed-dev
 	@echo "installing s3fs and moto's server into $(VENV)-s3"
 	@test -x $(VENV)-s3/bin/python || scripts/quietly scripts/make-venv $(VENV)-s3
 	@scripts/quietly $(VENV)-s3/bin/python -m pip install s3fs 'moto[s3]' flask flask-cors
@@ -164,11 +166,11 @@ fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff format .
 
 # The peers of the benchmarks stay out of the environment of the tests.
-$(VENV)-bench/.installed: pyproject.toml constraints.txt mtrain/backends/_horovod/build.sh
+$(VENV)-bench/.installed: $(PROJECTS) constraints.txt mtrain/backends/_horovod/build.sh
 	@echo "installing mtrain, Accelerate and Lightning Fabric into $(VENV)-bench"
 	@test -x $(VENV)-bench/bin/python || scripts/quietly scripts/make-venv $(VENV)-bench
-	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp,vision,report,tensorboard]'
-	@scripts/quietly $(VENV)-bench/bin/python -m pip install -c constraints.txt -e '.[ddp,deepspeed,fleet-cpu,bench]'
+	@scripts/quietly scripts/install $(VENV)-bench/bin/python ddp,vision,report,tensorboard -c constraints.txt
+	@scripts/quietly scripts/install $(VENV)-bench/bin/python ddp,deepspeed,fleet-cpu,bench -c constraints.txt
 	@scripts/build-horovod $(VENV)-bench/bin/python
 	@touch $@
 
@@ -184,12 +186,12 @@ instructions: debian $(VENV)/.installed-dev  ## count instructions with callgrin
 instructions-record: debian $(VENV)/.installed-dev  ## count instructions anew, and write them into that file
 	$(PY) -m tests.instructions --record
 
-dist: $(VENV)/.installed-dev  ## wheel and source distribution, checked, in dist/
+dist: $(VENV)/.installed-dev  ## wheels and source distributions, checked, in dist/
 	@scripts/dist $(PY)
 
-$(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-ddp
+$(VENV)/.installed-docs: $(PROJECTS) $(VENV)/.installed-ddp
 	@echo "installing what the documentation site needs into $(VENV)"
-	@scripts/quietly $(PY) -m pip install -c constraints.txt -e '.[ddp,docs]'
+	@scripts/quietly scripts/install $(PY) ddp,docs -c constraints.txt
 	@touch $@
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site that needs no network, in build/site

@@ -15,7 +15,7 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt '.[all]' \
+RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[all]' \
     && scripts/build-horovod /opt/venv/bin/python
 
 FROM python:3.11.13-slim-bookworm

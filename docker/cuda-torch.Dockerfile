@@ -19,7 +19,7 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url "${TORCH_INDEX}"
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt '.[ddp,deepspeed,vision,report,tensorboard]' \
+RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[ddp,deepspeed,vision,report,tensorboard]' \
     && HOROVOD_GPU_OPERATIONS=NCCL scripts/build-horovod /opt/venv/bin/python
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04

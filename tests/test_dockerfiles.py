@@ -72,7 +72,7 @@ def test_only_sources_get_into_an_image():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert lines[0] == "*"
     kept = {line[1:] for line in lines if line.startswith("!")}
-    folders = {"mtrain", "mtrain_trace", "distribution"}
+    folders = {"mtrain", "packages"}
     assert kept == {*folders, "scripts/build-horovod", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
     assert all((ROOT / name).exists() for name in kept)
 

@@ -10,7 +10,7 @@ from tests.distribution.base_environment import base_requirements, make
 from tests.starts import starts_processes
 
 SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
-BASE = {"click", "numpy", "pydantic", "pyyaml", "psutil", "rich", "safetensors", "stevedore"}
+BASE = {"click", "mtrain-trace", "numpy", "pydantic", "pyyaml", "psutil", "rich", "safetensors", "stevedore"}
 ALONE = ("cv2", "PIL", "simplejpeg", "matplotlib", "jinja2", "sklearn", "tensorboard", "faster_coco_eval", "lxml")
 
 

@@ -9,7 +9,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import mtrain
+import mtrain_trace
 from tests.starts import starts_processes
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +79,7 @@ def contents(wheel: Path) -> Mapping[str, bytes]:
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     packed = contents(wheel)
     info = {name for name in packed if name.startswith("mtrain-") and ".dist-info/" in name}
-    expected = {name for name in sources() if name.startswith(("mtrain/", "mtrain_trace/"))}
-    assert set(packed) - info == {*expected, "mtrain_trace.pth"}
+    assert set(packed) - info == {name for name in sources() if name.startswith("mtrain/")}
     assert {name.split("/", 1)[1] for name in info} == {
         "METADATA",
         "RECORD",
@@ -95,7 +95,7 @@ def test_the_source_distribution_has_the_documents_and_no_tests(sdist: Path) -> 
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/spec.md"} <= names
-    assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "packages"))]
 
 
 @pytest.mark.timeout(300)
@@ -119,6 +119,17 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert changelog is not None
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {metadata.version("mtrain"), changelog[1], citation["version"]} == {mtrain.__version__}
+
+
+def test_each_package_has_the_version_of_mtrain_and_mtrain_requires_exactly_that() -> None:
+    """A package is installed from the clone that mtrain is from; with another version of it mtrain was not tested."""
+    assert metadata.version("mtrain-trace") == mtrain_trace.__version__ == mtrain.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [line for line in project["dependencies"] if line.startswith("mtrain")]
+    assert needed == [f"mtrain-trace == {mtrain.__version__}"]
+    assert sorted(os.listdir(ROOT / "packages")) == ["mtrain-trace"], (
+        "each package that mtrain requires, and no other yet"
+    )
 
 
 @pytest.mark.job
@@ -163,9 +174,9 @@ def test_the_citation_has_what_its_format_requires() -> None:
 
 
 class Installation:
-    """A wheel in an environment of its own, which borrows the libraries of the one that runs the tests."""
+    """Wheels in an environment of its own, which borrows the libraries of the one that runs the tests."""
 
-    def __init__(self, wheel: Path, folder: Path) -> None:
+    def __init__(self, wheels: Sequence[Path], folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self._folder = folder
         self._bin = folder / "bin"
@@ -180,7 +191,7 @@ class Installation:
             "--quiet",
             "--no-deps",
         ]
-        subprocess.run([*command, "--no-index", str(wheel)], check=True)
+        subprocess.run([*command, "--no-index", *map(str, wheels)], check=True)
         borrowed = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
         (self._libraries / "zz_borrowed.pth").write_text("\n".join(dict.fromkeys(borrowed)), encoding="utf-8")
         self.place = Path(self._python("import mtrain; print(mtrain.__file__)").strip())
@@ -203,8 +214,9 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    made = Installation(wheel, tmp_path_factory.mktemp("environment") / "venv")
+def installation(copy: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    trace = build(copy / "packages" / "mtrain-trace", tmp_path_factory.mktemp("trace"), "--wheel")
+    made = Installation([trace, wheel], tmp_path_factory.mktemp("environment") / "venv")
     assert ROOT not in made.place.parents
     return made
 
@@ -234,7 +246,6 @@ def test_type_checkers_follow_an_editable_install(tmp_path):
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "distribution", source / "distribution")
     # Two modules are enough, and cheap to check; what decides is the project's setting for editable installs.
     (source / "mtrain").mkdir()
     for name, text in {"__init__.py": '__version__ = "0.1.0"\nanswer: int = 42\n', "py.typed": ""}.items():

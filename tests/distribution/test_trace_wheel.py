@@ -1,4 +1,4 @@
-"""The small wheel `mtrain-trace`: the same files as in mtrain's, and recording that a variable alone switches on."""
+"""The wheel of `mtrain-trace`: its files, and recording that a variable alone switches on."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import torch
 
 from tests.starts import starts_processes
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[2] / "packages" / "mtrain-trace"
 SCRIPT = """
 import sys, torch
 weights = torch.nn.Parameter(torch.ones(2))
@@ -22,21 +22,31 @@ print([name for name in sys.modules if name.startswith("mtrain")])
 """
 
 
+def tracked() -> list[str]:
+    """Files of the package: those that git tracks, and those that it would."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if (PACKAGE / name).is_file()]
+
+
 @pytest.fixture(scope="module")
 @starts_processes
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    subprocess.run([ROOT / "scripts" / "trace-source", ROOT, source], check=True)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, source]
+    """The wheel that the source distribution builds, as `make dist` does: without it, no file would show to be missing there."""
+    source, out = tmp_path_factory.mktemp("source") / "mtrain-trace", tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((PACKAGE / name).read_bytes())
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = out.iterdir()
+    (built,) = out.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the small wheel, and torch and numpy of this one."""
+    """An interpreter with the wheel, and torch and numpy of this one."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -47,19 +57,15 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def test_both_wheels_have_the_same_files(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_the_startup_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "mtrain_trace"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    expected = {name: (ROOT / name).read_bytes() for name in listed.stdout.split()}
-    expected["mtrain_trace.pth"] = (ROOT / "distribution" / "mtrain_trace.pth").read_bytes()
+        (licence,) = (archive.read(name) for name in archive.namelist() if name.endswith("/LICENSE"))
+    sources = [name for name in tracked() if name.startswith("src/")]
+    expected = {name.removeprefix("src/"): (PACKAGE / name).read_bytes() for name in sources}
+    expected["mtrain_trace.pth"] = (PACKAGE / "mtrain_trace.pth").read_bytes()
     assert packed == expected
+    assert licence == (PACKAGE.parents[1] / "LICENSE").read_bytes()
 
 
 def run(python: Path, here: Path, **variables: str) -> str:

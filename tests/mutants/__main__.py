@@ -38,6 +38,8 @@ PRELOADED = (
 LIMIT_S = 300.0
 """For the killers of one fault."""
 MARKS = "not slow"
+PLACES = ("", "packages/mtrain-trace/src")
+"""Folders of a checkout that Python imports from."""
 NOTHING_COLLECTED = (4, 5)
 """Exit codes of pytest."""
 
@@ -209,9 +211,15 @@ def _forked_pytest(copy: Path, tests: Sequence[str]) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)  # in front of what is installed, for processes that tests start
-        sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "mtrain")]:
+        places = [str(copy / place) for place in PLACES]
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            places
+        )  # in front of what is installed, for processes that tests start
+        sys.path[:] = [
+            *places,
+            *(path for path in sys.path if path not in ("", *(str(ROOT / place) for place in PLACES))),
+        ]
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "mtrain", "mtrain_trace")]:
             del sys.modules[name]
         if tests:
             code = _pytest(tests)

@@ -2,9 +2,10 @@
 
 Each is a fault that somebody could make, with the tests that must notice it. ``make mutants`` plants them one at a time
 in a copy of the source and prints which survive. A bug that was found belongs here, with the test that was written for
-it. ``catalogue/ROOM.toml`` holds the faults of ``mtrain/ROOM`` or ``mtrain/ROOM.py``.
+it. ``catalogue/ROOM.toml`` holds the faults of ``mtrain/ROOM`` or ``mtrain/ROOM.py``, or of the package ``ROOM``.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -35,8 +36,8 @@ class Fault:
 
     @property
     def room(self) -> str:
-        """Name of the folder or module of mtrain that the file is in, or of the file's top folder."""
-        parts = PurePosixPath(self.file.removeprefix("mtrain/")).parts
+        """Name of the folder or module of mtrain that the file is in, of its package, or of the file's top folder."""
+        parts = PurePosixPath(re.sub(r"^(mtrain|packages/[^/]+/src)/", "", self.file)).parts
         return parts[0].removesuffix(".py")
 
     def apply(self, root: Path) -> str:

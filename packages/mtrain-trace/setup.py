@@ -1,4 +1,4 @@
-"""Put ``mtrain_trace.pth`` beside the packages of a wheel, where Python reads it at every start.
+"""Put ``mtrain_trace.pth`` beside the package of a wheel, where Python reads it at every start.
 
 setuptools has no setting for a file at the root of site-packages. The file does nothing unless ``MTRAIN_TRACE`` is set.
 """
@@ -6,13 +6,14 @@ setuptools has no setting for a file at the root of site-packages. The file does
 import shutil
 from pathlib import Path
 
+from setuptools import setup
 from setuptools.command.build_py import build_py
 
 NAME = "mtrain_trace.pth"
 
 
 class BuildWithStartupFile(build_py):
-    """Copy the packages, and the startup file beside them."""
+    """Copy the package, and the startup file beside it."""
 
     def run(self) -> None:
         """Copy all files into the folder of the build."""
@@ -23,3 +24,6 @@ class BuildWithStartupFile(build_py):
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:  # noqa: FBT001, FBT002  (setuptools' signature)
         """Return the files of the build."""
         return [*super().get_outputs(include_bytecode), str(Path(self.build_lib) / NAME)]
+
+
+setup(cmdclass={"build_py": BuildWithStartupFile})
