@@ -85,6 +85,18 @@ def _unknown_command_message(word: str) -> str:
     return unknown_command(word, list(verbs.installed()))
 
 
+def _missing_package(error: Exception) -> str:
+    """Return the words for a package of mtrain's clone that is not installed; empty for any other error.
+
+    Where a clone is newer than the installation from it, a package may have moved to a folder that Python does not search.
+    """
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] != "mtrain_trace":
+        return ""
+    from mtrain.spec import remedies
+
+    return f"mtrain needs mtrain-trace, which is not installed; install both with: {remedies.install('')}"
+
+
 @click.group(
     cls=Front,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -124,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.say(f"error: mtrain {' '.join(arguments[:1])}: out of memory in this process", err=True)
         return 1
     except Exception as error:
-        words = path_problem(error)
+        words = path_problem(error) or _missing_package(error)
         if words:
             terminal.say(f"error: {words}", err=True)
             return UsageError.exit_code

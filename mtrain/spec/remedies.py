@@ -1,5 +1,6 @@
 """Commands that install missing packages, worded for a person to type. Imports no framework."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from functools import cache
@@ -9,16 +10,19 @@ from pathlib import Path
 
 from mtrain.errors import UsageError
 
+PACKAGES = ("packages/mtrain-trace",)
+"""Folders of a clone with the distributions that mtrain requires. No index has them, so each command names them besides mtrain."""
+
 
 @cache
 def checkout() -> Path | None:
     """Return the folder of the clone from which mtrain runs; None if it was installed as a wheel."""
     folder = Path(__file__).parents[2]
-    return folder if (folder / "pyproject.toml").is_file() else None
+    return folder if all((folder / package / "pyproject.toml").is_file() for package in PACKAGES) else None
 
 
 def install(extra: str, *, python: str | None = None) -> str:
-    """Return the command that installs the requirements of an extra of mtrain, for example ``pip install -e '.[ddp]'``.
+    """Return the command that installs an extra of mtrain, ``pip install -e packages/mtrain-trace -e '.[ddp]'`` for example.
 
     Outside a clone the requirements are listed one by one, because mtrain is on no package index under its name.
 
@@ -29,10 +33,12 @@ def install(extra: str, *, python: str | None = None) -> str:
     pip = f"{shlex.quote(python)} -m pip install" if python else "pip install"
     folder = checkout()
     if folder is None:
-        return f"{pip} {shlex.join(requirements(extra)) if extra else 'WHEEL-OF-MTRAIN'}"
+        return f"{pip} {shlex.join(requirements(extra)) if extra else 'WHEEL-OF-MTRAIN-TRACE WHEEL-OF-MTRAIN'}"
     # A named interpreter may be called from another folder, where only a full path leads to the clone.
-    where = f"{'.' if python is None and folder == Path.cwd() else folder}{f'[{extra}]' if extra else ''}"
-    return f"{pip} -e '{where}'"
+    is_here = python is None and folder == Path.cwd()
+    own = f"{'.' if is_here else folder}{f'[{extra}]' if extra else ''}"
+    places = [*(package if is_here else str(folder / package) for package in PACKAGES), own]
+    return f"{pip} {' '.join(f'-e {shlex.quote(place)}' for place in places)}"
 
 
 def need(modules: Sequence[str], *, what: str, extra: str) -> None:
@@ -50,11 +56,21 @@ def need(modules: Sequence[str], *, what: str, extra: str) -> None:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of the installed mtrain; the extra's own name if they are not known."""
+    """Return the requirements of extras of the installed mtrain; their own names if they are not known.
+
+    Where an extra includes another one, as ``mtrain[vision]``, that one's requirements are returned: no index has mtrain.
+    """
     try:
         lines = [line.partition(";") for line in metadata.requires("mtrain") or []]
     except metadata.PackageNotFoundError:
         return [extra]
-    wanted = {f'extra == "{one}"' for one in extra.split(",")}
-    needs = [need.strip() for need, _, marker in lines if marker.replace("'", '"').strip() in wanted]
-    return needs or extra.split(",")
+    extras, needs = extra.split(","), dict[str, None]()
+    for name in extras:  # It grows by those that are included.
+        for need in (
+            need.strip() for need, _, marker in lines if marker.replace("'", '"').strip() == f'extra == "{name}"'
+        ):
+            if included := re.fullmatch(r"mtrain\[(.+)\]", need):
+                extras += [one for one in included[1].split(",") if one not in extras]
+            else:
+                needs[need] = None
+    return list(needs) or extra.split(",")

@@ -21,6 +21,8 @@ PROBE = """
 import json, sys
 from importlib.util import find_spec
 found = {"python": list(sys.version_info[:2]), "mtrain": None, "backends": []}
+trace = find_spec("mtrain_trace")
+found["trace"] = trace is not None and trace.origin is not None  # a folder without files is no package
 found["missing"] = [name for name in sys.argv[1:] if find_spec(name) is None]
 if find_spec("mtrain") is not None:
     import mtrain
@@ -43,6 +45,8 @@ class InterpreterFacts:
     python: tuple[int, int]
     mtrain: str | None
     """Version of mtrain; None: not installed."""
+    trace: bool
+    """Whether mtrain-trace is installed, which mtrain needs."""
     missing: tuple[str, ...]
     """Modules that were searched and are not installed."""
     backends: tuple[str, ...]
@@ -82,6 +86,10 @@ def check(job: Resolved) -> None:
         has = "has no mtrain" if facts.mtrain is None else f"has mtrain {facts.mtrain}"
         raise UsageError(
             f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: {there}"
+        )
+    if not facts.trace:
+        raise UsageError(
+            f"backend.python: {python} has no mtrain-trace, which mtrain needs; install both there with: {there}"
         )
     if not entry.is_local and name not in facts.backends:
         raise UsageError(
@@ -134,6 +142,7 @@ def _probe(python: str, *modules: str) -> InterpreterFacts:
         return InterpreterFacts(
             python=tuple(answer["python"]),
             mtrain=answer["mtrain"],
+            trace=answer["trace"],
             missing=tuple(answer["missing"]),
             backends=tuple(answer["backends"]),
         )

@@ -53,7 +53,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_remedy(name: str, e
         except LaunchError as error:
             print(error)
     """)
-    assert f"{name} is not installed here; install it with: pip install -e '" in process.stdout, process.stderr
+    assert f"{name} is not installed here; install it with: pip install -e " in process.stdout, process.stderr
 
 
 @pytest.mark.job

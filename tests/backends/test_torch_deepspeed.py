@@ -42,7 +42,8 @@ MISSING = ("missing_on_one_rank", "channels_last_and_missing")
 """Not in stage 3, where every rank must pass through the same layers."""
 STAGES = (0, 1, 2, 3)
 needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install -e '.[deepspeed]'"
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed: pip install -e packages/mtrain-trace -e '.[deepspeed]'",
 )
 
 
@@ -265,7 +266,7 @@ def test_without_deepspeed_there_is_one_error_with_the_command_that_installs_it(
     process = python(hide + textwrap.dedent(ENTER))
     message = process.stdout.strip()
     assert message.startswith(
-        "PluginError 2 backend deepspeed: DeepSpeed is not installed here; install it with: pip install -e '"
+        "PluginError 2 backend deepspeed: DeepSpeed is not installed here; install it with: pip install -e "
     ), process.stderr
     assert message.endswith("[deepspeed]'")
 

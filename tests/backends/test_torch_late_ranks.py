@@ -40,7 +40,7 @@ QUICK = (1, 5)
 def reads(backend: str, options: dict[str, Any], out: Path) -> list[Any]:
     """Return what ``late_ranks.reads`` found on each of two ranks."""
     if backend == "deepspeed" and find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed: pip install -e '.[deepspeed]'")
+        pytest.skip("DeepSpeed is not installed: pip install -e packages/mtrain-trace -e '.[deepspeed]'")
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     argv += ["-m", "tests.backends.late_ranks", "reads", backend, str(out), json.dumps(options)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}

@@ -138,8 +138,8 @@ def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
     assert done.returncode == 1, done.stderr
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert findings["torch"]["state"] == "absent"
-    assert f"-m pip install -e '{ROOT}[ddp]'" in findings["torch"]["remedy"]
-    assert f"-m pip install -e '{ROOT}[fleet-cpu]'" in findings["paddle"]["remedy"]
+    assert f"-m pip install -e {ROOT}/packages/mtrain-trace -e '{ROOT}[ddp]'" in findings["torch"]["remedy"]
+    assert f"-m pip install -e {ROOT}/packages/mtrain-trace -e '{ROOT}[fleet-cpu]'" in findings["paddle"]["remedy"]
     assert f"{sys.executable} -m mtrain doctor --build-horovod" in findings["horovod"]["remedy"]
     assert findings["libraries"]["text"] == "no backend can train here: no framework is installed"
     assert "all-reduce" not in findings

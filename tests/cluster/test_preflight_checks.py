@@ -137,6 +137,11 @@ WRONG = {
     ),
     "no interpreter": ({"python": {"error": "/py is not there"}}, "python", "/py is not there"),
     "no mtrain": ({"python__code": None}, "mtrain", "/py has no mtrain"),
+    "no mtrain-trace": (
+        {"python__modules__mtrain_trace": None},
+        "mtrain",
+        "/py has no mtrain-trace, which mtrain needs",
+    ),
     "other source": ({"python__code__digest": "b" * 64}, "mtrain", "is not that of 10.0.0.1 (node1)"),
     "no framework": ({"python__modules__torch": None}, "packages", "/py has no torch"),
     "other framework": (
@@ -389,10 +394,11 @@ def test_what_ssh_says_becomes_a_remedy(output, remedy):
             "ssh cannot be executed on this machine: setpriv",
         ),
         (1, "/py: Error while finding module specification: No module named 'mtrain'", "/py has no mtrain there"),
+        (1, "ModuleNotFoundError: No module named 'mtrain_trace'", "/py has no mtrain-trace there"),
         (1, "ImportError: libfoo", "its agent did not start: ImportError: libfoo"),
         (255, "", "its agent did not start: exit code 255"),
     ],
-    ids=["no interpreter", "no ssh", "no mtrain", "broken", "the agent's own status"],
+    ids=["no interpreter", "no ssh", "no mtrain", "no mtrain-trace", "broken", "the agent's own status"],
 )
 def test_an_agent_that_does_not_start_says_why(status, output, text):
     actual = start_failures.explain("b", status=status, printed=[output], python="/py", local=status == 255)

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+import mtrain
 from mtrain.core.checkpoint import format, store
 from mtrain.core.interfaces import Progress, State
 from mtrain.jobs.preflight.facts import FactCollector, Listeners, collect, reach
@@ -55,9 +56,11 @@ def test_facts_can_be_sent_as_json(tmp_path):
 
 def test_an_interpreter_says_which_modules_it_lacks_and_from_which_source_it_has_mtrain():
     own = collect(wanted())["python"]
+    assert own["modules"].pop("mtrain_trace") == f"mtrain-trace {mtrain.__version__}"
     assert own["modules"] == {"json": "", "a_module_that_nobody_has": None}
     assert own["packages"]["numpy"]
     other = collect(wanted(python=os.path.relpath(sys.executable)))["python"]
+    assert other["modules"].pop("mtrain_trace")
     assert {**other, "executable": ""} == {**own, "executable": ""}, "another spelling is asked, and says the same"
 
 

@@ -1,9 +1,11 @@
 """A remedy is a command that works: in a clone of the sources, and where mtrain was installed as a wheel."""
 
+import re
 import shlex
+import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -16,19 +18,57 @@ PACKAGE = Path(mtrain.__file__).parent
 
 
 def test_in_a_clone_the_folder_is_installed(monkeypatch):
-    assert remedies.install("ddp", python="/opt/a b/python") == f"'/opt/a b/python' -m pip install -e '{ROOT}[ddp]'"
+    both = f"-e {ROOT}/packages/mtrain-trace -e '{ROOT}[ddp]'"
+    assert remedies.install("ddp", python="/opt/a b/python") == f"'/opt/a b/python' -m pip install {both}"
     monkeypatch.chdir(ROOT)
-    assert remedies.install("fleet-cpu") == "pip install -e '.[fleet-cpu]'"
-    assert remedies.install("") == "pip install -e '.'"
+    assert remedies.install("fleet-cpu") == "pip install -e packages/mtrain-trace -e '.[fleet-cpu]'"
+    assert remedies.install("") == "pip install -e packages/mtrain-trace -e ."
+
+
+def test_the_clone_lies_in_a_folder_of_any_name(monkeypatch):
+    monkeypatch.setattr(remedies, "checkout", lambda: Path("/opt/it's mine/mtrain"))
+    words = shlex.split(remedies.install("ddp"))
+    assert words[3::2] == ["/opt/it's mine/mtrain/packages/mtrain-trace", "/opt/it's mine/mtrain[ddp]"]
+
+
+def test_a_clone_has_the_packages_that_mtrain_requires():
+    required = [re.split("[ =]", line)[0] for line in metadata.requires("mtrain") or [] if line.startswith("mtrain-")]
+    assert {PurePath(folder).name for folder in remedies.PACKAGES} == set(required) == {"mtrain-trace"}
+    assert remedies.checkout() == ROOT
+
+
+@pytest.mark.job
+def test_without_mtrain_trace_one_error_names_the_command_that_installs_both(monkeypatch):
+    """Whoever updates a clone, and not the installation from it, is in this state."""
+    monkeypatch.chdir(ROOT)
+    code = "import sys; sys.modules['mtrain_trace'] = None; from mtrain.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", "-c", "digits"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert (
+        line == f"error: mtrain needs mtrain-trace, which is not installed; install both with: {remedies.install('')}"
+    )
 
 
 def test_where_there_is_no_clone_the_requirements_are_named(monkeypatch):
     monkeypatch.setattr(remedies, "checkout", lambda: None)
-    for extra, names in {"ddp": ["torch"], "deepspeed": ["torch", "deepspeed"], "fleet-cpu": ["paddlepaddle"]}.items():
+    extras = metadata.metadata("mtrain").get_all("Provides-Extra") or []
+    known = {"ddp": ["torch"], "deepspeed": ["torch", "deepspeed"], "fleet-cpu": ["paddlepaddle"]}
+    for extra in extras:
         words = shlex.split(remedies.install(extra))
         assert words[:2] == ["pip", "install"]
-        assert [word.rstrip("<>=.,0123456789") for word in words[2:]] == names
+        names = [word.rstrip("<>=.,0123456789") for word in words[2:]]
+        assert names == known.get(extra, names)
         assert not any("mtrain" in word for word in words), "no package index has mtrain under its name"
+
+
+def test_an_extra_that_includes_others_names_their_requirements(monkeypatch):
+    monkeypatch.setattr(remedies, "checkout", lambda: None)
+    serve, included = (set(shlex.split(remedies.install(extra))) for extra in ("serve", "onnx,prometheus,vision"))
+    assert included < serve
+    assert any(word.startswith("fastapi") for word in serve)
 
 
 def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatch):

@@ -77,7 +77,7 @@ def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
     message = refusal(bare)
     assert message.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
-    assert message.endswith(f"{bare} -m pip install -e '{ROOT}[fleet-cpu]'")
+    assert message.endswith(f"{bare} -m pip install -e {ROOT}/packages/mtrain-trace -e '{ROOT}[fleet-cpu]'")
 
 
 @pytest.mark.job
@@ -93,11 +93,18 @@ def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alon
     shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
     python = tmp_path / "other" / "bin" / "python"
     provide(python, "mtrain", f'__version__ = "{mtrain.__version__}"\n')
+    assert f"{python} has no mtrain-trace, which mtrain needs; install both there with: {python} -m pip" in refusal(
+        python
+    )
+    (tmp_path / "mtrain_trace").mkdir()  # What is left where the files of a package were: no package.
+    assert f"{python} has no mtrain-trace" in refusal(python)
+    provide(python, "mtrain_trace")
     assert f"{python} has no backend 'fleet' (known: none)" in refusal(python)
     points = "[mtrain.backends]\nfleet = a:B\nddp = a:B\nsolo = a:B\n"
     provide(python, "mtrain-0.dist-info", "", **{"entry_points.txt": points, "METADATA": "Name: mtrain\nVersion: 0\n"})
     assert refusal(python).endswith(
-        f"has no paddle, which backend fleet runs on; install it there with: {python} -m pip install -e '{ROOT}[fleet-cpu]'"
+        f"has no paddle, which backend fleet runs on; install it there with: {python} -m pip install "
+        f"-e {ROOT}/packages/mtrain-trace -e '{ROOT}[fleet-cpu]'"
     )
     provide(python, "torch", "raise RuntimeError('it is looked for, not imported')\n")
     interpreter.check(Resolved.of(spec(python, backend="ddp")))
@@ -119,7 +126,9 @@ def test_a_path_that_is_no_interpreter_is_refused(tmp_path):
 @pytest.mark.job
 def test_one_that_is_too_old_is_refused(tmp_path):
     python = tmp_path / "python3.9"
-    python.write_text("""#!/bin/sh\necho '{"python": [3, 9], "mtrain": null, "missing": [], "backends": []}'\n""")
+    python.write_text(
+        """#!/bin/sh\necho '{"python": [3, 9], "mtrain": null, "trace": false, "missing": [], "backends": []}'\n"""
+    )
     python.chmod(0o755)
     assert f"{python} is Python 3.9, expected 3.11 or newer" in refusal(python)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from mtrain.backends._torch import state
 from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.errors import MtrainError, SpecError, UsageError
+from mtrain.spec import remedies
 
 NAMES = "mtrain.json"
 """Extra file of a program of ``torch.export``: the names of its ``inputs`` and ``outputs``, in order."""
@@ -146,7 +148,7 @@ def _write_onnx(exported: Any, program: Program, *, names: Sequence[str]) -> Non
         import onnxscript  # noqa: F401  # torch's exporter needs it, and says so less clearly
     except ImportError:
         raise UsageError(
-            "--format onnx needs onnx and onnxscript; install them with: pip install 'mtrain[export]'"
+            f"--format onnx needs onnx and onnxscript; install them with: {remedies.install('export', python=sys.executable)}"
         ) from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     graph = torch.onnx.export(

@@ -19,7 +19,7 @@ from mtrain.deploy.exported.model import is_exported, spec_with
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.rank.export import FACTS, REQUEST, program_of, whole_weights
-from mtrain.spec import outputs
+from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
@@ -144,7 +144,7 @@ def _check(request: ExportRequest) -> None:
             import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
         except ImportError:
             raise UsageError(
-                f"--format {request.format} needs the package onnx; install it with: pip install 'mtrain[export]'"
+                f"--format {request.format} needs the package onnx; install it with: {remedies.install('export')}"
             ) from None
 
 

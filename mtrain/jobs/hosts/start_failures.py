@@ -114,7 +114,12 @@ def explain(
         return _finding(means, host, f"cannot run {python}: {last}", remedy)
     if "No module named" in text:
         remedy = f"install mtrain {mtrain.__version__} there{other_python.format('it')}"
-        return _finding(means, host, f"{python} has no mtrain there: {last}", remedy)
+        return _finding(
+            means,
+            host,
+            f"{python} has no {'mtrain-trace' if 'mtrain_trace' in last else 'mtrain'} there: {last}",
+            remedy,
+        )
     remedy = f"try there: {shlex.quote(python)} -m mtrain --version"
     return _finding(means, host, f"its agent did not start: {last}", remedy)
 

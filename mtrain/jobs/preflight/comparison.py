@@ -223,6 +223,9 @@ def _mtrain(hosts: Sequence[HostFacts]) -> list[Finding] | str:
         if code is None:
             text = f"{python} has no mtrain"
             problems.append(_bad("mtrain", host, text, f"install it there with: {remedies.install('', python=python)}"))
+        elif host.facts["python"]["modules"].get("mtrain_trace", "") is None:
+            text, remedy = f"{python} has no mtrain-trace, which mtrain needs", remedies.install("", python=python)
+            problems.append(_bad("mtrain", host, text, f"install both there with: {remedy}"))
         elif expected is not None and code["digest"] != expected.facts["python"]["code"]["digest"]:
             text = (
                 f"the source in {code['folder']} is not that of {expected.label} in "

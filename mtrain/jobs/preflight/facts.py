@@ -122,7 +122,7 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
 
 # ------------------------------------------------------------------------------------------------------------- Python
 def _modules(wanted: Mapping[str, Any]) -> list[str]:
-    return [*wanted.get("modules", ()), *wanted.get("plugin_modules", ())]
+    return [*wanted.get("modules", ()), *wanted.get("plugin_modules", ()), "mtrain_trace"]
 
 
 def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mtrain.errors import MtrainError, UsageError
-from mtrain.spec import outputs
+from mtrain.spec import outputs, remedies
 from mtrain.spec.addresses import checked_address, masked
 from mtrain.spec.terminal import one_line
 from mtrain_trace.masking import SECRET
@@ -139,7 +139,7 @@ class Place:
             import fsspec
         except ImportError:
             raise UsageError(
-                f"{self.shown}: needs the package fsspec; install it with `pip install 'mtrain[backup]'`"
+                f"{self.shown}: needs the package fsspec; install it with: {remedies.install('backup')}"
             ) from None
         settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
         if scheme in LOCAL:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtrain.errors import UsageError
 from mtrain.launchers.clusters._kubernetes.pods import Manifest
+from mtrain.spec import remedies
 from mtrain.system import environment
 
 CONFLICT, NOT_FOUND = 409, 404
@@ -67,7 +68,7 @@ class Client:
         except ImportError as error:
             raise UsageError(
                 "cluster.name: kubernetes needs the package `kubernetes` to reach the API server; "
-                "pip install 'mtrain[kubernetes]'"
+                f"install it with: {remedies.install('kubernetes')}"
             ) from error
         context = _loaded_context()
         self.namespace = namespace or context or "default"
