@@ -58,7 +58,7 @@ def need(modules: Sequence[str], *, what: str, extra: str) -> None:
 def requirements(extra: str) -> list[str]:
     """Return the requirements of extras of the installed mtrain; their own names if they are not known.
 
-    Where an extra includes another one, as ``mtrain[vision]``, that one's requirements are returned: no index has mtrain.
+    Where an extra includes another one, that one's requirements are returned: no index has mtrain.
     """
     try:
         lines = [line.partition(";") for line in metadata.requires("mtrain") or []]

@@ -40,8 +40,15 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Every document for people: those at the top of the repository, in docs, in benchmarks and in examples."""
-    patterns = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/README.md", "examples/*/README.md")
+    """Every document for people: those at the top of the repository, in docs, benchmarks, examples and packages."""
+    patterns = (
+        "*.md",
+        "docs/**/*.md",
+        "benchmarks/*.md",
+        "examples/README.md",
+        "examples/*/README.md",
+        "packages/*/README.md",
+    )
     return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
 
 
