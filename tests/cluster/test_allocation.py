@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.cli import main
 from mtrain.jobs.hosts.allocation import contradiction, readers, recognised
-from mtrain.launchers.allocations.slurm import expanded
+from mtrain.launchers.allocations.slurm import Slurm, expanded
 
 pytestmark = pytest.mark.smoke
 
@@ -204,3 +204,10 @@ def test_more_hosts_than_a_job_can_have_are_refused_with_their_number(monkeypatc
     assert "2000 hosts" in stderr
     assert "1024" in stderr
     assert len(stderr) < 3000
+
+
+@pytest.mark.parametrize(("nodes", "hosts"), [("1", None), ("2", 2), ("", None)])
+def test_a_batch_script_of_slurm_on_one_node_is_a_job_of_this_host(nodes, hosts):
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": nodes, "SLURM_JOB_NODELIST": "n[1-2]"}
+    found = Slurm(Slurm.Options()).read({name: value for name, value in environ.items() if value})
+    assert (found and found.hosts) == hosts

@@ -55,3 +55,21 @@ def test_each_sample_gets_its_own_output_and_no_batch_is_too_large() -> None:
 def test_samples_that_nobody_waits_for_are_not_computed() -> None:
     found, batches = asyncio.run(_served([1, 2, 3, 4], max_batch=4, given_up=[1, 2]))
     assert (found, batches) == ([10, 40], [[1, 4]])
+
+
+def test_every_image_of_a_batch_that_cannot_be_computed_is_refused_and_counted() -> None:
+    def compute(batch: Sequence[Any]) -> list[Any]:
+        raise RuntimeError("no such kernel")
+
+    async def served(metrics: Metrics) -> list[Any]:
+        batcher = Batcher(compute, max_batch=3, max_wait_s=0.0, metrics=metrics)
+        outputs = [batcher.submit(sample) for sample in range(3)]
+        running = asyncio.ensure_future(batcher.run())
+        found = await asyncio.gather(*outputs, return_exceptions=True)
+        running.cancel()
+        batcher.close()
+        return found
+
+    found = asyncio.run(served(metrics := Metrics()))
+    assert [(type(refusal), refusal.status) for refusal in found] == [(Refusal, 503)] * 3
+    assert b"mtrain_failed_images_total 3.0" in metrics.text()
