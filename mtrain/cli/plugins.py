@@ -30,7 +30,7 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
     """List every plugin that is installed or declared, without importing any."""
     from mtrain.spec.registry import Registry
 
-    registry = Registry.of_now()
+    registry = Registry.read()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     if as_json:
         import json
@@ -72,7 +72,7 @@ def show(name: str, *, kind: str | None) -> None:
     from mtrain.spec.registry import Registry
     from mtrain.spec.suggest import hint
 
-    registry = Registry.of_now()
+    registry = Registry.read()
     entries = [entry for each in ([kind] if kind else KINDS) for entry in registry.names(each)]
     matches = [entry for entry in entries if entry.name == name]
     if not matches:

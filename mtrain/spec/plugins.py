@@ -123,7 +123,7 @@ class Entry:
 
     @cached_property
     def provider(self) -> Provider:
-        """What brings it. Stevedore's cache does not say, so metadata of all distributions are read."""
+        """The distribution that brings it."""
         if self.is_local:
             return Provider(POLICY_FILE)
         found = _providers(tuple(sys.path)).get((f"mtrain.{self.kind}", self.name, self.target), {})
@@ -198,8 +198,6 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
             raise PluginError(f"{name}: code of your own needs the {SINGULAR[kind]} plugin: {error}") from error
     entries = {entry.name: entry for entry in names(kind, policy=policy)}
     what = SINGULAR.get(kind, kind)
-    if name not in entries and refresh(kind):
-        entries = {entry.name: entry for entry in names(kind, policy=policy)}
     if name not in entries:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
@@ -391,30 +389,27 @@ def _described(entries: list[Entry], policy: Policy) -> Entry:
 
 
 _listed_path: list[str] = []
-"""``sys.path`` for which stevedore has listed groups: its own key is the group alone."""
+"""``sys.path`` for which stevedore has the groups: its own key is the group alone."""
 
 
 def _listed(kind: str) -> list[tuple[str, str]]:
-    """Return name and target of each entry point of a kind, as stevedore's cache has them."""
+    """Return name and target of each entry point of a kind.
+
+    Stevedore is given what one scan has found. What it would find itself it keeps in a file for each state of every folder of the
+    path, the current one among them: each job would leave one of 40 KB in the user's home, and what was installed within two
+    minutes would be missing.
+    """
     if _listed_path != sys.path:
         _listed_path[:] = sys.path
+        points = [
+            importlib.metadata.EntryPoint(name, target, group) for group, name, target in _providers(tuple(sys.path))
+        ]
         for known in KINDS:
-            ExtensionManager.ENTRY_POINT_CACHE.pop(f"mtrain.{known}", None)
-    points = NamedExtensionManager(f"mtrain.{kind}", names=[]).list_entry_points()
-    return [(point.name, point.value) for point in points]
-
-
-def refresh(kind: str) -> bool:
-    """List from now on what the packages' own metadata have, and return whether stevedore's cache had other plugins of a kind.
-
-    The cache goes by times of files, to two minutes: what was installed or removed a moment ago may not be known to it.
-    """
-    group = f"mtrain.{kind}"
-    present = [key[1:] for key in _providers(tuple(sys.path)) if key[0] == group]
-    if set(present) == set(_listed(kind)):
-        return False
-    ExtensionManager.ENTRY_POINT_CACHE[group] = [importlib.metadata.EntryPoint(*each, group) for each in present]
-    return True
+            group = f"mtrain.{known}"
+            ExtensionManager.ENTRY_POINT_CACHE[group] = [point for point in points if point.group == group]
+    return [
+        (point.name, point.value) for point in NamedExtensionManager(f"mtrain.{kind}", names=[]).list_entry_points()
+    ]
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from mtrain.spec import plugins
-from mtrain.spec.plugin_kinds import KINDS
 from mtrain.spec.plugins import Entry, PluginPolicy, Policy
 
 
@@ -28,13 +27,6 @@ class Registry:
             PluginError: the file is missing or not valid.
         """
         return cls(plugins.read_policy(file))
-
-    @classmethod
-    def of_now(cls) -> "Registry":
-        """Return the same with what was installed a moment ago, which ``read`` may not list yet."""
-        for kind in KINDS:
-            plugins.refresh(kind)
-        return cls.read()
 
     def names(self, kind: str) -> list[Entry]:
         """Return every plugin of a kind, disabled ones included, sorted by name; none is imported."""

@@ -99,7 +99,7 @@ class Pods:
     def written(self) -> set[str]:
         """Files that the pods have left in the folders of their own: HOME and /tmp."""
         homes = {str(path.relative_to(self.homes)) for path in self.homes.rglob("*") if path.is_file()}
-        homes = {name for name in homes if "/.cache/mtrain/kernels/" not in name}
+        homes = {name for name in homes if not any(f"/.cache/mtrain/{kept}/" in name for kept in ("kernels", "verbs"))}
         looks = [self.lab.run(f"node{pod.index + 1}", ["find", "/tmp", "-xdev", "-type", "f"]) for pod in self.pods]
         return homes | {line for look in looks for line in look.splitlines()}
 

@@ -20,6 +20,7 @@ CACHES = (
     "home/.config/matplotlib",
     "home/.cache/paddle",
     "home/.cache/mtrain/kernels",
+    "home/.cache/mtrain/verbs",
     "tmp/torchinductor_",
 )
 """What libraries keep for their next start: matplotlib's list of fonts, an empty folder of Paddle's, torch's compiled

@@ -1,5 +1,6 @@
 """Plugins are listed without being imported, loaded by name, and governed by plugins.toml."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ import pytest
 
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec import config, plugins
-from mtrain.spec.registry import Registry
 
 MODULE = """
 from pydantic import BaseModel, ConfigDict
@@ -124,18 +124,17 @@ def test_a_pin_holds_too_where_two_distributions_name_one_class(here):
     assert plugins.load("backends", "both", policy=rules).__name__ == "Mine"
 
 
-def test_what_stevedores_cache_does_not_list_yet_is_found(here, monkeypatch):
-    (here / "outside_plugin_n.py").write_text(MODULE)
-    distribution(here, "new-pack", "[mtrain.backends]\nnew = outside_plugin_n:Mine\n")
-    sys.path.insert(0, str(here))
-    plugins.names("backends")
-    listed = plugins.ExtensionManager.ENTRY_POINT_CACHE["mtrain.backends"]
-    older = [point for point in listed if point.name != "new"]
-    monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
-    assert "new" not in [entry.name for entry in plugins.names("backends")]
-    assert plugins.load("backends", "new").__name__ == "Mine"
-    monkeypatch.setitem(plugins.ExtensionManager.ENTRY_POINT_CACHE, "mtrain.backends", older)
-    assert "new" in [entry.name for entry in Registry.of_now().names("backends")]
+@pytest.mark.smoke
+@pytest.mark.job
+def test_a_list_of_plugins_leaves_no_file_in_the_home_of_the_user(here):
+    """Stevedore would leave one of 40 KB for each state of the current folder."""
+    code = "from mtrain.spec import plugins; print(plugins.load('launchers', 'local').__name__)"
+    environ = {**os.environ, "HOME": str(here / "home"), "XDG_CACHE_HOME": str(here / "home" / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "Local\n"
+    assert not (here / "home").exists()
 
 
 def test_a_pin_that_nothing_satisfies_is_refused(here):
