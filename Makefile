@@ -130,9 +130,9 @@ stranger:  ## the tests as an ordinary user with an empty home has them: other P
 test-paddle: $(VENV)/.installed-dev  ## models, layers, engine under Paddle
 	$(PYTEST) --framework paddle $(NEUTRAL)
 
-test-paddle2: SLOW = -m "not slow"
+test-paddle2: SLOW = and not slow
 test-paddle2: $(VENV)-paddle2/.installed  ## some of the same under Paddle 2.6, without the slow ones
-	$(CLEANLY) $(VENV)-paddle2/bin/python -m pytest $(QUIETLY) $(SLOW) --framework paddle $(OLDER) $(PYTEST_ARGS)
+	$(CLEANLY) $(VENV)-paddle2/bin/python -m pytest $(QUIETLY) -m "not horovod $(SLOW)" --framework paddle $(OLDER) $(PYTEST_ARGS)
 
 test-s3: SLOW = -m "not slow"
 test-s3: $(VENV)-s3/.installed  ## copies on a server of S3, without the slow ones

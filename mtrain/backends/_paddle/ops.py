@@ -125,8 +125,9 @@ def shape(x: Tensor) -> tuple[int, ...]:
 
 def to_numpy(x: Tensor) -> Array:
     x = x.detach()
-    # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own.
-    return np.asarray((x.astype(paddle.float32) if x.dtype == paddle.bfloat16 else x.clone()).numpy())
+    # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own. Paddle 2.6 clones no empty one.
+    own = x.astype(paddle.float32) if x.dtype == paddle.bfloat16 else x.clone() if int(x.size) else x
+    return np.asarray(own.numpy())
 
 
 def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]:

@@ -18,7 +18,8 @@ def to_numpy(tensor: Tensor) -> Array:
     if tensor.dtype in (paddle.bfloat16, paddle.float16):
         tensor = tensor.astype("float32")
     # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own.
-    return np.array(tensor.clone().numpy(), order="C", copy=True)
+    own = tensor.clone() if int(tensor.size) else tensor  # Paddle 2.6 clones no empty one
+    return np.array(own.numpy(), order="C", copy=True)
 
 
 def arrays(model: Layer) -> dict[str, Array]:
