@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Leave what collecting has made, tests and imported libraries, out of every garbage collection of a test."""
+    import_module("hypothesis")  # imported by a test it would look in vain for who refers to what is frozen
     gc.freeze()
     gc.enable()
 

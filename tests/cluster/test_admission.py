@@ -1,5 +1,6 @@
 """Which callers take part in a job, as a table: no socket, no process, no name is looked up."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,3 +110,15 @@ def test_a_host_that_wants_a_proof_is_named_once_and_for_all() -> None:
     decision = decide({"event": "proof", "nonce": "1"})
     assert "MTRAIN_CLUSTER_SECRET" in decision.note
     assert (decision.accepted, decision.refusal, decision.ends_job) == (None, "", "")
+
+
+def test_a_key_that_one_side_alone_has_is_named_by_both() -> None:
+    for key, side in (("train.extra", 1), ("train.less", 0)):
+        theirs, ours = party(1), party(0)
+        changed = (ours, theirs)[side]
+        name = key.partition(".")[2]
+        changed = replace(changed, values={**changed.values, "train": {**changed.values["train"], name: 3}})
+        first, caller = (ours, changed) if side else (changed, theirs)
+        decision = decide(hello(caller.job()), party=first)
+        assert decision.accepted is None
+        assert f"{key}: it has {3 if side else None}, the first host {None if side else 3}" in decision.refusal

@@ -379,6 +379,18 @@ def test_the_pause_grows_and_the_reason_is_shown_once_here_and_each_time_at_the_
     assert sum("the disk is full" in text for text in told(job.coming)) == len(checked_at)
 
 
+def test_a_host_that_was_taken_and_is_refused_when_it_comes_back_is_told_of_again(clock):
+    job = job_without_its_second_host(clock)
+    job._candidates.look([1])
+    job.reasons, clock.now = [], 5.0
+    job._candidates.look([1])
+    assert list(job._candidates.take()) == [1]
+    job.reasons, job.gathering.coming[1] = ["the disk is full"], member(1)
+    job._candidates.look([1])
+    assert job._candidates.refused == [1]
+    assert job.shown.getvalue().count("the disk is full") == 2
+
+
 def test_a_host_that_does_not_fit_and_is_lost_is_fetched_anew(clock):
     job = job_without_its_second_host(clock)
     job._candidates.look(job._absent())

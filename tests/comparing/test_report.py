@@ -281,6 +281,14 @@ def test_the_array_that_differs_most_is_named():
     assert "ema" not in actual
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [([1.0, np.nan], [1.0, 2.0]), ([1.0, 2.0], [np.nan, 2.0]), ([np.nan], [np.nan])]
+)
+def test_a_number_that_is_none_is_infinitely_far(one, other):
+    actual = farthest(State(weights={"x": np.array(one)}), State(weights={"x": np.array(other)}))
+    assert actual["weights"].difference == float("inf")
+
+
 def test_the_distance_of_arrays_is_measured_against_the_reference():
     actual = farthest(State(weights={"x": np.array([2.0, -4.0])}), State(weights={"x": np.array([2.0, 16.0])}))
     assert actual["weights"].difference == 20.0 / 4.0

@@ -174,3 +174,14 @@ def test_reading_anything_ends_in_words_where_memory_lacks(tmp_path: Path, monke
         open_data(spec).train  # noqa: B018
     assert str(tmp_path) in str(caught.value)
     assert len(bytes(100 << 20)) == 100 << 20, "the limit lasts no longer than the reading"
+
+
+@pytest.mark.parametrize(("most", "expected"), [("5000000", 3000000), ("2000000", 0), ("1000", 0), ("max", None)])
+def test_what_the_group_of_a_process_has_left_is_its_limit_without_what_it_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, expected: int | None
+) -> None:
+    (tmp_path / "most").write_text(f"{most}\n")
+    (tmp_path / "used").write_text("2000000\n")
+    monkeypatch.setattr(bounds, "GROUP_FILES", ((str(tmp_path / "most"), str(tmp_path / "used")),))
+    found = bounds.available_bytes()
+    assert found == expected or (expected is None and found > 5000000)

@@ -469,3 +469,19 @@ def test_the_end_of_a_very_long_run_is_read(tmp_path, monkeypatch):
     assert len(timeline.updates) <= MAX_ROWS
     assert timeline.last_update["update"] >= 60_000 - timeline.stride
     assert len(parsed) < 25_000
+
+
+@pytest.mark.parametrize(
+    ("host", "age_s", "expected"),
+    [
+        ("elsewhere", 200.0, "running"),
+        ("elsewhere", 400.0, "unfinished"),
+        ("", 50.0, "running"),
+        ("", 200.0, "unfinished"),
+    ],
+)
+def test_a_run_of_another_host_has_more_time_until_it_counts_as_ended(tmp_path, host, age_s, expected) -> None:
+    (tmp_path / "environment.json").write_text(json.dumps({"host": host or socket.gethostname()}))
+    (tmp_path / "metrics.jsonl").write_text("")
+    os.utime(tmp_path / "metrics.jsonl", (1000.0, 1000.0))
+    assert state_of(RunFiles(tmp_path), None, now=1000.0 + age_s) == expected

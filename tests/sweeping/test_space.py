@@ -50,6 +50,7 @@ def test_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path: Path)
     [
         ({"low": 0.1}, "high: given nothing"),
         ({"low": 1.0, "high": 0.5}, "low must be the smaller one"),
+        ({"low": 1.0, "high": 1.0}, "low must be the smaller one"),
         ({"low": 0.0, "high": 1.0, "log": True}, "must be > 0"),
         ({"low": 0.1, "high": 1.0, "lgo": True}, "did you mean 'log'?"),
         ({"low": 0.1, "high": 1.0, "log": True, "step": 0.1}, "goes not with"),

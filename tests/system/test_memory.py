@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.job, pytest.mark.smoke]
+from mtrain.system.memory import peak_resident_bytes
+from tests.peak_memory import peak_bytes
 
 # Blocks of 8 MiB lie in the heap after keep_memory; glibc counts those that it has from the kernel one by one in `hblks`.
 PROGRAM = """
@@ -32,6 +33,8 @@ OWN = {"MALLOC_MMAP_THRESHOLD_": "4194304"}
 TUNED = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4194304"}
 
 
+@pytest.mark.job
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("function", "caller", "from_kernel"),
     [
@@ -52,8 +55,15 @@ def test_a_block_comes_from_the_kernel_or_from_the_heap(
     assert done.stdout.strip() == str(int(from_kernel))
 
 
+@pytest.mark.job
+@pytest.mark.smoke
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_parent() -> None:
     large = np.ones(600 << 17)  # 600 MiB
     code = "from mtrain.system.memory import peak_resident_bytes; print(peak_resident_bytes())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < large.nbytes / 2
+
+
+def test_the_peak_is_what_the_kernel_says_in_bytes() -> None:
+    before = peak_bytes()
+    assert before <= peak_resident_bytes() <= peak_bytes()

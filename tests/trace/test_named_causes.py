@@ -2,11 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mtrain_trace import causes, comparing, data_causes, differences, mixing, rank_checks
+from mtrain_trace import causes, comparing, data_causes, differences, factors, mixing, rank_checks
 from mtrain_trace.reading import Row, Trace, Update
 
 NAMES = ["first", "middle", "last"]
@@ -506,3 +507,15 @@ def test_ranks_that_read_the_same_samples_in_one_epoch_are_named() -> None:
     )
     for first, second, side in ((a, b, "B"), (b, a, "A")):
         assert f"a rank of {side} reads samples that another rank has read" in compared(first, second).sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "ours", "theirs", "said"),
+    [(0.5, 4, 2, "of B has 2"), (2.0, 2, 4, "of A has 2"), (2.0, 4, 2, ""), (0.5, 2, 4, ""), (2.0, 4, 4, "")],
+)
+def test_a_short_last_window_is_named_on_the_side_that_has_it(factor, ours, theirs, said) -> None:
+    usual = SimpleNamespace(updates=[SimpleNamespace(micro_batches=4)])
+    sides = SimpleNamespace(a=usual, b=usual)
+    words = factors._short_window(factor, sides, Update(9, micro_batches=ours), Update(9, micro_batches=theirs))
+    assert said in words
+    assert bool(words) == bool(said)

@@ -8,7 +8,7 @@ import pytest
 from mtrain.core.interfaces import Published
 from mtrain.errors import CheckpointError
 from mtrain.spec import plugins
-from mtrain.weights.matching import entry_types, match
+from mtrain.weights.matching import Match, entry_types, match
 from mtrain.weights.models import expected, fitted
 from mtrain.weights.names import exported, neutral_names
 from mtrain.weights.outline import Question, outlines
@@ -198,3 +198,11 @@ def test_export_of_import_has_the_published_names_shapes_and_types(tmp_path):
     golden.equal(exported(fitted(file, expected(file, "ppyoloe_s")).matched, PPYOLOE, layout="paddle"), state)
     file = weights(golden.yolov5("n"))
     golden.equal(exported(fitted(file, expected(file, "yolov5n")).matched, YOLOV5, layout="torch"), golden.yolov5("n"))
+
+
+def test_a_file_with_statistics_of_its_own_was_not_folded():
+    """Biases that the model lacks and a statistic that is missing may be another model's."""
+    array = np.ones(1, np.float32)
+    lacking = {"missing": ["b.running_mean"], "unused": ["c.bias"]}
+    assert Match(file=None, matched={"c.weight": array}, **lacking).folded
+    assert not Match(file=None, matched={"c.weight": array, "a.running_mean": array}, **lacking).folded

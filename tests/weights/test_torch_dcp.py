@@ -350,6 +350,14 @@ def test_pieces_that_do_not_make_up_their_array_are_refused(shape, chunks, tmp_p
     refused(described_as(tmp_path / "dcp", shape, *chunks), capsys)
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends", "expected"),
+    [([0, 2], [4, 6], True), ([0, 4], [4, 8], False), ([4, 0, 3], [8, 3, 4], False), ([4, 0, 3], [8, 4, 4], True)],
+)
+def test_boxes_that_have_an_element_in_common_lie_on_each_other(begins, ends, expected):
+    assert dcp_pieces._overlap(np.array(begins)[:, None], np.array(ends)[:, None]) is expected
+
+
 def test_pieces_that_make_up_their_array_are_read(tmp_path):
     folder = described_as(tmp_path / "dcp", (8,), ((4,), (4,)), ((0,), (4,)))
     file = folder / "__0_0.distcp"
