@@ -1,6 +1,7 @@
 """A model of Keras 3 as a module of torch, against the model itself."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from mtrain.rank.script.building import Building
 def keras_is_imported() -> None:
     """Import it when the first of these tests runs, since every worker collects them: that takes seconds."""
     os.environ["KERAS_BACKEND"] = "torch"
+    if (
+        getattr(sys.modules.get("keras"), "__file__", None) is None
+    ):  # a folder of this name that another test has come upon
+        sys.modules.pop("keras", None)
     global keras
     keras = pytest.importorskip("keras", reason="keras is not installed")
 

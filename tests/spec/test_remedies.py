@@ -18,7 +18,7 @@ PACKAGE = Path(mtrain.__file__).parent
 
 
 def test_in_a_clone_the_folder_is_installed(monkeypatch):
-    both = f"-e {ROOT}/packages/mtrain-trace -e '{ROOT}[ddp]'"
+    both = f"-e {shlex.quote(f'{ROOT}/packages/mtrain-trace')} -e {shlex.quote(f'{ROOT}[ddp]')}"
     assert remedies.install("ddp", python="/opt/a b/python") == f"'/opt/a b/python' -m pip install {both}"
     monkeypatch.chdir(ROOT)
     assert remedies.install("fleet-cpu") == "pip install -e packages/mtrain-trace -e '.[fleet-cpu]'"
