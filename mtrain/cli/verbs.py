@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +46,7 @@ class Verb(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is mtrain's; its verbs cannot be replaced."""
+        """Return whether it is mtrain's; its verbs cannot be replaced."""
         return self.target.startswith("mtrain.")
 
 
@@ -60,10 +61,12 @@ def _installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
     # Two paths with one number take the file from each other: it says which one it is of.
     name = zlib.crc32("\0".join((sys.prefix, *folders)).encode(errors="surrogateescape"))
     cache = FOLDER.expanduser() / f"{name:08x}.json"
-    kept = _kept(cache, folders)
+    kept = _read_list(cache, folders)
     if kept is None:
-        kept, described = _found()
-        _keep(cache, {"folders": folders, "files": {str(file): _time_of(file) for file in described}, "verbs": kept})
+        kept, described = _find()
+        _write_list(
+            cache, {"folders": folders, "files": {str(file): _time_of(file) for file in described}, "verbs": kept}
+        )
     order = [*HEADINGS, *sorted({verb.heading for verb in kept} - {*HEADINGS, OTHER}), OTHER]
     return {verb.name: verb for verb in sorted(kept, key=lambda verb: order.index(verb.heading))}
 
@@ -75,16 +78,10 @@ def load(verb: Verb) -> "click.Command":
         PluginError: Two distributions bring it, it is disabled, cannot be imported, or is no command.
     """
     import click
-    from stevedore import DriverManager
-    from stevedore.extension import Extension
 
-    if verb.is_own:
-        from importlib.metadata import EntryPoint
-
-        point = EntryPoint(verb.name, verb.target, GROUP)
-        command = DriverManager.make_test_instance(
-            Extension(verb.name, point, point.load(), None), namespace=GROUP
-        ).driver
+    if verb.is_own:  # nothing can stand in its place, so nothing is looked up
+        module, _, name = verb.target.partition(":")
+        command = getattr(import_module(module), name)
     else:
         from mtrain.spec import plugins
 
@@ -98,10 +95,10 @@ def load(verb: Verb) -> "click.Command":
 
 def is_shipped(name: str) -> bool:
     """Return whether mtrain has a verb of this name, though its installation may be older than its sources."""
-    return name in _described(_policy_file("mtrain"))
+    return name in _read_descriptions(_policy_file("mtrain"))
 
 
-def _found() -> tuple[list[Verb], list[Path]]:
+def _find() -> tuple[list[Verb], list[Path]]:
     """Return the verbs of all entry points, those of mtrain first, and the files that describe them."""
     from importlib.metadata import entry_points
 
@@ -110,12 +107,12 @@ def _found() -> tuple[list[Verb], list[Path]]:
     verbs: dict[str, Verb] = {}
     for point in points:
         file = _policy_file(point.value.partition(":")[0].partition(".")[0])
-        about = described[file] if file in described else described.setdefault(file, _described(file))
-        words = about.get(point.name, {})
+        if file not in described:
+            described[file] = _read_descriptions(file)
+        words = described[file].get(point.name, {})
         verb = Verb(point.name, point.value, str(words.get("heading", OTHER)), str(words.get("summary", "")))
         verbs.setdefault(verb.name, verb)  # nobody replaces a verb of mtrain
-    shipped = list(_described(_policy_file("mtrain")))
-    rank = {name: number for number, name in enumerate(shipped)}
+    rank = {name: number for number, name in enumerate(described.get(_policy_file("mtrain"), ()))}
     return sorted(verbs.values(), key=lambda verb: rank.get(verb.name, len(rank))), list(described)
 
 
@@ -131,7 +128,7 @@ def _policy_file(package: str) -> Path:
     return Path(folder or "/nonexistent") / POLICY_FILE
 
 
-def _described(file: Path) -> dict[str, Any]:
+def _read_descriptions(file: Path) -> dict[str, Any]:
     """Return what a package says of its verbs; nothing where that cannot be read."""
     import tomllib
 
@@ -151,7 +148,7 @@ def _time_of(path: str | Path) -> int:
         return 0
 
 
-def _kept(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
+def _read_list(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
     """Return the verbs of the cache; None where it is missing, older than what it was made of, or not readable."""
     try:
         content = json.loads(read_text(cache, limit=MAX_BYTES))
@@ -162,7 +159,7 @@ def _kept(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
     return None
 
 
-def _keep(cache: Path, content: Mapping[str, Any]) -> None:
+def _write_list(cache: Path, content: Mapping[str, Any]) -> None:
     from mtrain.spec import outputs
 
     try:

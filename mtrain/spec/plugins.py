@@ -123,7 +123,7 @@ class Entry:
 
     @cached_property
     def provider(self) -> Provider:
-        """The distribution that brings it."""
+        """Return the distribution that brings it."""
         if self.is_local:
             return Provider(POLICY_FILE)
         found = _providers(tuple(sys.path)).get((f"mtrain.{self.kind}", self.name, self.target), {})
@@ -131,12 +131,12 @@ class Entry:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is mtrain's: code of nobody else lies where it is loaded from."""
+        """Return whether it is mtrain's: code of nobody else lies where it is loaded from."""
         return self.target.startswith("mtrain.") and not self.is_local
 
     @property
     def about(self) -> str:
-        """What a ``plugins.toml`` says of it, else its distribution of itself; empty if both are silent."""
+        """Return what a ``plugins.toml`` says of it, else its distribution of itself; empty if both are silent."""
         return self.summary or self.provider.summary
 
     @property

@@ -7,6 +7,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
+from mtrain.backends._paddle import ops
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array
@@ -14,12 +15,8 @@ from mtrain.core.interfaces import Array
 
 def to_numpy(tensor: Tensor) -> Array:
     """Copy a tensor to the host as a C-contiguous array; half precision becomes float32."""
-    tensor = tensor.detach()
-    if tensor.dtype in (paddle.bfloat16, paddle.float16):
-        tensor = tensor.astype("float32")
-    # `numpy` of a tensor within a larger buffer copies all of that buffer; a clone has one of its own.
-    own = tensor.clone() if int(tensor.size) else tensor  # Paddle 2.6 clones no empty one
-    return np.array(own.numpy(), order="C", copy=True)
+    whole = tensor.astype("float32") if tensor.dtype == paddle.float16 else tensor
+    return np.array(ops.to_numpy(whole), order="C", copy=True)
 
 
 def arrays(model: Layer) -> dict[str, Array]:
