@@ -21,6 +21,7 @@ def keras_is_imported() -> None:
         sys.modules.pop("keras", None)
     global keras
     keras = pytest.importorskip("keras", reason="keras is not installed")
+    assert hasattr(keras, "Sequential"), f"{keras!r} is not Keras: another test has imported it"
 
 
 def network(*, dropout: float = 0.0, seed: int | None = None, regularizer: str | None = None) -> "keras.Model":
