@@ -8,8 +8,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 PROJECTS = pyproject.toml $(wildcard packages/*/pyproject.toml) scripts/install
 
+# What the demo shows: the core and the report of a run. `make dev` installs all packages, with what their tests need.
+SHOWN    = -e packages/mtrain-ui
+PACKAGES = -e 'packages/mtrain-clusters[kubernetes,ray,tests]' -e packages/mtrain-deploy -e packages/mtrain-kit -e packages/mtrain-language \
+            -e packages/mtrain-sweep -e packages/mtrain-tensorflow -e 'packages/mtrain-ui[mlflow,visualdl,wandb]'
+
 # Tests that are written for every framework run under torch with all the others, and again under Paddle, with Paddle's own.
-NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends tests/pruning \
+NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends packages/mtrain-deploy/tests/pruning \
             tests/trace/test_paddle_zoo.py tests/trace/test_paddle_recording.py tests/trace/test_paddle_and_torch.py
 # Of these, under the older Paddle: layers, engine, ranks, and one model of each kind; `make test-all` runs nearly all.
 OLDER     = tests/core/test_nn_ops.py tests/contract tests/backends tests/models/test_yolov5_golden.py tests/models/test_vit.py \
@@ -26,10 +31,10 @@ PYTEST   = $(CLEANLY) $(PY) -m pytest $(QUIETLY) --costs=build/costs.jsonl $(ELS
 FIRST    = (not job or smoke) and not slow
 REST     = job and not smoke and not slow
 # Tests whose ranks have an interpreter of another environment.
-INTERPRETERS = tests/keras tests/faults/test_other_interpreters.py
-HOROVOD  = $(shell grep -rlIi horovod tests --include='test_*.py' --exclude='test_paddle_*')
+INTERPRETERS = packages/mtrain-tensorflow/tests tests/faults/test_other_interpreters.py
+HOROVOD  = $(shell grep -rlIi horovod tests packages/*/tests --include='test_*.py' --exclude='test_paddle_*')
 
-.PHONY: help demo slurm-lab dist docs horovod test test-first test-units test-others test-environments test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
+.PHONY: help demo dev slurm-lab dist docs horovod test test-first test-units test-others test-environments test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -38,12 +43,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-ddp: $(PROJECTS) constraints.txt | $(VENV)/bin/python
 	@echo "installing mtrain and torch into $(VENV): about a minute"
-	@scripts/quietly scripts/install $(PY) ddp,vision,report,tensorboard -c constraints.txt
+	@scripts/quietly scripts/install $(PY) ddp,vision,report,tensorboard $(SHOWN) -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(PROJECTS) constraints.txt $(VENV)/.installed-ddp
 	@echo "installing what tests and linters need into $(VENV)"
-	@scripts/quietly scripts/install $(PY) ddp,deepspeed,fleet-cpu,dev,examples,kube,ray -c constraints.txt
+	@scripts/quietly scripts/install $(PY) ddp,deepspeed,fleet-cpu,dev,examples $(PACKAGES) -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-horovod: mtrain/backends/_horovod/build.sh $(VENV)/.installed-dev
@@ -60,14 +65,14 @@ $(VENV)-torch/.installed: $(PROJECTS) constraints.txt
 $(VENV)-paddle2/.installed: $(PROJECTS) constraints.txt
 	@echo "installing mtrain with Paddle 2.6 alone into $(VENV)-paddle2"
 	@test -x $(VENV)-paddle2/bin/python || scripts/quietly scripts/make-venv $(VENV)-paddle2
-	@scripts/quietly scripts/install $(VENV)-paddle2/bin/python dev,vision,report,tensorboard 'paddlepaddle==2.6.2' 'protobuf<7'
+	@scripts/quietly scripts/install $(VENV)-paddle2/bin/python dev,vision,report,tensorboard -e packages/mtrain-kit 'paddlepaddle==2.6.2' 'protobuf<7'
 	@touch $@
 
 # TensorFlow, Horovod for it, and what a rank of mtrain needs: an older numpy, and no torch.
 $(VENV)-tf/.installed: $(PROJECTS) mtrain/backends/_horovod/build.sh
 	@echo "installing TensorFlow into $(VENV)-tf, and building Horovod for it: 3 to 5 minutes"
 	@test -x $(VENV)-tf/bin/python || scripts/quietly scripts/make-venv $(VENV)-tf
-	@scripts/quietly scripts/install $(VENV)-tf/bin/python tensorflow scikit-learn
+	@scripts/quietly scripts/install $(VENV)-tf/bin/python '' -e 'packages/mtrain-tensorflow[cpu]' scikit-learn
 	@scripts/build-horovod $(VENV)-tf/bin/python tensorflow
 	@touch $@
 
@@ -79,6 +84,8 @@ $(VENV)-s3/.installed: $(PROJECTS) $(VENV)/.installed-dev
 	@scripts/quietly $(VENV)-s3/bin/python -m pip install s3fs 'moto[s3]' flask flask-cors
 	@echo "import site; site.addsitedir('$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-s3/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth
 	@touch $@
+
+dev: $(VENV)/.installed-dev  ## everything for development: all packages, linters, what tests need
 
 demo: $(VENV)/.installed-ddp  ## train a small YOLOv5 on the embedded digits with two DDP processes
 	$(VENV)/bin/mtrain train -c digits --backend ddp --nproc-per-node 2
@@ -159,7 +166,7 @@ check: $(VENV)/.installed-dev  ## linters, types, import graph, and whether ever
 	$(PY) -m mypy
 	@mkdir -p build
 	$(PY) -m pytest -q -p no:cacheprovider tests/test_imports.py
-	@$(PY) -m pytest -q -p no:cacheprovider --collect-only $(ELSEWHERE) tests > build/collected.txt || { tail -30 build/collected.txt; false; }
+	@$(PY) -m pytest -q -p no:cacheprovider --collect-only $(ELSEWHERE) > build/collected.txt || { tail -30 build/collected.txt; false; }
 
 fmt: $(VENV)/.installed-dev  ## format the code
 	$(PY) -m ruff check --fix .

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array, HostBatch
-from mtrain.deploy.exported.data import evaluation_data, micro_batches
-from mtrain.deploy.exported.model import ExportedModel
 from mtrain.spec.resolved import Resolved
+from mtrain_deploy.exported.data import evaluation_data, micro_batches
+from mtrain_deploy.exported.model import ExportedModel
 
 BATCH = 10
 LOOP = """

@@ -45,7 +45,7 @@ def rows(rank: int) -> Iterator[dict[str, np.ndarray]]:
 
 def plugin() -> Any:
     """Return mtrain's model."""
-    from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+    from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
     return HuggingFaceModel(HuggingFaceOptions(config=CONFIG, attention="sdpa"))
 

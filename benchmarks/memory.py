@@ -98,8 +98,8 @@ def llama(millions: int, folder: Path | None) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from mtrain.tasks.language import network
-    from mtrain.tasks.language.loading import array_by_array
+    from mtrain_language import network
+    from mtrain_language.loading import array_by_array
 
     width, vocabulary = (1024, 32768) if millions >= 150 else (512, 16384)
     layers = max(round((millions * 1e6 - 2 * vocabulary * width) / (12 * width * width)), 1)

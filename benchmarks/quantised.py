@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.deploy.export.onnx_file import write_metadata
-from mtrain.deploy.exported.data import evaluation_data, micro_batches
-from mtrain.deploy.exported.model import ExportedModel
-from mtrain.deploy.quantise import calibration
 from mtrain.spec.resolved import Resolved
+from mtrain_deploy.exported.data import evaluation_data, micro_batches
+from mtrain_deploy.exported.model import ExportedModel
+from mtrain_deploy.exporting.onnx_file import write_metadata
+from mtrain_deploy.quantising import calibration
 
 
 def mtrain(*arguments: str) -> None:

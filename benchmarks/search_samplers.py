@@ -16,9 +16,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, create_trial
 
-from mtrain.studies.sweep.definition import Sampler, SweepDefinition
-from mtrain.studies.sweep.proposals import proposed
-from mtrain.studies.sweep.space import read_space
+from mtrain_sweep.definition import Sampler, SweepDefinition
+from mtrain_sweep.proposals import proposed
+from mtrain_sweep.space import read_space
 
 SAMPLERS: tuple[Sampler, ...] = ("random", "tpe", "cmaes", "evolve")
 STEP = 10

@@ -23,10 +23,10 @@ from statistics import median
 import numpy as np
 import psutil
 
-from mtrain.deploy import serve as serving
-from mtrain.deploy.serve.decoding import decoded
-from mtrain.deploy.serve.predictor import ExportedPredictor
-from mtrain.deploy.serve.uploads import Upload
+from mtrain_deploy import serving
+from mtrain_deploy.serving.decoding import decoded
+from mtrain_deploy.serving.predictor import ExportedPredictor
+from mtrain_deploy.serving.uploads import Upload
 
 CONFIDENCE = 0.25
 WARMUP = 8

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mtrain.api.derived import export, prune, quantise
     from mtrain.api.functions import (
         JobFailed,
         compare_backends,
@@ -24,13 +23,8 @@ if TYPE_CHECKING:
         run,
         train,
     )
-    from mtrain.api.queue import SubmittedJob
     from mtrain.api.results import EvaluateResult, Evaluation, PredictResult, Records, TrainResult
-    from mtrain.api.submitted import open_job, submit
-    from mtrain.api.swept import SweepResult, SweepTrial, open_sweep, sweep
     from mtrain.api.typed import Spec
-    from mtrain.api.watching import serve_runs, write_report
-    from mtrain.deploy.serve import serve
     from mtrain.rank.script.rules import (
         LAMB,
         SGD,
@@ -73,61 +67,70 @@ __all__ = [
     "Session",
     "Spec",
     "Step",
-    "SubmittedJob",
-    "SweepResult",
-    "SweepTrial",
     "TrainResult",
     "__version__",
     "compare_backends",
     "doctor",
     "evaluate",
-    "export",
     "load_spec",
-    "open_job",
     "open_run",
-    "open_sweep",
     "plan",
     "predict",
-    "prune",
-    "quantise",
     "run",
-    "serve",
-    "serve_runs",
     "session",
-    "submit",
-    "sweep",
     "train",
-    "write_report",
 ]
 _HOMES = {
-    "api.derived": ("export", "prune", "quantise"),
+    "api.functions": (
+        *(
+            "JobFailed",
+            "compare_backends",
+            "doctor",
+            "evaluate",
+            "load_spec",
+            "open_run",
+            "plan",
+            "predict",
+            "run",
+            "train",
+        ),
+    ),
     "api.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
-    "api.queue": ("SubmittedJob",),
-    "api.submitted": ("open_job", "submit"),
-    "api.swept": ("SweepResult", "SweepTrial", "open_sweep", "sweep"),
     "api.typed": ("Spec",),
-    "api.watching": ("serve_runs", "write_report"),
-    "deploy.serve": ("serve",),
     "rank.script.rules": (
         *("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adadelta", "LAMB", "Group"),
         *("Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
     ),
     "rank.script.session": ("session", "Session"),
 }
-"""Module below ``mtrain`` -> the public names that it defines; all others are in ``api.functions``."""
+"""Module -> the public names that it defines."""
+_OF_PACKAGES = {
+    "mtrain_clusters": ("SubmittedJob", "open_job", "submit"),
+    "mtrain_deploy": ("export", "prune", "quantise", "serve"),
+    "mtrain_sweep": ("SweepResult", "SweepTrial", "open_sweep", "sweep"),
+    "mtrain_tensorflow": ("keras",),
+    "mtrain_ui": ("serve_runs", "write_report"),
+}
+"""Package -> its names that are here too while it is installed. Type checkers follow them in the package alone."""
 
 
 def __getattr__(name: str) -> Any:
     """Load the public functions and results at their first use."""
-    if name in __all__:
-        from importlib import import_module
+    from importlib import import_module
 
-        from mtrain.spec import collector
+    from mtrain.spec import faces
 
-        home = next((module for module, names in _HOMES.items() if name in names), "api.functions")
-        with collector.paused():
-            return getattr(import_module(f"mtrain.{home}"), name)
-    raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
+    package = next((package for package, names in _OF_PACKAGES.items() if name in names), None)
+    if package is None:
+        return faces.attributes("mtrain", _HOMES)(name)
+    try:
+        return getattr(import_module(package), name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        from mtrain.spec import packages
+
+        raise AttributeError(packages.absent(package.replace("_", "-"), f"mtrain.{name} is")) from None
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from mtrain.cli import main
+from mtrain.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_bench
-from mtrain.testing import kit
+from mtrain_kit import kit
 
 ROOT = Path(__file__).parents[1]
 ORIGINAL = "import sys, time; time.sleep(0.4 * int(sys.argv[1])); print('trained')"

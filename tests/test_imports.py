@@ -285,10 +285,10 @@ def test_core_names_no_backend():
     "code",
     [
         "import mtrain, mtrain.api.functions, mtrain.spec.model, mtrain.spec.config, mtrain.core.interfaces",
-        "from mtrain.cli import main; main(['--help'])",
-        "from mtrain.cli import main; assert main(['config', 'show', '-c', 'yolov5n_bccd']) == 0",
-        "from mtrain.cli import main; assert main(['plugins', 'list']) == 0",
-        "from mtrain.cli import main; assert main(['plan', '-c', 'yolov5n_bccd', '--backend', 'ddp']) == 0",
+        "from mtrain.commands import main; main(['--help'])",
+        "from mtrain.commands import main; assert main(['config', 'show', '-c', 'yolov5n_bccd']) == 0",
+        "from mtrain.commands import main; assert main(['plugins', 'list']) == 0",
+        "from mtrain.commands import main; assert main(['plan', '-c', 'yolov5n_bccd', '--backend', 'ddp']) == 0",
         # What a rank loads beside its own framework must not bring another one.
         "import mtrain.rank.worker, mtrain.rank.predict, mtrain.tasks.detection.evaluator\n"
         "import mtrain.records.plots, mtrain.records.tensorboard",
@@ -303,7 +303,7 @@ def test_no_framework_is_loaded_by(code, tmp_path):
 @pytest.mark.job
 def test_help_does_not_even_load_pydantic():
     code = (
-        "from mtrain.cli import main; main(['--help']); import sys\n"
+        "from mtrain.commands import main; main(['--help']); import sys\n"
         "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'rich') if name in sys.modules]\n"
         "assert not bad, bad"
     )

@@ -9,16 +9,17 @@ import pytest
 
 import mtrain
 from mtrain import errors
-from mtrain.api import python_calls, queue
+from mtrain.api import python_calls
 from mtrain.core.interfaces.queue import QueueState
-from mtrain.deploy.export import job as export_job
-from mtrain.deploy.prune import command as prune_command
-from mtrain.deploy.quantise import job as quantise_job
 from mtrain.jobs import submission
-from mtrain.records.pages import report as report_page
-from mtrain.records.pages import server
-from mtrain.studies.sweep import starting
-from mtrain.studies.sweep import sweep as sweeps
+from mtrain_clusters import queue
+from mtrain_deploy.exporting import job as export_job
+from mtrain_deploy.pruning import command as prune_command
+from mtrain_deploy.quantising import job as quantise_job
+from mtrain_sweep import search as sweeps
+from mtrain_sweep import starting
+from mtrain_ui.pages import report as report_page
+from mtrain_ui.pages import server
 
 
 class Asked:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mtrain.studies.sweep.sharing import PARTS, CopiedJob, Copies
 from mtrain.system import environment
 from mtrain.system.warm import Ahead
+from mtrain_sweep.sharing import PARTS, CopiedJob, Copies
 from tests import starts
 
 RANKS = {

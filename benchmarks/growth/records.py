@@ -101,7 +101,7 @@ def _in_its_own_process(reader: str, folder: Path) -> dict[str, float]:
 
 
 def _report(folder: Path) -> None:
-    from mtrain.records.pages import report
+    from mtrain_ui.pages import report
 
     text = report.write(folder).read_text()
     assert "done" in text
@@ -120,8 +120,8 @@ def _status(folder: Path) -> None:
 
 
 def _list(folder: Path) -> None:
-    from mtrain.records.pages.folder import Runs
-    from mtrain.records.pages.overview import Overview
+    from mtrain_ui.pages.folder import Runs
+    from mtrain_ui.pages.overview import Overview
 
     (entry,) = Overview(Runs(folder.parent)).entries()
     assert entry.share == 100
@@ -140,9 +140,9 @@ def read(reader: str, folder: Path) -> dict[str, float]:
 
 def runs(count: int) -> dict[str, Any]:
     """Measure the list of ``count`` runs of 200 updates: as a browser asks for it first, all of them, and again unchanged."""
-    from mtrain.records.pages.app import MAX_LISTED
-    from mtrain.records.pages.folder import Runs
-    from mtrain.records.pages.overview import Overview
+    from mtrain_ui.pages.app import MAX_LISTED
+    from mtrain_ui.pages.folder import Runs
+    from mtrain_ui.pages.overview import Overview
 
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

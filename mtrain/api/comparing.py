@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtrain.compare import jobs, over_ranks, recorded, recorded_page
+from mtrain.compare.over_ranks import RanksRequest, RanksResult
+from mtrain.compare.recorded import RecordedRequest, RecordedResult
+from mtrain.compare.request import CompareRequest
+from mtrain.compare.results import Comparison
+from mtrain.compare.tables import Table, agreement, speeds
+from mtrain.compare.wording import Sentence, headline, summary
 from mtrain.spec import outputs
-from mtrain.studies.compare import jobs, over_ranks, recorded, recorded_page
-from mtrain.studies.compare.over_ranks import RanksRequest, RanksResult
-from mtrain.studies.compare.recorded import RecordedRequest, RecordedResult
-from mtrain.studies.compare.request import CompareRequest
-from mtrain.studies.compare.results import Comparison
-from mtrain.studies.compare.tables import Table, agreement, speeds
-from mtrain.studies.compare.wording import Sentence, headline, summary
 
 __all__ = [
     "CompareRequest", "Compared", "RanksRequest", "RanksResult", "RecordedRequest", "RecordedResult", "compare", "compare_ranks",

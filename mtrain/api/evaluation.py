@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint import store
-from mtrain.deploy.exported import job as exported_model
 from mtrain.errors import UsageError
 from mtrain.jobs import beside_run, closing, job, start
 from mtrain.jobs.hosts import allocated_hosts, many_hosts
@@ -15,6 +14,7 @@ from mtrain.jobs.job import Outcome
 from mtrain.spec.config import Given
 from mtrain.spec.request import SpecRequest
 from mtrain.weights.own import refuse_own
+from mtrain_deploy.exported import job as exported_model
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded

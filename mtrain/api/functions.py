@@ -36,10 +36,10 @@ from mtrain.spec.calls import explained
 
 if TYPE_CHECKING:
     from mtrain.api.training import TrainRequest
+    from mtrain.compare.results import Comparison
     from mtrain.jobs.doctor import Checkup
     from mtrain.jobs.plan import Plan
     from mtrain.spec.config import Loaded
-    from mtrain.studies.compare.results import Comparison
 
 FAILED = (1, 2)
 """Exit codes of a job that did not end as it should."""
@@ -356,7 +356,7 @@ def compare_backends(
         UsageError: the spec, a backend or an option is wrong; nothing was started.
     """
     from mtrain.api import comparing
-    from mtrain.studies.compare.profiles import PROFILES
+    from mtrain.compare.profiles import PROFILES
 
     need_main_thread("compare_backends")
     if profile not in PROFILES:

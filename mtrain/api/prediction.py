@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
-from mtrain.deploy.exported import job as exported_model
 from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.rank.predict import SKIPPED
@@ -18,6 +17,7 @@ from mtrain.spec.request import SpecRequest
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.own import refuse_own
 from mtrain.weights.reading import asked_or_said
+from mtrain_deploy.exported import job as exported_model
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source

@@ -82,7 +82,7 @@ def train(request: TrainRequest, *, tell: Callable[[str], None] = lambda line: N
     for line in outcome.lines:
         tell(line)
     if loaded.spec.report.plots:
-        from mtrain.records.pages.report import write_after  # the import takes a moment
+        from mtrain_ui.pages.report import write_after  # the import takes a moment
 
         report = write_after(outcome.run_dir, code=outcome.code, warn=lambda text: terminal.say(text, err=True))
         if report is not None:

@@ -160,8 +160,8 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
     Raises:
         UsageError: The weights are of another model, or the folder cannot be written.
     """
-    from mtrain.tasks.language.publishing import Trained, write_folder
-    from mtrain.tasks.language.weight_files import GB
+    from mtrain_language.publishing import Trained, write_folder
+    from mtrain_language.weight_files import GB
 
     file_weights = read(request.file)
     if file_weights.own != "plugin":

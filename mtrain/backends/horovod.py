@@ -109,7 +109,7 @@ class Horovod(TorchBackend):
         if self.framework != "torch":
             raise LaunchError(
                 f"backend.options.framework: {self.framework} given, whose scripts train with Horovod themselves; use "
-                "mtrain.keras in the place of mtrain.session, or take the framework torch"
+                "mtrain_tensorflow.keras in the place of mtrain.session, or take the framework torch"
             )
         from mtrain.backends._horovod import library
         from mtrain.backends._torch import device

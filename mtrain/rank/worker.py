@@ -91,7 +91,7 @@ def predict_only(resolved: Resolved, run_folder: RunFolder, weights: Path | None
 
 def export_only(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
     """Write the program that ``export.json`` of the run folder asks for."""
-    from mtrain.rank.export import export
+    from mtrain_deploy.exporting.rank import export
 
     log_to_stderr()
     export(resolved, run_folder.path, weights, leave=leave)

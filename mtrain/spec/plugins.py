@@ -18,7 +18,7 @@ import importlib
 import importlib.metadata
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ from stevedore import DriverManager, ExtensionManager, NamedExtensionManager
 from stevedore.extension import Extension
 
 from mtrain.errors import MtrainError, PluginError, SpecError
-from mtrain.spec import references, remedies
+from mtrain.spec import packages, references, remedies
 from mtrain.spec.plugin_kinds import DECLARED, KINDS, SINGULAR
 from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
@@ -132,7 +132,7 @@ class Entry:
     @property
     def is_own(self) -> bool:
         """Return whether it is mtrain's: code of nobody else lies where it is loaded from."""
-        return self.target.startswith("mtrain.") and not self.is_local
+        return packages.is_own(self.target) and not self.is_local
 
     @property
     def about(self) -> str:
@@ -157,13 +157,14 @@ class Entry:
 
 
 def read_policy(file: str | Path | None = None) -> Policy:
-    """Read the shipped policy and merge the user's over it.
+    """Read the shipped policy, what each distribution says of its own plugins, and merge the user's over them.
 
-    The user's policy is ``file``; without it ``plugins.toml`` in the current folder, if there is one.
+    The user's policy is ``file``; without it ``plugins.toml`` in the current folder, if there is one. A distribution's is in the package
+    that its entry points name; what it says of plugins of others, and of what may load, does not count.
 
     Raises: ``PluginError`` for a file that is missing or not valid, one line per mistake.
     """
-    policy = _lay_over(Policy(), Path(__file__).parents[1] / POLICY_FILE)
+    policy = _shipped(tuple(sys.path))
     if file is not None:
         return _lay_over(policy, Path(file))
     here = Path(POLICY_FILE)
@@ -202,6 +203,8 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
         pinned = policy.of(kind, name).distribution
         if pinned is not None:
             raise PluginError(f"no {what} {name!r} from the distribution {pinned!r} to which {POLICY_FILE} pins it")
+        if package := packages.bringing(kind, name):
+            raise PluginError(packages.absent(package, f"the {what} {name!r} is"))
         if name in _shipped_names(kind):
             raise PluginError(
                 f"no {what} {name!r}: mtrain ships one, but its installation is older than its sources and does not "
@@ -228,6 +231,42 @@ def _shipped_names(kind: str) -> set[str]:
     return set(shipped.kinds.get(kind, KindPolicy()).names)
 
 
+@lru_cache(maxsize=1)
+def _shipped(search_path: tuple[str, ...]) -> Policy:
+    """Return what mtrain's ``plugins.toml`` says, and those of the distributions that bring plugins, each of its own ones."""
+    policy = _lay_over(Policy(), Path(__file__).parents[1] / POLICY_FILE)
+    brought: dict[str, set[tuple[str, str]]] = {}
+    for group, name, target in _providers(search_path):
+        brought.setdefault(packages.module_of(target), set()).add((group.removeprefix("mtrain."), name))
+    for module, names in sorted(brought.items()):
+        if module != "mtrain" and (file := _policy_file(module)).is_file():
+            policy = _with_descriptions(policy, file, names)
+    return policy
+
+
+def _policy_file(module: str) -> Path:
+    """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    return Path(next(iter((spec and spec.submodule_search_locations) or ()), "/nonexistent")) / POLICY_FILE
+
+
+def _with_descriptions(policy: Policy, file: Path, names: Collection[tuple[str, str]]) -> Policy:
+    """Return ``policy`` with what a distribution's file says of the plugins ``names``; a file that is not valid says nothing."""
+    try:
+        described = _lay_over(Policy(), file).kinds
+    except PluginError:
+        return policy
+    kinds = dict(policy.kinds)
+    for kind, rules in described.items():
+        mine = {name: plugin for name, plugin in rules.names.items() if (kind, name) in names}
+        known = kinds.get(kind, KindPolicy())
+        kinds[kind] = known.model_copy(update={"names": {**mine, **known.names}})
+    return Policy(kinds, policy.folders)
+
+
 def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
     """Import and return what the entry point of the plugin ``name`` names.
 
@@ -236,7 +275,11 @@ def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
     policy = policy or read_policy()
     entry = find(kind, name, policy=policy)
     try:
-        return _import(entry, policy)
+        target = _import(entry, policy)
+        packages.check_version(entry.target)
+        return target
+    except PluginError:
+        raise
     except Exception as error:  # A foreign module may raise any exception when it is imported.
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
         raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error

@@ -10,15 +10,17 @@ from pathlib import Path
 
 from mtrain.errors import UsageError
 
-PACKAGES = ("packages/mtrain-trace",)
+REQUIRED = ("packages/mtrain-trace",)
 """Folders of a clone with the distributions that mtrain requires. No index has them, so each command names them besides mtrain."""
+OWN = "mtrain-"
+"""Beginning of the name of every distribution of the clone but mtrain's."""
 
 
 @cache
 def checkout() -> Path | None:
     """Return the folder of the clone from which mtrain runs; None if it was installed as a wheel."""
     folder = Path(__file__).parents[2]
-    return folder if all((folder / package / "pyproject.toml").is_file() for package in PACKAGES) else None
+    return folder if all((folder / package / "pyproject.toml").is_file() for package in REQUIRED) else None
 
 
 def install(extra: str, *, python: str | None = None) -> str:
@@ -27,18 +29,43 @@ def install(extra: str, *, python: str | None = None) -> str:
     Outside a clone the requirements are listed one by one, because mtrain is on no package index under its name.
 
     Args:
-        extra: name of an extra in ``pyproject.toml``, or several with commas between them; empty: mtrain itself.
+        extra: name of an extra in ``pyproject.toml``, or several with commas between them; empty: mtrain itself. A word such as
+            ``mtrain-ui`` or ``mtrain-ui[wandb]`` is that package, for which mtrain itself is there already.
         python: interpreter to install into; None: the one whose ``pip`` the shell finds.
     """
     pip = f"{shlex.quote(python)} -m pip install" if python else "pip install"
+    words = extra.split(",") if extra else []
+    packages, extras = (
+        [each for each in words if each.startswith(OWN)],
+        [each for each in words if not each.startswith(OWN)],
+    )
     folder = checkout()
     if folder is None:
-        return f"{pip} {shlex.join(requirements(extra)) if extra else 'WHEEL-OF-MTRAIN-TRACE WHEEL-OF-MTRAIN'}"
+        needed = [
+            *(requirements(",".join(extras)) if extras else []),
+            *(need for each in packages for need in _wheel(each)),
+        ]
+        return f"{pip} {shlex.join(needed) if needed else 'WHEEL-OF-MTRAIN-TRACE WHEEL-OF-MTRAIN'}"
     # A named interpreter may be called from another folder, where only a full path leads to the clone.
     is_here = python is None and folder == Path.cwd()
-    own = f"{'.' if is_here else folder}{f'[{extra}]' if extra else ''}"
-    places = [*(package if is_here else str(folder / package) for package in PACKAGES), own]
+    own = f".[{','.join(extras)}]" if extras else "."
+    places = [*REQUIRED, own] if extras or not packages else []
+    places += [f"packages/{each}" for each in packages]
+    if not is_here:
+        places = [
+            f"{folder}{each.removeprefix('.')}" if each.startswith(".") else str(folder / each) for each in places
+        ]
     return f"{pip} {' '.join(f'-e {shlex.quote(place)}' for place in places)}"
+
+
+def _wheel(package: str) -> list[str]:
+    """Return what installs a package outside a clone: what its extra requires, else its wheel."""
+    name, _, extra = package.rstrip("]").partition("[")
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return [f"WHEEL-OF-{name.upper()}"]
+    return requirements(extra, distribution=name)
 
 
 def need(modules: Sequence[str], *, what: str, extra: str) -> None:
@@ -55,22 +82,21 @@ def need(modules: Sequence[str], *, what: str, extra: str) -> None:
         )
 
 
-def requirements(extra: str) -> list[str]:
-    """Return the requirements of extras of the installed mtrain; their own names if they are not known.
+def requirements(extra: str, *, distribution: str = "mtrain") -> list[str]:
+    """Return the requirements of extras of the installed mtrain, or of a package of it; their own names if they are not known.
 
     Where an extra includes another one, that one's requirements are returned: no index has mtrain.
     """
     try:
-        lines = [line.partition(";") for line in metadata.requires("mtrain") or []]
+        lines = [line.partition(";") for line in metadata.requires(distribution) or []]
     except metadata.PackageNotFoundError:
         return [extra]
     extras, needs = extra.split(","), dict[str, None]()
     for name in extras:  # It grows by those that are included.
-        for need in (
-            need.strip() for need, _, marker in lines if marker.replace("'", '"').strip() == f'extra == "{name}"'
-        ):
-            if included := re.fullmatch(r"mtrain\[(.+)\]", need):
+        wanted = f'extra == "{name}"' if name else ""
+        for need in (need.strip() for need, _, marker in lines if marker.replace("'", '"').strip() == wanted):
+            if included := re.fullmatch(r"mtrain\[(.+)\].*", need):
                 extras += [one for one in included[1].split(",") if one not in extras]
-            else:
+            elif not need.startswith("mtrain"):
                 needs[need] = None
-    return list(needs) or extra.split(",")
+    return list(needs) or [each for each in extra.split(",") if each]

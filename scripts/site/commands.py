@@ -15,7 +15,7 @@ INTRODUCTION = """# Commands
 
 def page() -> str:
     """Return the page, with the sections of ``mtrain --help``."""
-    from mtrain.cli import front, verbs
+    from mtrain.commands import front, verbs
 
     parts = [INTRODUCTION]
     context = click.Context(front, info_name="mtrain")
@@ -31,7 +31,7 @@ def page() -> str:
 
 def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
     """Yield the parts of the page about a command and those below it."""
-    from mtrain.cli.helping import EXAMPLES
+    from mtrain.commands.helping import EXAMPLES
 
     yield f"{'#' * level} {path}\n"
     yield " ".join((command.help or "").split("\f")[0].split()).strip() + "\n"
@@ -52,7 +52,7 @@ def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
 
 def tables(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Return the flags of a command by heading, each with its meaning."""
-    from mtrain.cli.helping import sections
+    from mtrain.commands.helping import sections
 
     options = [each for each in command.get_params(context) if isinstance(each, click.Option) and each.name != "help"]
     return sections([(each, row) for each in options if (row := each.get_help_record(context)) is not None])

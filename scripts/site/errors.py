@@ -73,7 +73,7 @@ def answer(arguments: tuple[str, ...]) -> str:
     Raises:
         ValueError: The command was not refused with exit code 2.
     """
-    from mtrain.cli import main
+    from mtrain.commands import main
 
     with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(arguments)

@@ -137,8 +137,8 @@ def _language_millions(spec: Any) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
-    from mtrain.tasks.language.tokens import Bytes
+    from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
+    from mtrain_language.tokens import Bytes
 
     config = HuggingFaceModel(HuggingFaceOptions(**spec.model.options)).config(vocabulary=Bytes().size, end=Bytes().end)
     with torch.device("meta"):

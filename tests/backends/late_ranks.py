@@ -10,8 +10,8 @@ from typing import Any
 from mtrain.backends._torch import nn, ops
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Recipe
-from mtrain.testing import training
-from mtrain.testing.training import Case
+from mtrain_kit import training
+from mtrain_kit.training import Case
 from tests.backends.host_reads import counted
 from tests.backends.rank_main import main
 

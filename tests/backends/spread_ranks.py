@@ -156,7 +156,7 @@ def language(settings: dict[str, Any]) -> nn.Module:
     """Return a Llama as mtrain trains it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from mtrain.tasks.language import network
+    from mtrain_language import network
 
     sizes = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, **settings}
     return network.adapt(LlamaForCausalLM(LlamaConfig(bos_token_id=None, eos_token_id=None, **sizes)), path="here")

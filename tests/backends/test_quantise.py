@@ -8,9 +8,9 @@ import pytest
 
 from mtrain.core.interfaces import Quantise, Recipe, State
 from mtrain.errors import SpecError
-from mtrain.testing import training
-from mtrain.testing.convnet import build, start_weights
-from mtrain.testing.training import Case
+from mtrain_kit import training
+from mtrain_kit.convnet import build, start_weights
+from mtrain_kit.training import Case
 from tests.framework import Framework
 
 CASE = Case(quantised=True)

@@ -16,7 +16,7 @@ from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Mesh, Task
-from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -8,10 +8,10 @@ import torch
 from mtrain.backends._fsdp import flops
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Task
-from mtrain.tasks.language.model import HuggingFaceModel, HuggingFaceOptions
+from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
 VOCABULARY, WIDTH, LAYERS, LENGTH, ROWS = 257, 32, 3, 24, 2
 LLAMA = {

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.testing.conftest import mtrain
 
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import State
 from mtrain.core.overriding import override
-from mtrain.testing import training
+from mtrain_kit import training
 from tests.script.runs import SCRIPTS, largest_difference, weights
-from tests.testing.conftest import mtrain
 
 
 def test_averages_that_a_checkpoint_lacks_begin_at_the_restored_weights() -> None:

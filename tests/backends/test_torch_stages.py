@@ -8,7 +8,7 @@ from mtrain.backends._fsdp.pipeline import Later
 from mtrain.backends._fsdp.stages import divide, keep
 from mtrain.core.measures import Measures
 from mtrain.errors import SpecError
-from mtrain.tasks.language import network
+from mtrain_language import network
 
 SIZES = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": 1}
 LLAMA = {

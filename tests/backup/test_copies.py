@@ -523,7 +523,7 @@ def test_a_copy_that_is_made_again_counts_as_torn_meanwhile(run, monkeypatch):
 def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
-    from mtrain.cli.checkpoint import checkpoint as command
+    from mtrain.commands.checkpoint import checkpoint as command
 
     run.copy(10, score=0.5)
     damaged = run.copy(20)

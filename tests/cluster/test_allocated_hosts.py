@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import PluginError, UsageError
 from mtrain.jobs.hosts.allocated_hosts import completed
 from mtrain.spec import config

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.jobs.hosts.allocation import contradiction, readers, recognised
-from mtrain.launchers.allocations.slurm import Slurm, expanded
+from mtrain_clusters.allocations.slurm import Slurm, expanded
 
 pytestmark = pytest.mark.smoke
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.keras.jobs import PORTS, QUIET, difference, needs_tensorflow, weights
 
 from mtrain.core.checkpoint import store
 from tests.cluster.jobs import Job, Jobs
@@ -15,7 +16,6 @@ from tests.cluster.lab import Lab, wait_for
 from tests.cluster.slurm_lab import SlurmLab
 from tests.cluster.test_elastic import strike
 from tests.cluster.test_slurm_jobs import ENDED, output, record, updates
-from tests.keras.jobs import PORTS, QUIET, difference, needs_tensorflow, weights
 
 pytestmark = [needs_tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 UPDATES = 45

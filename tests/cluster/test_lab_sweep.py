@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from mtrain.studies.sweep.results import SweepResult
+from mtrain_sweep.results import SweepResult
 from tests.cluster.jobs import FIRST
 from tests.cluster.lab import Lab, wait_for
 

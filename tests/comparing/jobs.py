@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mtrain.compare.traces import trace_of, with_recipe
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe, State
 from mtrain.core.recipe import ema_shares
 from mtrain.core.trace import Tracer
 from mtrain.records.history import History
-from mtrain.studies.compare.traces import trace_of, with_recipe
 from mtrain_trace.reading import Trace
 
 SHAPES = {"conv.weight": (40, 9), "head.weight": (30, 5), "bn.weight": (25,), "head.bias": (30,)}

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mtrain.compare.benches import bench_of
+from mtrain.compare.request import CompareRequest
 from mtrain.core.cadence import Cadences
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Capabilities, Progress, Rates
@@ -16,8 +18,6 @@ from mtrain.core.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.spec.trial import Trial
-from mtrain.studies.compare.benches import bench_of
-from mtrain.studies.compare.request import CompareRequest
 
 
 def solo_bench(config: str | None, tmp_path: Path, *overrides: str, **settings):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mtrain.compare.profiles import PROFILES, violations
+from mtrain.compare.several import explain
 from mtrain.core.interfaces import Recipe
-from mtrain.studies.compare.profiles import PROFILES, violations
-from mtrain.studies.compare.several import explain
 from mtrain_trace.causes import in_words
 from mtrain_trace.comparing import compare
 from mtrain_trace.reading import Trace, Update

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
+from mtrain.compare.benches import Bench, repeats_in_one_start
+from mtrain.compare.request import CompareRequest
 from mtrain.spec import config
-from mtrain.studies.compare.benches import Bench, repeats_in_one_start
-from mtrain.studies.compare.request import CompareRequest
 
 SPEC = ["data.workers=0", "backend.options.device=cpu", "train.updates=1", "train.epochs=null", "cluster.threads=1"]
 COMPARE = [

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mtrain.studies.compare.page import page
+from mtrain.compare.page import page
 from tests.comparing.jobs import Planted
 from tests.comparing.test_report import comparison
 

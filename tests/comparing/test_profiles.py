@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mtrain.compare.profiles import PROFILES, Profile, violations
+from mtrain.compare.traces import trace_of
 from mtrain.core.trace import SIZE
 from mtrain.records.history import History
-from mtrain.studies.compare.profiles import PROFILES, Profile, violations
-from mtrain.studies.compare.traces import trace_of
 from mtrain_trace.comparing import compare
 from mtrain_trace.differences import BUFFERS, GRADIENT, LOSS, MOMENTS, WEIGHTS, Gap, gaps
 from mtrain_trace.reading import AVERAGE, Trace

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mtrain.compare import tables, wording
+from mtrain.compare.page import page
+from mtrain.compare.profiles import PROFILES, violations
+from mtrain.compare.referee import EXACT, Referee, measured
+from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.speed import speed_of
 from mtrain.core.nudge import nudged
-from mtrain.studies.compare import tables, wording
-from mtrain.studies.compare.page import page
-from mtrain.studies.compare.profiles import PROFILES, violations
-from mtrain.studies.compare.referee import EXACT, Referee, measured
-from mtrain.studies.compare.results import Against, Comparison, Row
-from mtrain.studies.compare.speed import speed_of
 from mtrain_trace.comparing import compare
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS, gaps
 from mtrain_trace.reading import Trace

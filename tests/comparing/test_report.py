@@ -9,18 +9,18 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from mtrain.compare import tables, wording
+from mtrain.compare.arrays import farthest
+from mtrain.compare.page import page
+from mtrain.compare.profiles import PROFILES, violations
+from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.several import explain
+from mtrain.compare.speed import left_out, speed_of
 from mtrain.core.interfaces import State
 from mtrain.core.record_files import finite
 from mtrain.core.trace import Shares
 from mtrain.records.history import History
 from mtrain.records.svg import Line, curves
-from mtrain.studies.compare import tables, wording
-from mtrain.studies.compare.arrays import farthest
-from mtrain.studies.compare.page import page
-from mtrain.studies.compare.profiles import PROFILES, violations
-from mtrain.studies.compare.results import Against, Comparison, Row
-from mtrain.studies.compare.several import explain
-from mtrain.studies.compare.speed import left_out, speed_of
 from mtrain_trace.comparing import compare
 from mtrain_trace.reading import Trace
 from tests.comparing.jobs import RECIPE, Planted, run
@@ -303,7 +303,7 @@ def test_arrays_that_one_job_lacks_have_an_infinite_difference():
 
 
 def test_the_table_and_the_curves_have_the_same_sizes_and_count_updates_from_one():
-    from mtrain.studies.compare import page, tables
+    from mtrain.compare import page, tables
 
     result = comparison({"one": Planted(), "two": Planted(noise=1e-7)})
     gaps = result.against["two"].difference.gaps

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtrain.compare.recorded import RecordedRequest
+from mtrain.compare.recorded import compare as compare_recorded
+from mtrain.compare.several import explain
+from mtrain.compare.traces import trace_of, with_recipe
 from mtrain.core.trace import SIZE
 from mtrain.records.history import History
 from mtrain.spec import config
-from mtrain.studies.compare.recorded import RecordedRequest
-from mtrain.studies.compare.recorded import compare as compare_recorded
-from mtrain.studies.compare.several import explain
-from mtrain.studies.compare.traces import trace_of, with_recipe
 from mtrain_trace.comparing import compare
 from mtrain_trace.reading import Trace
 from tests.comparing.jobs import RECIPE

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.testing import kit, wording
-from mtrain.testing.catalogue import CHECKS, DIES, ONE, TASK
-from mtrain.testing.jobs import PluginTestRequest
+from mtrain_kit import kit, wording
+from mtrain_kit.catalogue import CHECKS, DIES, ONE, TASK
+from mtrain_kit.jobs import PluginTestRequest
 from tests.contract import training
 from tests.contract.training import Case
 from tests.framework import Framework

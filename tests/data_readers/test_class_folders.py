@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.data.images.decode import decode
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError

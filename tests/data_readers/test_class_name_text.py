@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import DataError
 from mtrain.spec import config
 from mtrain.tasks.datasets import open_data

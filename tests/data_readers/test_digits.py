@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from mtrain.cli.data import data
+from mtrain.commands.data import data
 from mtrain.core.interfaces import SplitRequest
 from mtrain.data.images.decode import decode
 from mtrain.data.images.digits_canvas import _strokes, canvas

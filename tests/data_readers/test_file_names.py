@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.record_files import json_text
 from mtrain.spec import outputs
 from mtrain.tasks.classification.section import ClassificationDataSpec

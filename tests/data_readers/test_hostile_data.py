@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.data.images.decode import decode
 from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data

@@ -18,12 +18,12 @@ import click
 import pytest
 import yaml
 
-from mtrain.cli import front
-from mtrain.cli.options import load_job
-from mtrain.cli.submit import with_queue_flags
+from mtrain.commands import front
+from mtrain.commands.options import load_job
 from mtrain.errors import MtrainError
 from mtrain.spec import config
 from mtrain.spec.model import Spec
+from mtrain_clusters.commands.submit import with_queue_flags
 from mtrain_trace import command as trace_command
 from scripts.site import documents
 from scripts.site.documents import Block

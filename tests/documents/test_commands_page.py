@@ -5,7 +5,7 @@ import re
 
 import click
 
-from mtrain.cli import front
+from mtrain.commands import front
 from scripts.site.commands import page
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.cli.plugin_skeleton import _content
 from mtrain.core.evaluate import outputs
 from mtrain.rank.assembly import assembled, open_task
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.tasks.datasets import open_data
+from mtrain_kit.skeleton import _content
 from tests.framework import Framework
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import resource
 import shutil
 
-from mtrain.cli import main
+from mtrain.commands import main
 from tests.faults.conftest import Runner
 
 LIMIT_BYTES = 2_000_000

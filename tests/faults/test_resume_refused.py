@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.checkpoint.format import size_of
 from mtrain.core.checkpoint.store import newest
 from mtrain.jobs.preflight import job_checks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.importers.conversion import convert
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.system.environment import TUNABLES, joined
 from mtrain.system.placement import HUGE_PAGES
 

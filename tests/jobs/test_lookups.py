@@ -11,7 +11,7 @@ pytestmark = pytest.mark.job
 
 COUNT = """
 import collections, json, sys
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.jobs import start
 from mtrain.jobs.hosts import this_host
 from mtrain.jobs.supervisor import Result

@@ -7,7 +7,7 @@ from mtrain.backends.ddp import DDP
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fleet import Fleet
 from mtrain.backends.horovod import Horovod
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.jobs.outcome import Outcome
 from mtrain.jobs.supervisor import explain

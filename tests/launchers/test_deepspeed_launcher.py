@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from mtrain.backends._deepspeed import starter as host
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.interfaces import Host
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.system.placement import line_for

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.core.interfaces import Rates, Recipe, State, Task
 from mtrain.spec import plugins
-from mtrain.testing import training
+from mtrain_kit import training
 from tests.framework import Framework
 
 SIZE, CLASSES = 64, ("a", "b", "c")

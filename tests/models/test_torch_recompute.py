@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mtrain.core.interfaces import Rates
-from mtrain.testing import training
+from mtrain_kit import training
 from tests.framework import Framework
 from tests.models.test_recompute import batch, made, recipe
 

@@ -9,7 +9,7 @@ import torch
 
 from mtrain import load_spec, train
 from mtrain.backends._torch import device
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Capabilities
 from mtrain.rank.precision import changed_since, choose, settled

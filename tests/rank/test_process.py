@@ -121,7 +121,7 @@ def test_a_script_that_is_interrupted_may_save_though_its_starter_ends_the_ranks
     [
         ("import mtrain", True),
         ("import os, mtrain", True),
-        ("    from mtrain.keras import Job", True),
+        ("    from mtrain_tensorflow.keras import Job", True),
         ("# start me with `mtrain run`", False),
         ("print('mtrain')", False),
         ("import mtrainer", False),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.sweeping.jobs import TINY
 
 from tests.own_model.runs import command
-from tests.sweeping.jobs import TINY
 
 pytestmark = pytest.mark.job
 

@@ -167,7 +167,7 @@ def test_the_start_is_worded_for_people_and_its_facts_for_who_asks(capsys):
 
 
 def test_the_end_on_a_terminal_is_a_table_by_class_with_the_best_in_bold(capsys, monkeypatch):
-    from mtrain.cli.train import show_result
+    from mtrain.commands.train import show_result
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.clusters.conftest import OUTSIDE
 from tests.clusters.test_outside_cluster import HOSTS
+
 from tests.ports import held_port
 from tests.script.runs import run
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.checkpoint import store
 from mtrain.errors import ScriptError
 from tests.script.runs import SCRIPTS, done, largest_difference, weights

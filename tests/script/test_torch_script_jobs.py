@@ -12,7 +12,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.checkpoint import store
 from tests.ports import held_port
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mtrain
-from mtrain.cli.run import run as run_command
-from mtrain.cli.run import split_at_script
+from mtrain.commands.run import run as run_command
+from mtrain.commands.run import split_at_script
 from mtrain.core.checkpoint import store
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError

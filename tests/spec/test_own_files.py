@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from tests.sources import nodes, python_files
 
 SECONDS = 60

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.spec.files import path_problem
 from mtrain.spec.pathnames import problem_of
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.spec import remedies
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,9 @@ def test_a_clone_has_the_packages_that_mtrain_requires():
 def test_without_mtrain_trace_one_error_names_the_command_that_installs_both(monkeypatch):
     """Whoever updates a clone, and not the installation from it, is in this state."""
     monkeypatch.chdir(ROOT)
-    code = "import sys; sys.modules['mtrain_trace'] = None; from mtrain.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules['mtrain_trace'] = None; from mtrain.commands import main; sys.exit(main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "plan", "-c", "digits"], capture_output=True, text=True, check=False
     )

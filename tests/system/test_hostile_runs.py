@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import MtrainError
 from tests.system.test_links import contents, mask, trained  # noqa: F401  # fixtures
 

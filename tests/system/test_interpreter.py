@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved

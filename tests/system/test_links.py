@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.spec import outputs
 from mtrain.spec.files import path_problem
 from mtrain.system import runfolder
@@ -201,7 +201,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_name_of_the_file(tmp_path, m
     def fails(*arguments, **options):
         raise told.value
 
-    monkeypatch.setattr("mtrain.cli.front.main", fails)
+    monkeypatch.setattr("mtrain.commands.front.main", fails)
     assert main(["plan"]) == 2
     assert capfd.readouterr().err.startswith(f"error: {expected}")
 
@@ -209,10 +209,10 @@ def test_a_disk_that_takes_no_more_is_told_with_the_name_of_the_file(tmp_path, m
 LIBRARIES = {"onnx.save", "save_file", "imwrite", "savefig", "imsave"}
 """Calls with which libraries write files that a person has named or keeps."""
 MADE_ANEW = {
-    "mtrain/deploy/export/onnx_file.py": "a work folder, from which the file is moved when it is complete",
+    "packages/mtrain-deploy/src/mtrain_deploy/exporting/onnx_file.py": "a work folder, from which the file is moved when it is complete",
     "mtrain/records/plots.py": "the content of a page, in memory",
     "mtrain/rank/script/pictures.py": "the content of a picture, in memory",
-    "mtrain/studies/compare/referee_jobs.py": "a folder of this comparison",
+    "mtrain/compare/referee_jobs.py": "a folder of this comparison",
 }
 
 
@@ -252,7 +252,7 @@ def test_a_lock_that_is_a_link_is_refused_by_every_host_of_a_job(tmp_path, outsi
 
 # --------------------------------------------------------------------------------------------------------- the source
 ELSEWHERE = {
-    "mtrain/cli/plugin_skeleton.py": "a new folder that the user names",
+    "packages/mtrain-kit/src/mtrain_kit/skeleton.py": "a new folder that the user names",
     "mtrain/spec/importers/conversion.py": "a folder that the user names",
     "mtrain/tasks/detection/convert.py": "a new folder that the user names",
     "mtrain/tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.records.pages.folder import RunFiles
 from mtrain.system import log_limit
 from mtrain.system.log_limit import MOST_LEFT_BYTES, PIECE_BYTES, Cut, LimitedLogs, Output, end_of, shorten
+from mtrain_ui.pages.folder import RunFiles
 
 MIB = 1 << 20
 IN_MEMORY = Path("/dev/shm")

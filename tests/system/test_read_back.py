@@ -12,31 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sweeping.jobs import TINY
 
 import mtrain
+from mtrain.compare import recorded
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.errors import MtrainError
 from mtrain.jobs import choices, host_collector, submission
 from mtrain.jobs.hosts.host_log import HostLog, words
-from mtrain.launchers.clusters._kubernetes import queue as kubernetes
 from mtrain.records.history import Tail, read_history
-from mtrain.records.pages.folder import RunFiles
-from mtrain.records.pages.overview import _ends
-from mtrain.records.pages.state import _is_held
 from mtrain.records.reporters import csv_table
 from mtrain.spec import bounds, config
 from mtrain.spec.yaml_reader import dumped
-from mtrain.studies.compare import recorded
-from mtrain.studies.sweep import definition as definitions
-from mtrain.studies.sweep import recovered, starting, trial_jobs
-from mtrain.studies.sweep.places import Place
 from mtrain.system import attempts, failures, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
+from mtrain_clusters._kubernetes import queue as kubernetes
+from mtrain_sweep import definition as definitions
+from mtrain_sweep import recovered, starting, trial_jobs
+from mtrain_sweep.places import Place
 from mtrain_trace.reading import TraceError
+from mtrain_ui.pages.folder import RunFiles
+from mtrain_ui.pages.overview import _ends
+from mtrain_ui.pages.state import _is_held
 from tests.sources import nodes, python_files
-from tests.sweeping.jobs import TINY
 
 SPEC = dict(mtrain.load_spec(TINY).values)
 STEP = "checkpoints/step-00000004"
@@ -216,7 +216,7 @@ def test_a_file_that_ends_at_any_line_is_not_taken_for_another_whole_one(tmp_pat
 
 def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) -> None:
     # A view may have rows without end.
-    from mtrain.studies.sweep.journal import DamagedError, Journal
+    from mtrain_sweep.journal import DamagedError, Journal
 
     Journal(tmp_path, direction="max").close()
     with closing(sqlite3.connect(tmp_path / "study.db")) as opened:
@@ -244,10 +244,12 @@ ABOVE = {
 ELSEWHERE = {
     "weights/backup/restoring": "tests/backup/test_copies.py", "weights/backup/run_copies": "tests/backup/test_copies.py",
     "weights/dcp": "tests/weights/test_torch_dcp.py", "weights/dcp_pieces": "tests/weights/test_torch_dcp.py",
-    "weights/reading": "tests/weights/test_hostile_safetensors.py", "records/pages/content": "tests/pages/test_report_page.py",
-    "deploy/exported/graph_check": "tests/exporting/test_hostile_files.py", "spec/plugins": "tests/system/test_security.py",
-    "spec/references": "tests/own_model/test_plan.py", "studies/sweep/space": "tests/sweeping/test_space.py",
-    "launchers/allocations/pbs": "tests/cluster/test_allocation.py", "cli/verbs": "tests/cli/test_verbs.py",
+    "weights/reading": "tests/weights/test_hostile_safetensors.py",
+    "records/pages/content": "packages/mtrain-ui/tests/pages/test_report_page.py",
+    "deploy/exported/graph_check": "packages/mtrain-deploy/tests/exporting/test_hostile_files.py",
+    "spec/plugins": "tests/system/test_security.py",
+    "spec/references": "tests/own_model/test_plan.py", "studies/sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
+    "launchers/allocations/pbs": "tests/cluster/test_allocation.py", "cli/verbs": "tests/commands/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {

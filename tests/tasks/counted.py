@@ -9,7 +9,7 @@ from typing import Any
 
 from mtrain.core.overriding import override
 from mtrain.core.traffic import sent_bytes
-from mtrain.tasks.language.model import HuggingFaceModel
+from mtrain_language.model import HuggingFaceModel
 
 PASSES = int(os.environ["COUNTED_PASSES"])
 

@@ -18,8 +18,8 @@ from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
 from mtrain.core.overriding import override
-from mtrain.tasks.language import network
-from mtrain.tasks.language.model import HuggingFaceModel
+from mtrain_language import network
+from mtrain_language.model import HuggingFaceModel
 
 
 def _normed(self: Any, hidden_BLH: Tensor) -> Tensor:

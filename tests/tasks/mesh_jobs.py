@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.checkpoint import store
-from mtrain.testing import training
+from mtrain_kit import training
 from tests.own_model.runs import trained
 
 SIZES = "vocab_size: 260, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.rank.assembly import open_task
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved

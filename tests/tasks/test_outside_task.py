@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mtrain
-from mtrain.cli.completing import complete_override
+from mtrain.commands.completing import complete_override
 from mtrain.data.images.drawing import save_image
 from mtrain.errors import SpecError
 

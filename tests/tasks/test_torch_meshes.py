@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.testing import training
+from mtrain_kit import training
 from tests.own_model.runs import command, losses, refused
 from tests.starts import starts_processes
 from tests.tasks.mesh_jobs import MESHES, largest_difference, learned, prepare, train

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mtrain.core.overriding import override
-from mtrain.tasks.language.model import HuggingFaceModel
+from mtrain_language.model import HuggingFaceModel
 
 PASSES = int(os.environ.get("TRACED_PASSES", "1"))
 

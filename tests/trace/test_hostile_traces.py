@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtrain.cli import main as mtrain_main
+from mtrain.commands import main as mtrain_main
 from mtrain_trace import command, files, masking, reading, recorder
 from tests.trace.test_compare_command import write
 

@@ -115,7 +115,7 @@ def test_a_file_larger_than_the_memory_is_one_line_and_exit_code_2(tmp_path):
         file.truncate(2**40)
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30));"
-        "from mtrain.cli import main; sys.exit(main(['weights', 'show', 'w.pt']))"
+        "from mtrain.commands import main; sys.exit(main(['weights', 'show', 'w.pt']))"
     )
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environ)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from mtrain.cli import main
+from mtrain.commands import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, Published, State
 from mtrain.errors import CheckpointError

@@ -8,7 +8,7 @@ import common
 import horovod.tensorflow.keras as hvd
 import tensorflow as tf
 
-import mtrain.keras
+import mtrain_tensorflow.keras
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
     ]
-    callbacks.append(mtrain.keras.Callback())
+    callbacks.append(mtrain_tensorflow.keras.Callback())
     model.fit(
         data,
         steps_per_epoch=common.STEPS,

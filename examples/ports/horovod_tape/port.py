@@ -8,7 +8,7 @@ import common
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-import mtrain.keras
+import mtrain_tensorflow.keras
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         return loss
 
     updates = common.EPOCHS * common.STEPS
-    training = mtrain.keras.attach(model, optimizer, updates=updates, updates_per_epoch=common.STEPS)
+    training = mtrain_tensorflow.keras.attach(model, optimizer, updates=updates, updates_per_epoch=common.STEPS)
     for images, labels in training.batches(data):
         loss = training_step(images, labels, first_batch=training.update == 0)
         training.step(loss=loss)

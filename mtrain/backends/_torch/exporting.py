@@ -148,7 +148,7 @@ def _write_onnx(exported: Any, program: Program, *, names: Sequence[str]) -> Non
         import onnxscript  # noqa: F401  # torch's exporter needs it, and says so less clearly
     except ImportError:
         raise UsageError(
-            f"--format onnx needs onnx and onnxscript; install them with: {remedies.install('export', python=sys.executable)}"
+            f"--format onnx needs onnx and onnxscript; install them with: {remedies.install('mtrain-deploy', python=sys.executable)}"
         ) from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     graph = torch.onnx.export(

@@ -1,0 +1,477 @@
+"""The flags that commands share, and their conversion to values of a spec.
+
+``-`` and ``_`` are equivalent in every flag. ``-o a=1 b=2 -o c=3`` sets three values. A flag that is not typed sets
+nothing, so the spec's value stays.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mtrain.commands.completing import (
+    complete_backend,
+    complete_cluster,
+    complete_config,
+    complete_launcher,
+    complete_override,
+)
+from mtrain.commands.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values, megatron_options
+from mtrain.commands.helping import Command
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, RunValues, Source
+    from mtrain.spec.request import SpecRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+AUTO_BATCH = -1
+"""YOLOv5's value of ``--batch`` for a batch that fills the memory."""
+_OVERRIDE_FLAGS = ("-o", "--opt", "--override")
+_DIRECT = {
+    "backend": ("backend.name", "--backend"),
+    "cluster": ("cluster.name", "--cluster"),
+    "launcher": ("launcher.name", "--launcher"),
+    "ssh_port": ("cluster.options.port", "--ssh-port"),
+    "ssh_identity_file": ("cluster.options.identity_file", "--ssh-identity-file"),
+    "control_port": ("cluster.control_port", "--control-port"),
+    "failure_timeout_s": ("cluster.failure_timeout_s", "--failure-timeout-s"),
+    "node_rank": ("cluster.node_rank", "--node-rank"),
+    "master_addr": ("cluster.master_addr", "--master-addr"),
+    "master_port": ("cluster.master_port", "--master-port"),
+    "nproc_per_node": ("cluster.nproc_per_node", "--nproc-per-node"),
+    "start_port": ("cluster.start_port", "--start-port"),
+    "log_dir": ("cluster.log_dir", "--log-dir"),
+    "max_restarts": ("cluster.max_restarts", "--max-restarts"),
+    "sync_bn": ("train.sync_batchnorm", "--sync-bn"),
+    "all_ranks": ("report.all_ranks", "--all-ranks"),
+    "seed": ("train.seed", "--seed"),
+    "epochs": ("train.epochs", "--epochs"),
+    "batch_size": ("train.batch_size", "--batch-size"),
+    "learning_rate": ("optimizer.learning_rate", "--lr"),
+    "name": ("report.name", "--name"),
+}
+"""Parameter -> (path in the spec, flag): the value is taken as it is."""
+
+
+class JobCommand(Command):
+    """A command whose flags may be typed with ``-`` or ``_``, and whose ``-o`` and ``--freeze`` take several values."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.context_settings = {"token_normalize_func": _with_dashes, **self.context_settings}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat ``-o`` before each further ``key=value``, and ``--freeze`` before each further number."""
+        return super().parse_args(ctx, spread_lists(spread_overrides(args)))
+
+
+def _with_dashes(token: str) -> str:
+    return token.replace("_", "-")
+
+
+def spread_overrides(args: Sequence[str]) -> list[str]:
+    """Turn ``-o a=1 b=2`` into ``-o a=1 -o b=2``; arguments after ``--`` stay as they are."""
+    spread: list[str] = []
+    after_override = False
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
+            return [*spread, arg, *remaining]
+        if arg in _OVERRIDE_FLAGS:
+            after_override = True
+            spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
+            continue
+        if after_override and ASSIGNMENT.match(arg):
+            spread.extend(("-o", arg))
+            continue
+        after_override = arg.startswith(("-o", "--opt=", "--override="))
+        spread.append(arg)
+    return spread
+
+
+def spread_lists(args: Sequence[str]) -> list[str]:
+    """Turn ``--freeze 0 1 2`` into ``--freeze 0 --freeze 1 --freeze 2``; arguments after ``--`` stay as they are."""
+    spread: list[str] = []
+    flag = ""
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
+            return [*spread, arg, *remaining]
+        if _with_dashes(arg) in LISTS:
+            flag = arg
+            spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
+            continue
+        if flag and _NUMBER.fullmatch(arg):
+            spread.append(flag)
+        else:
+            flag = ""
+        spread.append(arg)
+    return spread
+
+
+def spec_options(command: F) -> F:
+    """Add ``-c`` and ``-o`` to a command that reads a spec and starts nothing on other hosts."""
+    for option in reversed(_spec_flags()):
+        command = option(command)
+    return command
+
+
+def job_options(command: F) -> F:
+    """Add every flag of a training job to a command, which takes them as keywords and passes them to ``load_job``."""
+    flags = [*_spec_flags(), *_cluster_flags(), *_training_flags(), *foreign_options(), *_run_flags()]
+    for option in reversed(flags):
+        command = option(command)
+    return command
+
+
+def script_options(command: F) -> F:
+    """Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
+    all_ranks = click.option(
+        "--all-ranks",
+        is_flag=True,
+        default=None,
+        help="Show what every rank prints, with its number; else what rank 0 prints.",
+    )
+    for option in reversed(
+        [*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags(), all_ranks, *megatron_options()]
+    ):
+        command = option(command)
+    return command
+
+
+def evaluation_options(command: F) -> F:
+    """Add every flag of an evaluation to a command: the spec, hosts and ranks, and what influences the score."""
+    scoring = {*_names(_precision_flags()), "name", "image_size", "data", "workers", "batch_size"}
+    others = [option for option in (*_training_flags(), *foreign_options()) if scoring & set(_names([option]))]
+    for option in reversed([*_spec_flags(), *_cluster_flags(), *others]):
+        command = option(command)
+    return command
+
+
+def run_argument(command: F) -> F:
+    """Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""
+    return click.argument("run_folder", metavar="[RUN]", required=False)(command)
+
+
+def named_run(params: dict[str, Any]) -> str | None:
+    """Take the run folder out of the parameters of a command, whether an argument or ``--run`` names it.
+
+    Raises:
+        click.UsageError: both do.
+    """
+    argument: str | None = params.pop("run_folder")
+    flag: str | None = params.pop("run")
+    if argument is not None and flag is not None:
+        raise click.UsageError(f"two runs are given: {argument} and --run {flag}; keep one")
+    return flag if argument is None else argument
+
+
+def quiet_job_options(command: F) -> F:
+    """Add the flags of ``job_options``, but hide all except ``-c`` and ``-o`` from help.
+
+    For commands that show the spec.
+    """
+    shown = set(_names(_spec_flags()))
+    own = list(getattr(command, "__click_params__", []))
+    command = job_options(command)
+    for parameter in getattr(command, "__click_params__", []):
+        if isinstance(parameter, click.Option) and parameter not in own and parameter.name not in shown:
+            parameter.hidden = True
+    return command
+
+
+def _names(options: Sequence[Option]) -> list[str]:
+    """Return the names of the parameters that ``options`` define."""
+
+    def nothing() -> None: ...
+
+    for option in options:
+        option(nothing)
+    return [str(parameter.name) for parameter in getattr(nothing, "__click_params__", [])]
+
+
+def host_options(command: F) -> F:
+    """Add the flags of a spec, and those of hosts and ranks, to a command."""
+    for option in reversed([*_spec_flags(), *_cluster_flags()]):
+        command = option(command)
+    return command
+
+
+def load_job(params: Mapping[str, Any], *, run: "RunValues | None" = None) -> "Loaded":
+    """Return the spec that the parameters of a command describe; ``run``: what was chosen for the run that is resumed.
+
+    Raises: ``SpecError`` for a wrong spec, ``click.UsageError`` for flags that contradict one another.
+    """
+    from mtrain.spec import config
+
+    def load(flags: Mapping[str, Any]) -> "Loaded":
+        return config.load(chosen, overrides=params.get("overrides") or (), flags=flags, run=run)
+
+    chosen, flags = config_of(params), spec_flags(params)
+    loaded = load(flags)
+    evaluate = loaded.spec.evaluate
+    if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
+        loaded = load({**flags, "evaluate.every_epochs": config.Given(1, "--eval")})
+    _check_nnodes(params.get("nnodes"), loaded.spec.cluster.ips)
+    return loaded
+
+
+def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``."""
+    from mtrain.spec.config import Given
+
+    flags: dict[str, Any] = {}
+    if params.get("batch_size") == AUTO_BATCH:
+        raise click.UsageError(
+            f"--batch {AUTO_BATCH}: the batch of an update is a fixed number of samples of the whole job, because what is "
+            "learnt depends on it; give it, such as --batch 64, and -o train.max_micro_batch=auto finds how many of them fit "
+            "into memory at once"
+        )
+    for parameter, (path, flag) in _DIRECT.items():
+        if (value := params.get(parameter)) is not None:
+            flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {shlex.quote(str(value))}")
+    amp, no_amp = params.get("amp"), params.get("no_amp")
+    if amp and no_amp:
+        raise click.UsageError("--amp and --no-amp are both given; keep one")
+    if amp or no_amp:
+        flags["train.precision"] = Given("fp32", "--no-amp") if no_amp else Given(amp, f"--amp={amp}")
+    quiet, verbose = params.get("quiet"), params.get("verbose")
+    if quiet and verbose:
+        raise click.UsageError("--quiet and --verbose are both given; keep one")
+    if quiet or verbose:
+        flags["report.display"] = Given("quiet", "--quiet") if quiet else Given("verbose", "--verbose")
+    flags.update(foreign_values(params))
+    flags.update(_device_flags(params.get("devices")))
+    flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
+    flags.update(_number_of_hosts(params.get("nnodes")))
+    flags.update(params.get("flags") or {})  # those that a single command has
+    return flags
+
+
+def _number_of_hosts(nnodes: str | None) -> dict[str, Any]:
+    """Return the keys of the spec for ``--nnodes N`` or ``MIN:MAX``; other text is refused later."""
+    from mtrain.spec.config import Given
+
+    low, colon, high = (nnodes or "").partition(":")
+    if not (_NUMBER.fullmatch(low) and (not colon or _NUMBER.fullmatch(high))):
+        return {}
+    shown = f"--nnodes {nnodes}"
+    elastic = {"cluster.min_nodes": Given(int(low), shown)} if colon and low != high else {}
+    return {"cluster.nodes": Given(int(high or low), shown), **elastic}
+
+
+def _device_flags(text: str | None) -> dict[str, Any]:
+    from mtrain.spec.config import Given
+
+    if text is None:
+        return {}
+    shown = f"--devices {text}"
+    if text in ("cpu", "cuda"):
+        return {"backend.options.device": Given(text, shown)}
+    if text in ("all", "auto"):
+        return {"cluster.devices": Given(None, shown)}
+    parts = [part.strip().removeprefix("cuda:") for part in text.split(",") if part.strip()]
+    if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
+        raise click.UsageError(f"--devices {text}: expected numbers such as 0,1, or cpu, cuda, all")
+    return {"cluster.devices": Given([int(part) for part in parts], shown)}
+
+
+def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
+    from mtrain.spec.config import Given
+
+    if ips is not None and hostfile is not None:
+        raise click.UsageError("--ips and --hostfile are both given; keep one")
+    if ips is not None:
+        shown, entries = f"--ips {ips}", [part.strip() for part in ips.split(",") if part.strip()]
+    elif hostfile is not None:
+        shown, entries = f"--hostfile {hostfile}", _hosts_of(Path(hostfile))
+    else:
+        return {}
+    if not entries:
+        raise click.UsageError(f"{shown}: names no host")
+    hosts, slots = zip(*(_host_and_slots(entry, shown) for entry in entries), strict=True)
+    flags: dict[str, Any] = {"cluster.ips": Given(list(hosts), shown)}
+    if any(slots):
+        if None in slots:
+            raise click.UsageError(f"{shown}: give the number of ranks of every host, or of none")
+        if len(set(slots)) > 1:
+            flags["cluster.slots"] = Given(list(slots), shown)
+        else:
+            flags["cluster.nproc_per_node"] = Given(slots[0], shown)
+    return flags
+
+
+def _hosts_of(file: Path) -> list[str]:
+    """Read an MPI-style host file: on each line ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
+    from mtrain.spec.hostnames import bracketed
+    from mtrain.spec.yaml_reader import read_text
+
+    try:
+        lines = read_text(file).splitlines()
+    except ValueError as error:
+        raise click.UsageError(f"--hostfile {file}: {error}") from error
+    words = [line.partition("#")[0].split() for line in lines]
+    return [
+        ":".join([bracketed(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
+        for first, *rest in filter(None, words)
+    ]
+
+
+def _host_and_slots(entry: str, shown: str) -> tuple[str, int | None]:
+    """Split HOST or HOST:RANKS; IPv6 addresses with ranks are in brackets. ``shown``: the flag, for messages."""
+    if entry.count(":") > 1 and not entry.startswith("["):
+        return entry, None
+    if entry.startswith("["):
+        host, bracket, rest = entry[1:].partition("]")
+        slots = rest.removeprefix(":") if bracket else entry
+    else:
+        host, _, slots = entry.partition(":")
+    if slots and not (_NUMBER.fullmatch(slots) and int(slots)):
+        raise click.UsageError(f"{shown}: {entry!r} is not HOST or HOST:RANKS")
+    return host, int(slots) if slots else None
+
+
+def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
+    """Refuse a number of hosts that contradicts the list of hosts. Without a list, a scheduler may know them."""
+    from mtrain.spec.hostnames import few
+
+    if nnodes is None:
+        return
+    low, colon, high = nnodes.partition(":")
+    if not _NUMBER.fullmatch(low) or (colon and not _NUMBER.fullmatch(high)) or not int(low):
+        raise click.UsageError(
+            f"--nnodes {nnodes}: expected a number of hosts, for example 2, or for an elastic job the fewest and all, 2:4"
+        )
+    if colon and int(low) > int(high):
+        raise click.UsageError(f"--nnodes {nnodes}: the fewest hosts come first; {high}:{low}")
+    if ips and int(high or low) != len(ips):
+        raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {few(ips)}")
+
+
+def _spec_flags() -> list[Option]:
+    return [
+        click.option(
+            "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="A YAML file or a shipped config."
+        ),
+        click.option(
+            "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
+            shell_complete=complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
+        ),
+    ]  # fmt: skip
+
+
+def _cluster_flags() -> list[Option]:
+    number = click.IntRange(min=0)
+    return [
+        click.option("-b", "--backend", shell_complete=complete_backend, help="The stack that trains: ddp, solo, ..."),
+        click.option(
+            "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
+        ),
+        click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
+        click.option(
+            "--cluster", metavar="NAME", shell_complete=complete_cluster,
+            help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
+        ),
+        click.option(
+            "--launcher", metavar="NAME", shell_complete=complete_launcher,
+            help="What starts the ranks of a host: torchrun, deepspeed, ...",
+        ),
+        click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
+        click.option("--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
+        click.option("--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
+        click.option(
+            "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
+            help="Seconds of silence after which a host counts as lost.",
+        ),
+        click.option(
+            "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
+            help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",
+        ),
+        click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
+        click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
+        click.option("--master-port", type=number, help="Port of the meeting point."),
+        click.option(
+            "--nproc-per-node", "--ntasks-per-node", "--num-gpus", "nproc_per_node", type=click.IntRange(min=1), metavar="N",
+            help="Ranks on each host.",
+        ),
+        click.option(
+            "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
+            help="Devices on every host: numbers, cpu, cuda or all.",
+        ),
+        click.option("--start-port", type=number, help="First port of the ranks. Environment: FLAGS_START_PORT."),
+        click.option("--log-dir", metavar="FOLDER", help="Folder of the per-rank logs."),
+        click.option("--max-restarts", type=number, help="Times a failed job is started again from its checkpoint."),
+    ]  # fmt: skip
+
+
+def _precision_flags() -> list[Option]:
+    return [
+        click.option(
+            "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
+            help="Mixed precision; bf16 unless --amp=fp16.",
+        ),
+        click.option("--no-amp", is_flag=True, help="Full precision."),
+    ]  # fmt: skip
+
+
+def _training_flags() -> list[Option]:
+    return [
+        click.option("--epochs", type=int, help="Passes over the training split."),
+        click.option(
+            "--batch-size", "--batch", "--global-batch-size", "batch_size", type=int,
+            help="GLOBAL batch: samples per update over all ranks.",
+        ),
+        click.option("--lr", "--learning-rate", "learning_rate", type=float, help="The learning rate, before its schedule."),
+        *_precision_flags(),
+        click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
+        click.option("--seed", type=int, help="Of weights, order and augmentation."),
+        click.option("--name", metavar="NAME", help="Name of the run folder."),
+    ]  # fmt: skip
+
+
+def _run_flags() -> list[Option]:
+    return [
+        click.option(
+            "-r", "--resume", "resume", is_flag=False, flag_value="auto", metavar="[PATH]",
+            help="Continue from a checkpoint or run folder; without PATH the newest intact one. `if-any`: continue the run of this "
+            "name if it has a checkpoint, else begin it.",
+        ),
+        click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
+        click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress, only warnings and the result."),
+        click.option("-v", "--verbose", is_flag=True, help="A line for every update, and every fact about the start."),
+    ]  # fmt: skip
+
+
+def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
+    """Return the spec that the parameters of a command ask for, with every typed value."""
+    from mtrain.spec.config import Given
+    from mtrain.spec.request import NOTHING, SpecRequest
+
+    def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        typed = {path: value for path, value in needed.items() if isinstance(value, Given)}
+        further = [f"{path}={json.dumps(value)}" for path, value in needed.items() if path not in typed]  # JSON is YAML
+        overrides, flags = (*(params.get("overrides") or ()), *further), {**(params.get("flags") or {}), **typed}
+        return load_job({**params, "config": config, "overrides": overrides, "flags": flags}, run=run)
+
+    return SpecRequest(config=params.get("config"), read=read)
+
+
+def values_and_output(given: Sequence[str] | None, out: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Divide what was given with ``-o`` of a command that writes: values of the spec, and what is to be written.
+
+    Raises:
+        click.UsageError: two outputs are named.
+    """
+    overrides = tuple(text for text in given or () if ASSIGNMENT.match(text))
+    names = [name for name in (out, *(text for text in given or () if text not in overrides)) if name is not None]
+    if len(names) > 1:
+        raise click.UsageError(f"two outputs to write: {names[0]} and {names[1]}; give one")
+    return overrides, names[0] if names else None

@@ -1,1 +1,0 @@
-"""Other forms of a trained model: exported, quantised, pruned and served."""

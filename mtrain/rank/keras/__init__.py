@@ -1,1 +1,0 @@
-"""``mtrain.keras``: scripts that train with TensorFlow and Keras, alone or with Horovod."""

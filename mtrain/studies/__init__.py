@@ -1,1 +1,0 @@
-"""Many jobs and one answer: comparisons and sweeps."""

@@ -1,1 +1,0 @@
-"""Language modelling: a causal language model learns to predict the next token of texts."""

@@ -1,0 +1,15 @@
+"""Clusters that give hosts: Slurm, Kubernetes, Ray, and the allocations of other schedulers."""
+
+from typing import TYPE_CHECKING
+
+from mtrain.spec import faces
+
+if TYPE_CHECKING:
+    from mtrain_clusters.queue import SubmittedJob
+    from mtrain_clusters.submitted import open_job, submit
+
+__all__ = ["SubmittedJob", "__version__", "open_job", "submit"]
+__version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+    __getattr__ = faces.attributes(__name__, {"queue": ("SubmittedJob",), "submitted": ("open_job", "submit")})

@@ -1,0 +1,1 @@
+"""Allocations of schedulers, recognised by their variables."""

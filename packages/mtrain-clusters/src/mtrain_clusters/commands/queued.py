@@ -1,0 +1,86 @@
+"""``mtrain status``, ``mtrain logs`` and ``mtrain cancel``: jobs that were given to a scheduler."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mtrain.commands.helping import Command
+from mtrain.spec import terminal
+from mtrain.spec.hostnames import few
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def job_argument(command: F) -> F:
+    """Add the job's id, and the folder of its record, to a command."""
+    command = click.option(
+        "--dir", "folder", default="runs", show_default=True, metavar="FOLDER", type=click.Path(path_type=Path),
+        help="Folder of the runs: report.dir of the spec.",
+    )(command)  # fmt: skip
+    return click.argument("job", metavar="[ID]", required=False)(command)
+
+
+@click.command(cls=Command)
+@job_argument
+@click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None:
+    """Show the state of a submitted job, and the hosts that take part; without ID, of the newest one."""
+    from mtrain_clusters import queue
+
+    if every:
+        for line in queue.job_lines(folder):
+            terminal.say(line)
+        return
+    submitted = queue.find(folder, job)
+    queued, state, progress = submitted.job, submitted.state(), submitted.progress()
+    if as_json:
+        import json
+
+        fields = {
+            "id": state.id or queued.id,
+            "cluster": queued.cluster,
+            "name": queued.name,
+            "phase": state.phase,
+            "state": state.text,
+            "hosts": list(state.hosts),
+            "code": state.code,
+            **progress,
+        }
+        terminal.say(json.dumps(fields, indent=2))
+        return
+    code = "" if state.code is None else f", exit code {state.code}"
+    hosts = f" on {few(state.hosts)}" if state.hosts else ""
+    number = f"{state.id}, which continues job {queued.id}," if state.id else queued.id
+    terminal.say(f"job {number} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
+    for line in queue.progress_lines(progress, is_running=state.phase == "running"):
+        terminal.say(line)
+
+
+@click.command(cls=Command)
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Also show the lines to come, until the job ends.")
+def logs(job: str | None, folder: Path, *, follow: bool) -> None:
+    """Show what a submitted job has printed; without ID, the newest one."""
+    from mtrain_clusters import queue
+
+    for line in queue.find(folder, job).logs(follow=follow):
+        terminal.say(line)
+
+
+@click.command(cls=Command)
+@job_argument
+def cancel(job: str | None, folder: Path) -> None:
+    """End a submitted job, which saves its state first; without ID, the newest one."""
+    from mtrain_clusters import queue
+
+    submitted = queue.find(folder, job)
+    queued, state = submitted.job, submitted.state()
+    if state.ended:
+        terminal.say(f"job {state.id or queued.id} has ended already: {state.phase} [{state.text}]")
+        return
+    submitted.cancel()
+    terminal.say(f"job {state.id or queued.id} ({queued.cluster}), run {queued.name}: asked to end")
+    terminal.say(f"to go on with it later, submit the same again with --name {queued.name}")

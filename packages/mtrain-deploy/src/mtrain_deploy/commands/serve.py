@@ -1,0 +1,54 @@
+"""``mtrain serve``: answer HTTP requests with the predictions of an exported model."""
+
+from typing import Any
+
+import click
+
+from mtrain.commands.options import JobCommand
+from mtrain.spec import terminal
+
+
+@click.command("serve", cls=JobCommand)
+@click.option("--weights", required=True, metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on. There is no authentication."
+)
+@click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
+@click.option("--max-batch", type=int, help="Most images computed at once. Default: as exported, else 8.")
+@click.option(
+    "--max-wait-ms", type=float, default=0.0, show_default=True, help="How long an image waits for a full batch."
+)
+@click.option(
+    "--max-body", "max_body_mb", type=int, default=16, show_default=True, metavar="MB", help="Largest request."
+)
+@click.option(
+    "--max-pixels", type=int, default=50_000_000, show_default=True, help="Pixels of the largest image decoded."
+)
+@click.option("--max-request-pixels", type=int, help="Pixels of all images of a request. Default: twice --max-pixels.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For a request to arrive and to be answered.",
+)
+@click.option("--queue", type=int, default=64, show_default=True, help="Most images in work; others are refused.")
+@click.option("--threads", type=int, help="Threads that compute, and as many that decode. Default: one for each core.")
+@click.option(
+    "--max-connections-per-address",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Connections open from one address; 0, behind a proxy: no limit.",
+)
+@click.option("--reload", is_flag=True, help="Serve a new FILE once it has taken the place of the former.")
+@click.pass_context
+def serve(context: click.Context, /, weights: str, **settings: Any) -> None:
+    """Answer HTTP requests with predictions: POST images to /v1/predict, or open the address in a browser."""
+    from mtrain_deploy import deploying
+
+    context.exit(
+        deploying.serve(weights, say=lambda line: terminal.say(line, err=line.startswith("warning")), **settings)
+    )

@@ -1,0 +1,88 @@
+"""The sensitivity table: how much score is lost where channels of one group alone are masked."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtrain.core.interfaces import Array
+from mtrain_deploy.pruning.measuring import Bench, Network
+from mtrain_deploy.pruning.network import Group, Prunable, least_important, mask
+
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of a group that are masked, one after the other, unless others are asked for."""
+SAMPLES = 32
+"""Number of samples of the evaluation split that are scored unless another number is asked for."""
+_PAUSE_S = 2.0
+"""Least time between two reports of progress, but for the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked:
+    """The network whose groups are masked one after the other."""
+
+    network: Prunable
+    whole: Network
+    """It has other weights afterwards."""
+    weights: Mapping[str, Array]
+    scores: Mapping[int, float]
+    """Importance of each set."""
+
+
+def rows(
+    bench: Bench,
+    masked: Masked,
+    *,
+    samples: int,
+    shares: Sequence[float] = SHARES,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Return a row for each group: its name, its number of sets, and the loss of score for each share.
+
+    Each loss is one evaluation of ``samples`` samples of the evaluation split, which are read once and spread over it.
+
+    Args:
+        bench: evaluates.
+        masked: what is masked.
+        samples: number of samples; all of a smaller split.
+        shares: shares of a group that are masked.
+        tell: takes a sentence about the progress.
+    """
+    subset = bench.subset(samples)
+
+    def score(removed: list[int]) -> float:
+        bench.fill(masked.whole, mask(masked.network, masked.weights, removed))
+        return bench.metrics(masked.whole, subset)[0]["score"]
+
+    before = score([])
+    table = []
+    for group in _Progress(len(masked.network.groups), tell).of(masked.network.groups):
+        losses: dict[int, float] = {}
+        row = []
+        for share in shares:
+            removed = least_important(group, masked.scores, round(share * len(group.sets)))
+            if len(removed) not in losses:
+                losses[len(removed)] = before - score(removed)
+            row.append(losses[len(removed)])
+        counts = {"channels": len(group.sets), "samples": len(subset.indices)}
+        table.append({"group": group.name, **counts, "shares": list(shares), "losses": row})
+    return table
+
+
+class _Progress:
+    """Tells how many groups are done and how long the others will take."""
+
+    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
+        self._total = total
+        self._tell = tell
+
+    def of(self, groups: list[Group]) -> Iterator[Group]:
+        """Yield the groups, and tell about progress between them."""
+        began = told = time.monotonic()
+        for i, group in enumerate(groups, start=1):
+            yield group
+            now = time.monotonic()
+            if now - told >= _PAUSE_S or i == self._total:
+                told = now
+                left_s = (now - began) / i * (self._total - i)
+                self._tell(f"sensitivity: {i} of {self._total} groups, {left_s:.0f} s left")

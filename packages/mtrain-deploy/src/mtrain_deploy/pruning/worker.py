@@ -1,0 +1,149 @@
+"""The program of the one rank that prunes: ``python -m mtrain_deploy.pruning.worker --run-dir FOLDER --resume WEIGHTS``.
+
+``mtrain prune`` starts it. The request is ``prune.json`` in the folder, the answer is ``result.json``, and the weights of
+the smaller network are ``weights.safetensors``.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mtrain.core.checkpoint import store
+from mtrain.core.interfaces import Array, Progress
+from mtrain.core.record_files import write_json
+from mtrain.errors import CheckpointError, UsageError
+from mtrain.rank import process
+from mtrain.rank.assembly import assembled, given_weights, open_task
+from mtrain.rank.records import log_to_stderr, reporter
+from mtrain.spec import config
+from mtrain.spec.resolved import Resolved
+from mtrain.system.runfolder import RunFolder, keep_private
+from mtrain.weights import writing
+from mtrain_deploy.pruning.measuring import Bench, Network
+from mtrain_deploy.pruning.network import Group, Prunable, mask, shrink
+from mtrain_deploy.pruning.scores import scores_of
+from mtrain_deploy.pruning.sensitivity import Masked
+from mtrain_deploy.pruning.sensitivity import rows as table
+from mtrain_deploy.pruning.tracing import trace
+
+REQUEST, RESULT, WEIGHTS = "prune.json", "result.json", "weights.safetensors"
+
+
+def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
+    """Prune as ``prune.json`` asks, and write the answer and the weights."""
+    log_to_stderr()
+    request = json.loads((run_folder.path / REQUEST).read_text(encoding="utf-8"))
+    details = store.load(weights).meta["extra"].get("details") if weights.is_dir() else None
+    with assembled(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
+        if job.plugin.native:
+            raise UsageError(
+                f"model.name: {resolved.spec.model.name} is a native module; only models on mtrain's layers are pruned"
+            )
+        state = job.session.state(job.model, job.optimizer).weights
+        given = given_weights(weights, state, job.plugin)
+        if given.unmatched:
+            raise CheckpointError(f"{given.summary()}: {'; '.join(given.warnings())}; give weights of this model")
+        with closing(Bench(job)) as bench:
+            report = reporter(job, run_folder, Progress())
+            pruning = Pruning(bench, {**state, **given.matched}, tell=lambda text: report.event("note", message=text))
+            answer, small = pruning.run(**request)
+    writing.write(run_folder.path / WEIGHTS, small)
+    write_json(run_folder.path / RESULT, answer)
+
+
+class Pruning:
+    """Prunes the network of a job with the given weights."""
+
+    def __init__(self, bench: Bench, weights: Mapping[str, Array], *, tell: Callable[[str], None]) -> None:
+        """Trace the network. ``tell`` takes sentences about the progress."""
+        self._tell = tell
+        job = bench.job
+        self._bench = bench
+        self._weights = weights
+        self._former = job.spec.model.pruned
+        traced = trace(
+            job.plugin,
+            job.task,
+            job.session.collective,
+            evaluation=bench.evaluation_batch,
+            training=bench.training_batch,
+            sizes=self._former,
+        )
+        self._network = Prunable(traced)
+        self._whole = Network(model=job.model, optimizer=job.optimizer)
+
+    def run(
+        self, *, target: float, by: Any, sensitivity: bool, samples: int, shares: Sequence[float]
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return what was found, as plain values, and the weights of the smaller network."""
+        bench, network, weights = self._bench, self._network, self._weights
+        scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
+        removed = network.select(scores, target)
+        small, sizes = shrink(network, weights, removed), {**(self._former or {}), **network.sizes(removed)}
+        sizes |= _fused_sizes(bench.job.plugin.fused(small) or {}, small)
+        difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
+        bench.fill(self._whole, weights)
+        before, headline = bench.metrics(self._whole)
+        rows = []
+        if sensitivity:
+            masked = Masked(network=network, whole=self._whole, weights=weights, scores=scores)
+            rows = table(bench, masked, samples=samples, shares=shares, tell=self._tell)
+        bench.fill(self._whole, weights)
+        smaller = bench.network(small, sizes)
+        after, _ = bench.metrics(smaller)
+        times = bench.times_s(self._whole, smaller)
+        answer = {
+            "sizes": sizes,
+            "difference": difference,
+            "largest_output": largest,
+            "flops": [network.flops(), network.flops(removed)],
+            "parameters": [self._parameters(weights), self._parameters(small)],
+            "latency_s": list(times),
+            "samples_timed": len(bench.evaluation_batch["index"]),
+            "metrics": [before, after],
+            "headline": headline,
+            "groups": [self._row(group, set(removed)) for group in network.groups],
+            "sensitivity": rows,
+        }
+        return answer, small
+
+    def _parameters(self, weights: Mapping[str, Array]) -> int:
+        """Return the number of trained and frozen parameters; running statistics and counters do not count."""
+        buffers = (".running_mean", ".running_var", ".num_batches_tracked")
+        return sum(int(array.size) for name, array in weights.items() if not name.endswith(buffers))
+
+    def _row(self, group: Group, removed: set[int]) -> dict[str, Any]:
+        stays = sum(number not in removed for number in group.sets)
+        return {"group": group.name, "layers": list(group.layers), "channels": [len(group.sets), stays]}
+
+
+def _fused_sizes(fused: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, list[int]]:
+    """Return the sizes of the convolutions that only the model's form for inference has."""
+    kernels = {name: array for name, array in fused.items() if name not in weights and array.ndim > 1}
+    return {name.removesuffix(".weight"): [array.shape[1], array.shape[0]] for name, array in kernels.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the rank with the arguments that a plan wrote; return the exit code."""
+    parser = argparse.ArgumentParser(prog="mtrain_deploy.pruning.worker", description="started by `mtrain prune`")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--mode", default="prune")
+    parser.add_argument("--resume", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    keep_private()
+    run_folder = RunFolder(arguments.run_dir)
+    resolved = Resolved.of(config.read(run_folder.spec_to_read))
+    return process.run(
+        lambda _, leave: prune(resolved, run_folder, arguments.resume, leave=leave),
+        run_folder=run_folder,
+        environ=os.environ,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The journal of a sweep: its trials in an SQLite file, written by Optuna's storage.
+
+Each change is one transaction: a trial is there with all its values or not at all, and it ends with its state and its value
+at once. So the journal is whole after a kill at any moment.
+"""
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError
+
+from mtrain.errors import UsageError
+from mtrain.spec import outputs
+from mtrain.spec.files import open_file
+from mtrain_sweep.definition import Direction
+
+FILE = "study.db"
+LOCK = ".lock"
+STUDY = "mtrain"
+MAGIC = b"SQLite format 3\0"
+REASON, UPDATE, SECONDS = "reason", "update", "seconds"
+"""What the journal notes about a trial that has ended."""
+REMEDY = "`mtrain sweep --resume --out FOLDER` reads the trials from their folders again"
+UNREADABLE = ("database is locked", "unable to open", "readonly database", "disk is full", "disk I/O error")
+"""What SQLite says of a file that may be whole."""
+SIDECARS = ("", "-journal", "-wal", "-shm")
+"""What SQLite adds to the name of a file for those that belong to it."""
+
+
+FAILURES = (OperationalError, StorageInternalError)
+"""What Optuna raises where the file cannot be written to."""
+
+
+class DamagedError(UsageError):
+    """The file of a journal cannot be read as one."""
+
+
+class Journal:
+    """The trials of a sweep.
+
+    Raises:
+        DamagedError: the file is not a journal.
+        UsageError: there is none, or it cannot be read now.
+    """
+
+    def __init__(self, folder: Path, *, direction: Direction | None = None) -> None:
+        """Open the journal in ``folder``; with a direction, make it if there is none."""
+        self.file = folder / FILE
+        if self.file.is_symlink():  # SQLite would write where it leads
+            raise UsageError(f"{self.file}: is a link; put the file there in its place")
+        if direction is not None and not self.file.exists():
+            _make(self.file, direction)
+        if not self.file.is_file():
+            raise UsageError(f"{folder}: has no {FILE}; the sweep has not begun, or its journal was removed: {REMEDY}")
+        if not _looks_like_sqlite(self.file):
+            raise DamagedError(f"{self.file}: is no SQLite file; the journal of this sweep is damaged: {REMEDY}")
+        try:
+            self._storage = _storage(self.file)
+            _refuse_broken_pages(self._storage)
+            self._study = self._storage.get_study_id_from_name(STUDY)
+            if any(not _is_sound(place, trial) for place, trial in enumerate(self.trials())):
+                raise ValueError("a trial has no number, or a value that is none")
+        except Exception as error:  # the libraries below raise errors of many kinds for a damaged file
+            reason = (str(error).splitlines() or [""])[0]
+            if any(word in reason for word in UNREADABLE):
+                raise UsageError(f"{self.file}: cannot be read now ({reason}); try again") from error
+            raise DamagedError(
+                f"{self.file}: cannot be read as a journal ({reason}); it is damaged, or of another program: {REMEDY}"
+            ) from error
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials, by number."""
+        return sorted(self._storage.get_all_trials(self._study), key=lambda trial: trial.number)
+
+    def add(self, trial: FrozenTrial) -> int:
+        """Add a trial, and return its number."""
+        return self._storage.get_trial(self._storage.create_new_trial(self._study, template_trial=trial)).number
+
+    def report(self, number: int, step: int, value: float, notes: Mapping[str, Any]) -> None:
+        """Note the metric after one evaluation of a running trial, and what the pruner says of it."""
+        trial = self._id(number)
+        for key, note in notes.items():
+            self._storage.set_trial_system_attr(trial, key, note)
+        self._storage.set_trial_intermediate_value(trial, step, value)
+
+    def end(self, number: int, state: TrialState, *, value: float | None = None, notes: Mapping[str, Any]) -> None:
+        """End a trial."""
+        trial = self._id(number)
+        for key, note in notes.items():
+            self._storage.set_trial_user_attr(trial, key, note)
+        self._storage.set_trial_state_values(trial, state, None if value is None else [value])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
+
+
+def opened(folder: Path, *, direction: Direction, tell: Callable[[str], None]) -> Journal:
+    """Open the journal of a sweep that runs; make an empty one in place of one that is damaged, which is kept.
+
+    Raises:
+        UsageError: the file cannot be read now.
+    """
+    try:
+        journal = Journal(folder, direction=direction)
+    except DamagedError as error:
+        kept = _set_aside(folder / FILE)
+        tell(f"{str(error).partition(': `')[0]}; it is kept as {kept.name}")
+        journal = Journal(folder, direction=direction)
+    if not journal.trials() and any(folder.glob("specs/*.yml")):
+        tell("the journal has no trials: they are read from their folders again")
+    return journal
+
+
+def _set_aside(file: Path) -> Path:
+    """Give a damaged journal another name, with the files that SQLite would take for those of the next one."""
+    taken = len(list(file.parent.glob(f"{file.name}.damaged-*")))
+    kept = file.with_name(f"{file.name}.damaged-{taken + 1}")
+    for ending in SIDECARS:
+        with contextlib.suppress(FileNotFoundError):
+            file.with_name(file.name + ending).rename(kept.with_name(kept.name + ending))
+    return kept
+
+
+def _refuse_broken_pages(storage: RDBStorage) -> None:
+    """Look at all pages of the file: reading the trials alone may not touch those that are lost.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    with storage.engine.connect() as connection:
+        kinds = connection.exec_driver_sql("SELECT DISTINCT type FROM sqlite_master").scalars().all()
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok" or not {"table", "index"}.issuperset(kinds):  # a view may have rows without end
+        raise ValueError(str(found) if found != "ok" else f"it has a {' and a '.join(kinds)}")
+
+
+def _is_sound(place: int, trial: FrozenTrial) -> bool:
+    """Return whether a trial, the one at this place, has the number and the kinds of values that a sweep writes."""
+    values = (*(trial.values or ()), *trial.intermediate_values.values())
+    return trial.number == place and all(isinstance(value, int | float) for value in values)
+
+
+def _make(file: Path, direction: Direction) -> None:
+    """Make an empty journal. It gets its name when it is complete, so that a kill leaves none or a whole one."""
+    temporary = file.with_name(f".{file.name}")
+    for ending in SIDECARS:  # of a lost journal: SQLite would roll the new one back by them
+        temporary.with_name(temporary.name + ending).unlink(missing_ok=True)
+        file.with_name(file.name + ending).unlink(missing_ok=True)
+    storage = _storage(temporary)
+    wanted = StudyDirection.MINIMIZE if direction == "min" else StudyDirection.MAXIMIZE
+    storage.create_new_study([wanted], STUDY)
+    storage.remove_session()
+    storage.engine.dispose()
+    temporary.replace(file)
+
+
+def _storage(file: Path) -> RDBStorage:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return RDBStorage(f"sqlite:///{_quoted(file)}")
+
+
+@contextlib.contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Lock a sweep's folder, so that no other process runs it too. The lock ends with the process.
+
+    Raises:
+        UsageError: another process holds the lock.
+    """
+    with _opened_lock(folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read(20).strip() or "?"
+            raise UsageError(f"{folder}: process {owner} is running this sweep; end it first, or wait") from error
+        except OSError:  # The file system has no locks.
+            pass
+        file.truncate(0)
+        print(os.getpid(), file=file, flush=True)
+        yield
+
+
+def _opened_lock(folder: Path) -> IO[str]:
+    try:
+        outputs.refuse_links_out(folder)
+        return outputs.open_to_write(folder / LOCK, "a+")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+
+
+def _looks_like_sqlite(file: Path) -> bool:
+    try:
+        with open_file(file) as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _quoted(file: Path) -> str:
+    """Return a path as SQLAlchemy takes it in a URL, in which `?` begins the options."""
+    path = str(file.absolute())
+    if "?" in path or "%" in path:
+        raise UsageError(f"--out {file.parent}: a folder of a sweep must not have ? or % in its path; give another one")
+    return path

@@ -1,0 +1,102 @@
+"""The result of a sweep as objects, for scripts and notebooks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mtrain.spec import remedies
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+    from pandas import DataFrame
+
+    from mtrain_sweep.definition import SweepDefinition
+
+
+State = Literal["done", "pruned", "failed", "unfinished"]
+Reason = Literal["finished", "failed", "interrupted", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepTrial:
+    """One trial of a sweep."""
+
+    number: int
+    state: State
+    value: float | None
+    """The best value of the metric in its evaluations; of a pruned trial, in those before its end. None: it has none."""
+    update: int | None
+    """Updates after which the trial had this value."""
+    params: Mapping[str, Any]
+    """The searched values, by path in the spec."""
+    run_dir: Path
+    """Its run folder, for ``mtrain.open_run``."""
+    reason: str = ""
+    """Why it failed or was pruned."""
+    seconds: float | None = None
+    """Seconds that its job took since the sweep was last started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """The trials of a sweep."""
+
+    folder: Path
+    metric: str
+    direction: Literal["max", "min"]
+    trials: Sequence[SweepTrial]
+    best: SweepTrial | None
+    """The best trial that has reached its end."""
+    reason: Reason = "unknown"
+    """How the sweep ended; ``unknown`` where its folder was only opened."""
+
+    @property
+    def best_spec(self) -> Path | None:
+        """Return the file with the spec of the best trial."""
+        file = self.folder / "best.yml"
+        return file if file.is_file() else None
+
+    def pandas(self) -> "DataFrame":
+        """Return one row for each trial, with the searched values as columns.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        remedies.need(["pandas"], what="pandas()", extra="data")
+        from pandas import DataFrame
+
+        fixed = ("number", "state", "value", "update", "reason")
+        return DataFrame([{**{name: getattr(trial, name) for name in fixed}, **trial.params} for trial in self.trials])
+
+
+def result_of(
+    folder: Path, definition: "SweepDefinition", trials: "Sequence[FrozenTrial]", reason: Reason
+) -> SweepResult:
+    """Return the trials of a journal as a result."""
+    from mtrain_sweep.journal import REASON, SECONDS, UPDATE
+    from mtrain_sweep.places import Place
+    from mtrain_sweep.table import STATES, best_trial
+
+    rows = [
+        SweepTrial(
+            number=trial.number,
+            state=STATES[trial.state],  # type: ignore[arg-type]
+            value=trial.value,
+            update=trial.user_attrs.get(UPDATE),
+            params=dict(trial.params),
+            run_dir=Place(folder, trial.number).run_dir,
+            reason=trial.user_attrs.get(REASON) or "",
+            seconds=trial.user_attrs.get(SECONDS),
+        )
+        for trial in trials
+    ]
+    best = best_trial(definition, trials)
+    return SweepResult(
+        folder=folder,
+        metric=definition.metric,
+        direction=definition.direction,
+        trials=rows,
+        best=None if best is None else rows[best.number],
+        reason=reason,
+    )

@@ -1,0 +1,128 @@
+"""A callback of Keras that joins ``model.fit`` to a job."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from mtrain.core.interfaces import Progress
+from mtrain.errors import ScriptError
+from mtrain_tensorflow import internals
+from mtrain_tensorflow.variables import Variables
+
+
+class Loop(Protocol):
+    """What the callback needs of the job: ``rank.keras.job.KerasJob``."""
+
+    progress: Progress
+
+    def begin(self, variables: Variables, *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
+        """Restore and announce the training; return what ``updated`` was given as ``place`` before, empty at the start."""
+        ...
+
+    def updated(self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any]) -> None:
+        """Record an update that was made."""
+        ...
+
+    def epoch_ended(self) -> None:
+        """Note that the epoch had no further update."""
+        ...
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Record an evaluation."""
+        ...
+
+    def finished(self) -> None:
+        """Note that there is no further update."""
+        ...
+
+
+class FitCallback(tf.keras.callbacks.Callback):
+    """Records, saves and stops ``model.fit``, and lets it go on where a checkpoint was written."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._has_begun = False
+        self._iterators = 0
+        """Iterators that Keras has made of the data before the present one."""
+        self._drawn = 0
+        """Batches that were drawn from the present one."""
+        self._iterator: Any = None
+        self._skipped: Any = None
+        """The iterator that stands where the checkpoint was written, in the place of ``_iterator``."""
+        self._metrics: list[Any] | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Take the model, and say where ``fit`` begins."""
+        super().set_model(model)
+        internals.begin_at(model, lambda: (self._loop.progress.epoch, self._loop.progress.position))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the checkpoint that is resumed."""
+        if self._has_begun:
+            raise ScriptError(
+                "mtrain_tensorflow.keras.Callback: given to model.fit twice; a script has one training with it, "
+                "of as many epochs as it wants"
+            )
+        self._has_begun = True
+        if not self.model.built:
+            raise ScriptError(
+                "mtrain_tensorflow.keras.Callback: the model has no variables before its first batch; begin it with "
+                "tf.keras.layers.Input(shape=...), or call model.build(...)"
+            )
+        steps = self.params.get("steps")
+        self._variables = Variables(self.model, self.model.variables, self.model.optimizer)
+        total = None if steps is None else steps * self.params["epochs"]
+        place = self._loop.begin(self._variables, total=total, updates_per_epoch=steps)
+        if place:
+            self._iterators, self._drawn, self._metrics = place["iterators"], place["drawn"], place["metrics"]
+        self._train = self.model.train_function
+        self.model.train_function = self._train_on
+
+    def _train_on(self, iterator: Any) -> Any:
+        """Train on the next batch; at a resume, on the one that comes after those of before."""
+        if self._iterator is None:
+            self._iterator = iterator
+            self._skipped = self._moved_on(iterator)
+        elif iterator is not self._iterator:
+            self._iterator = self._skipped = iterator
+            self._iterators, self._drawn = self._iterators + 1, 0
+        if self._metrics is not None:
+            self._variables.restore_metrics(self._metrics)
+            self._metrics = None
+        return self._train(self._skipped)
+
+    def _moved_on(self, iterator: Any) -> Any:
+        """Return the iterator that stands where the checkpoint was written: each new one may shuffle anew."""
+        data = internals.dataset_of(iterator)
+        for number in range(self._iterators if data is not None else 0):
+            next(iterator if number == 0 else iter(data), None)
+        found = iterator if self._iterators == 0 or data is None else iter(data)
+        for _ in range(self._drawn):
+            next(found, None)
+        return found
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Record the update, and end the job here where that was asked for."""
+        before = self._loop.progress.position
+        self._drawn += batch + 1 - before
+        steps = self.params.get("steps")
+        self._loop.updated(
+            {name: float(value) for name, value in (logs or {}).items()},
+            position=batch + 1,
+            ended=steps is not None and batch + 1 >= steps,
+            place={"iterators": self._iterators, "drawn": self._drawn, "metrics": self._variables.metrics()},
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Record what the epoch's evaluation has measured."""
+        self._loop.epoch_ended()
+        measured = {name: float(value) for name, value in (logs or {}).items() if name.startswith("val_")}
+        if measured:
+            self._loop.evaluated(measured)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save, and give the model its own function back."""
+        self._loop.finished()
+        self.model.train_function = self._train

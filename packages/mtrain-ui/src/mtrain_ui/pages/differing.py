@@ -1,0 +1,46 @@
+"""Compare runs: their final metrics side by side, and the values of their specs that differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtrain.records.wording import number
+from mtrain_ui.pages.content import Content
+from mtrain_ui.pages.folder import RunFiles, flattened
+from mtrain_ui.pages.timeline import mapping_of, number_of
+
+MAX_KEYS = 200
+MAX_VALUE = 200
+MAX_METRICS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide:
+    """A table with a column for each run."""
+
+    rows: Sequence[tuple[str, Sequence[str]]]
+    left_out: int = 0
+
+
+def final_metrics(contents: Mapping[str, Content]) -> SideBySide:
+    """Return the metrics of the best evaluation of each run, those of single classes left out."""
+    metrics = [mapping_of(content.best.get("metrics")) for content in contents.values()]
+    names = dict.fromkeys(str(name) for found in metrics for name, value in found.items() if _is_metric(name, value))
+    rows = [(name[:100], [number(found.get(name)) for found in metrics]) for name in names]
+    return SideBySide(rows=rows[:MAX_METRICS], left_out=max(0, len(rows) - MAX_METRICS))
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    return "/" not in str(name) and name != "score" and number_of(value) is not None
+
+
+def differing_keys(runs: Mapping[str, RunFiles]) -> SideBySide:
+    """Return the values of the specs that are not the same in all runs."""
+    specs = [dict(flattened(run.json("spec.json"))) for run in runs.values()]
+    keys = sorted({key for spec in specs for key in spec})
+    rows = [
+        (key[:MAX_VALUE], [spec.get(key, "-")[:MAX_VALUE] for spec in specs])
+        for key in keys
+        if len({spec.get(key) for spec in specs}) > 1
+    ]
+    return SideBySide(rows=rows[:MAX_KEYS], left_out=max(0, len(rows) - MAX_KEYS))

@@ -1,0 +1,1 @@
+"""Trackers: reporters that write to programs of others."""

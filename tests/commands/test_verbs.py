@@ -1,0 +1,140 @@
+"""Verbs of any distribution: listed without being imported, loaded when they are used; nobody replaces one of mtrain."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.commands import main, verbs
+
+VERB = "import click\n@click.command()\ndef {name}():\n    click.echo('{words}')\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "FOLDER", tmp_path / "cache")
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    yield site
+    for name in [name for name in sys.modules if name.startswith("verbs_of_")]:
+        del sys.modules[name]
+
+
+def distribution(
+    site: Path, owner: str, name: str = "hello", *, policy: str = "", words: str = "hi", code: str = ""
+) -> None:
+    package = site / f"verbs_of_{owner}"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "verb.py").write_text(code or VERB.format(name=name, words=words))
+    if policy:
+        (package / "plugins.toml").write_text(policy)
+    info = site / f"{owner}_pack-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {owner}-pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[mtrain.commands]\n{name} = verbs_of_{owner}.verb:{name}\n")
+    verbs._installed.cache_clear()
+
+
+def test_a_verb_of_others_stands_below_its_heading_and_is_imported_when_it_runs(here, capsys):
+    distribution(here, "ada", policy='[commands.hello]\nheading = "Inspect"\nsummary = "Greet somebody."\n')
+    assert main(["--help"]) == 0
+    section = capsys.readouterr().out.partition("Inspect:")[2].partition("\n\n")[0]
+    assert "  hello       Greet somebody." in section
+    assert not any(name.startswith("verbs_of_") for name in sys.modules)
+    assert main(["hello"]) == 0
+    assert capsys.readouterr().out == "hi\n"
+
+
+@pytest.mark.parametrize("policy", ["", "[commands", "commands = 5", "[commands]\nhello = 5", "[commands.other]\n"])
+def test_a_verb_that_nothing_describes_stands_below_other(here, policy, capsys):
+    distribution(here, "bob", policy=policy)
+    assert main(["--help"]) == 0
+    assert "  hello" in capsys.readouterr().out.partition("\nOther:\n")[2]
+
+
+def test_what_a_stranger_writes_moves_no_cursor(here, capsys):
+    distribution(here, "eve", policy='[commands.hello]\nheading = "\\u001b[2J"\nsummary = "a\\u001b]0;b"\n')
+    assert main(["--help"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_nobody_replaces_a_verb_of_mtrain(here, capsys):
+    distribution(here, "mallory", "train", words="mine now", policy='[commands.train]\nsummary = "Better."\n')
+    assert verbs.installed()["train"].target == "mtrain.commands.train:train"
+    assert main(["--help"]) == 0
+    assert "Better." not in capsys.readouterr().out
+    assert main(["train", "--help"]) == 0
+    assert "mine now" not in capsys.readouterr().out
+
+
+def test_of_two_distributions_with_one_verb_neither_runs_until_one_is_pinned(here, tmp_path, capsys):
+    for owner in ("ada", "bob"):
+        distribution(here, owner, words=owner)
+    assert main(["hello"]) == 2
+    assert (
+        "the command 'hello' is provided by ada-pack 1.0, bob-pack 1.0; uninstall all but one"
+        in capsys.readouterr().err
+    )
+    (tmp_path / "plugins.toml").write_text('[commands.hello]\ndistribution = "bob-pack"\n')
+    assert main(["hello"]) == 0
+    assert capsys.readouterr().out == "bob\n"
+    (tmp_path / "plugins.toml").write_text('[commands]\ndisabled = ["hello"]\n')
+    assert main(["hello"]) == 2
+    assert "is disabled by plugins.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("import no_such_module", "cannot be imported: ModuleNotFoundError"), ("hello = 5", "is int, expected a command")],
+)
+def test_a_broken_verb_is_one_sentence(here, code, said, capsys):
+    distribution(here, "carol", code=code)
+    assert main(["hello"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_change_is_seen_though_the_list_is_kept(here, capsys):
+    distribution(here, "ada", policy='[commands.hello]\nsummary = "Old."\n')
+    assert verbs.installed()["hello"].line == "Old."
+    (file,) = verbs.FOLDER.iterdir()
+    read = json.loads(file.read_text())
+    policy = here / "verbs_of_ada" / "plugins.toml"
+    policy.write_text('[commands.hello]\nsummary = "New."\n')
+    os.utime(policy, ns=(1, 1))
+    verbs._installed.cache_clear()
+    assert verbs.installed()["hello"].line == "New."
+    (here / "another-1.0.dist-info").mkdir()
+    verbs._installed.cache_clear()
+    verbs.installed()
+    assert json.loads(file.read_text())["folders"] != read["folders"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"folders": 5}', b"\xff", b"[" * 100_000])
+def test_a_damaged_list_is_made_again(here, content):
+    distribution(here, "ada")
+    expected = verbs.installed()
+    (file,) = verbs.FOLDER.iterdir()
+    file.write_bytes(content)
+    verbs._installed.cache_clear()
+    assert verbs.installed() == expected
+    assert json.loads(file.read_text())["verbs"]
+
+
+def test_a_home_that_takes_no_files_does_no_harm(here, monkeypatch):
+    (here / "file").write_text("")
+    monkeypatch.setattr(verbs, "FOLDER", here / "file" / "verbs")
+    distribution(here, "ada")
+    assert "hello" in verbs.installed()
+
+
+def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here, monkeypatch, capsys):
+    monkeypatch.setattr(verbs, "_installed", lambda path: {})
+    assert main(["export"]) == 2
+    assert "install again" in capsys.readouterr().err
