@@ -38,7 +38,7 @@ PRELOADED = (
 LIMIT_S = 300.0
 """For the killers of one fault."""
 MARKS = "not slow"
-PLACES = ("", "packages/mtrain-trace/src")
+PLACES = ("", *(str(folder.relative_to(ROOT)) for folder in sorted(ROOT.glob("packages/*/src"))))
 """Folders of a checkout that Python imports from."""
 NOTHING_COLLECTED = (4, 5)
 """Exit codes of pytest."""
@@ -219,7 +219,7 @@ def _forked_pytest(copy: Path, tests: Sequence[str]) -> int:
             *places,
             *(path for path in sys.path if path not in ("", *(str(ROOT / place) for place in PLACES))),
         ]
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "mtrain", "mtrain_trace")]:
+        for name in [name for name in sys.modules if name == "tests" or name.startswith(("tests.", "mtrain"))]:
             del sys.modules[name]
         if tests:
             code = _pytest(tests)

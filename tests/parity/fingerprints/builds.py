@@ -27,7 +27,7 @@ SITE = str(Path(__file__).parent)
 class OnlyHere:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in ("mtrain", "mtrain_fsdp", "mtrain_trace"):
+        if name.partition("_")[0] != "mtrain":
             return None
         spec = PathFinder.find_spec(name, [SITE])
         if spec is None:
@@ -134,8 +134,7 @@ def build(commit: str | None, *, name: str, folder: Path) -> Build:
     else:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
-    parts = ("", "packages/mtrain-trace", "examples/mtrain-fsdp")
-    sources = [tree / part for part in parts if (tree / part / "pyproject.toml").exists()]
+    sources = [tree, *(file.parent for file in sorted(tree.glob("packages/*/pyproject.toml")))]
     pip = [
         sys.executable,
         "-m",
