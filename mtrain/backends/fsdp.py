@@ -20,12 +20,15 @@ from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
+from mtrain.spec import packages
 
 if TYPE_CHECKING:
     import torch
 
     from mtrain.backends._fsdp.engine import FsdpEngine
 
+_ESTIMATE = "mtrain_language.meshes.estimate"
+"""Program that counts the arrays of a language model, where that package is installed."""
 _ESTIMATE_S = 120
 """Seconds within which the process that counts the arrays of a model must answer."""
 
@@ -64,7 +67,9 @@ class Fsdp(TorchBackend):
 
     @override
     def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        command = [question["python"] or sys.executable, "-m", "mtrain.backends._fsdp.estimate"]
+        if not packages.is_installed("meshes", "layers"):
+            return None
+        command = [question["python"] or sys.executable, "-m", _ESTIMATE]
         try:
             process = subprocess.run(  # noqa: S603  # our own module
                 command,

@@ -77,7 +77,7 @@ def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Es
 
 
 def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | None:
-    """Return what ``mtrain.backends._fsdp.estimate`` answers about a model, or None."""
+    """Return what the backend answers about a model, or None."""
     if loaded.script is not None:
         return None
     spec = loaded.spec
@@ -171,7 +171,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
     Args:
         spec: The spec.
         mesh: Its mesh.
-        arrays: As ``mtrain.backends._fsdp.estimate`` answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
+        arrays: As the backend answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
             whether it is trained, its unit), ``sent_per_token``, ``activations``, and ``most``, the most bytes at a time
             while a micro batch is computed.
         size: Number of ranks.

@@ -17,6 +17,7 @@ SINGULAR: Mapping[str, str] = {
     "importers": "importer",
     "reporters": "reporter",
     "commands": "command",
+    "meshes": "division of a model",
 }
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
 KINDS = tuple(SINGULAR)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +11,9 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from mtrain.backends._fsdp import tensor_random, tensor_styles
 from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
-from mtrain.backends._fsdp.pipeline import Pipeline, Stage
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
-from mtrain.backends._fsdp.stages import Division, divide, keep, retie
-from mtrain.backends._fsdp.tensor import share_layers, whole_plan
-from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch import whole_states
 from mtrain.backends._torch.collective import TorchCollective
@@ -32,6 +28,7 @@ from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
+from mtrain.spec import packages
 
 
 class FsdpEngine(SplitEngine):
@@ -39,7 +36,7 @@ class FsdpEngine(SplitEngine):
 
     def __init__(self, collective: TorchCollective, target: torch.device, *, unit: Unit, check: Check) -> None:
         super().__init__(collective, target, check=check)
-        self._unit = unit
+        self.unit = unit
         self._channels_last = False
         self._layout: Layout | None = None
         self._prepared: list[nn.Module] = []
@@ -91,7 +88,7 @@ class FsdpEngine(SplitEngine):
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
         return self._split(model, recipe)
 
-    def _split(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "_Exchange"]:
+    def _split(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "FsdpExchange"]:
         """Split ``model`` over ranks, in place.
 
         Raises:
@@ -107,108 +104,60 @@ class FsdpEngine(SplitEngine):
         if self._channels_last:
             use_channels_last(model)
         if self._spread is None:
-            self._shard(model, None)
-            exchange = _Exchange(model, self._prepared)
+            self.shard(model, None)
+            exchange = FsdpExchange(model, self._prepared)
         else:
             exchange = self._split_parts(model, self._layout, self._spread, recipe)
         whole_states.refuse(model, lambda weight, x: isinstance(weight, DTensor) and not isinstance(x, DTensor))
         self._prepared.append(model)
         return model, exchange
 
-    def _split_parts(self, model: nn.Module, layout: Layout, spread: Spread, recipe: Recipe | None) -> "_Exchange":
+    def _split_parts(self, model: nn.Module, layout: Layout, spread: Spread, recipe: Recipe | None) -> "FsdpExchange":
         """Split a model whose weights are spread, in place: over tensor groups, stages and shards.
 
         Raises:
             SpecError: The layers cannot be shared, or the model cannot be divided into stages.
         """
         mesh = layout.mesh
-        plan, division, expected = self._seen(model, spread, mesh)
+        layers: Any = None
+        if mesh.tensor > 1 or mesh.pipeline > 1:
+            with spread:
+                layers = packages.load("meshes", "layers", "parallel")(model, mesh)
+            if layers.expected is not None:
+                spread.fill_for_good(layers.expected)
+        self._fill_buffers(model, spread)
         weights = without_values(model)
-        summed = share_layers(model, plan, layout) if plan else []
+        if layers is not None:
+            layers.share(layout)
         shapes = {name: x.shape for name, x in model.named_parameters(remove_duplicate=False)}
-        boxes = layout.boxes(shapes, cut_axes(model), None if division is None else division.holders)
+        boxes = layout.boxes(shapes, cut_axes(model), None if layers is None else layers.holders)
         own = OwnParts(layout, rank=self.collective.rank, target=self.target)
         own.take(model, weights, boxes, spread)
-        exchange: _Exchange
-        if division is not None:
-            assert recipe is not None, "scripts have no pipeline"
-            pipeline = self._in_stages(model, layout, recipe, division, own, expected)
-            exchange = _StagedExchange(model, self._prepared, pipeline)
-            number = pipeline.stage.number
-            summed = [name for name in summed if number in division.holders[name]]
+        if layers is None:
+            self.shard(model, own)
+            exchange = FsdpExchange(model, self._prepared)
         else:
-            self._shard(model, own)
-            if expected is not None:
-                tensor_styles.check_same(model, expected)
-            exchange = _Exchange(model, self._prepared)
-        tensor_random.separate(model, plan, place=layout.tensor.get_local_rank(), device=self.target)
+            exchange = layers.exchange(self, layout, recipe, own, prepared=self._prepared)
         if mesh.shard != self.collective.size:
             exchange.boxes = boxes
-        if summed:
-            exchange.add_up(summed, layout.tensor.get_group())
         return exchange
 
-    def _seen(
-        self, model: nn.Module, spread: Spread, mesh: Mesh
-    ) -> tuple[dict[str, Style], Division | None, Tensor | None]:
-        """Return what has to be known of a model before its weights are cut; every rank must call.
-
-        It is how layers are shared, the stages (None: there is one), and what the model computes, if that is to be compared.
-        """
-        plan: dict[str, Style] = {}
-        division = expected = None
-        with spread:
-            if mesh.tensor > 1:
-                plan = whole_plan(model, mesh)
-            if mesh.pipeline > 1:
-                division = divide(model, mesh.pipeline, length=tensor_styles.short_length(mesh.tensor))
-                expected = division.output
-            elif plan:
-                expected = tensor_styles.output_of(model, length=tensor_styles.short_length(mesh.tensor))
-        if expected is not None:
-            spread.fill_for_good(expected)
+    def _fill_buffers(self, model: nn.Module, spread: Spread) -> None:
+        """Give every rank the buffers of a model, on its device; every rank must call."""
         for buffer in model.buffers():
             spread.fill(buffer)  # which may lie in the memory of a weight
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.target))
-        return plan, division, expected
 
-    def _shard(self, model: nn.Module, own: OwnParts | None) -> None:
+    def shard(self, model: nn.Module, own: OwnParts | None) -> None:
         """Let FSDP split a model in place, unit by unit; every rank must call."""
         assert self._layout is not None, "prepare makes it"
-        for unit in [*units(model, self._unit).values(), model]:
+        for unit in [*units(model, self.unit).values(), model]:
             # Resharding after each use means that no whole copy survives: a change to the parts takes effect at the
             # next use.
             shard_unit(unit, self._layout, own)
         model.register_forward_hook(_watch_derivatives)
-
-    def _in_stages(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        recipe: Recipe,
-        division: Division,
-        own: OwnParts,
-        expected: Tensor | None,
-    ) -> Pipeline:
-        """Leave this rank the weights of its stage, split over its shards, and let a schedule compute ``model``.
-
-        Raises:
-            SpecError: In stages the model computes something else.
-        """
-        number = layout.mesh.stage(self.collective.rank)
-        keep(model, division, stage=number)
-        stage = Stage(model, division, number=number, precision=recipe.precision, group=layout.pipeline.get_group())
-        for part in [*stage.units(self._unit), stage]:
-            shard_unit(part, layout, own)
-        stage.watch()
-        retie(model, division)
-        place, shared = layout.tensor.get_local_rank(), layout.mesh.tensor > 1
-        stage.check_same(expected, place=place, shared=shared, device=self.target)
-        pipeline = Pipeline(stage, accumulate=recipe.accumulate, device=self.target)
-        model.forward = pipeline
-        return pipeline
 
     @override
     def _wants_late(self) -> bool:
@@ -235,7 +184,7 @@ class FsdpEngine(SplitEngine):
 
     @override
     def optimizer(self, model: nn.Module, recipe: Recipe, exchange: Exchange) -> TorchOptimizer:
-        assert isinstance(exchange, _Exchange)
+        assert isinstance(exchange, FsdpExchange)
         recipe = replace(recipe, channels_last=self._channels_last)
         return ShardedOptimizer(
             model,
@@ -258,7 +207,7 @@ class FsdpEngine(SplitEngine):
         self._prepared.clear()
 
 
-class _Exchange:
+class FsdpExchange:
     """The exchange of FSDP, which averages gradients in the last backward pass and leaves each rank its part."""
 
     def __init__(self, model: nn.Module, prepared: Sequence[nn.Module]) -> None:
@@ -309,38 +258,6 @@ class _Exchange:
             dist.all_reduce(flat, group=self._tensor_group)
             for grad, whole in zip(own, flat.split([grad.numel() for grad in own]), strict=True):
                 grad.copy_(whole.view(grad.shape))
-
-
-class _StagedExchange(_Exchange):
-    """The exchange of a stage: the schedule computes all micro batches of an update with the last one's backward pass."""
-
-    def __init__(self, model: nn.Module, prepared: Sequence[nn.Module], pipeline: Pipeline) -> None:
-        """Exchange gradients of ``model``, most of whose weights are on other stages."""
-        super().__init__(model, prepared)
-        self._pipeline = pipeline
-        self._last = False
-        self._elsewhere = [name for name, x in model.named_parameters(remove_duplicate=False) if x.is_meta]
-        for name, x in model.named_parameters(remove_duplicate=False):
-            if x.is_meta:
-                self.held[name] = torch.empty((0, *x.shape[1:]), dtype=x.dtype, device=pipeline.device)
-
-    @override
-    def during(self, *, last: bool) -> nullcontext[None]:
-        self._last = last
-        return nullcontext()
-
-    @override
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        self._pipeline.take(loss, last=self._last)
-
-    @override
-    def finish(self) -> None:
-        super().finish()
-        for name in self._elsewhere:
-            part = self.held[name]
-            # Ranks must have gradients of the same parameters, and these ones have no element of this.
-            part.grad = torch.zeros_like(part) if part.requires_grad else None
-        self._pipeline.stage.add_ties(self.held)
 
 
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:

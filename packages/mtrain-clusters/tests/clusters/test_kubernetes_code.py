@@ -10,9 +10,8 @@ from mtrain.commands import main
 from mtrain.errors import UsageError
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
-from tests.clusters.manifests import KINDS
-
 from tests.clusters import manifests as made
+from tests.clusters.manifests import KINDS
 
 FLAGS = ("--cluster", "kubernetes", "-N", "2", "-o", "cluster.options.image=mtrain:1")
 CODE = {

@@ -18,10 +18,10 @@ from mtrain.spec import config
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
 pytest.importorskip("kubeflow_trainer_api", reason="the extra kube is not installed")
+from tests.clusters import manifests as made
 from tests.clusters.manifests import BACKENDS, KINDS, OPTIONS, Invalid
 
 from mtrain.spec import yaml_reader
-from tests.clusters import manifests as made
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 """Label that the API server gives every namespace: its name."""

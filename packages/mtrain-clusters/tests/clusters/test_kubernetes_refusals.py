@@ -9,7 +9,6 @@ from mtrain_clusters._kubernetes.rules import amount
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
 import yaml
-
 from tests.clusters import manifests as made
 
 EXISTS = {"key": "gpu", "operator": "Exists"}

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testing import test_torch_planted_in_skeletons
 from tests.testing.conftest import ROOT, mtrain
 
 from mtrain_kit import plugin_checks, plugin_kit
 from mtrain_kit.jobs import PluginTestRequest
 from tests.models.detr_specs import CONFIGS
-from tests.testing import test_torch_planted_in_skeletons
 
 POLICY = Path(__file__).with_name("wrong_plugins.toml")
 OTHERS = {

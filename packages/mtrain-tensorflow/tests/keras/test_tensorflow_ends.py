@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.keras import jobs
 from tests.keras.jobs import PYTHON, difference, environment, needs_tensorflow, weights
 
 from mtrain.core.checkpoint import store
-from tests.keras import jobs
 
 pytestmark = [needs_tensorflow, pytest.mark.job]
 SMALL = Path(__file__).with_name("small.py")

@@ -4,10 +4,10 @@ import signal
 
 import numpy as np
 import pytest
+from tests.keras import jobs
 from tests.keras.jobs import PORTS, difference, needs_tensorflow, trained
 
 from mtrain.core.checkpoint import store
-from tests.keras import jobs
 
 pytestmark = [needs_tensorflow, pytest.mark.job]
 EVERY_4 = ("-o", "checkpoint.every_updates=4")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
-from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.errors import SpecError
+from mtrain_language.meshes.tensor_adapters import is_adapter, layer_of
+from mtrain_language.meshes.tensor_plan import Style
 
 TEXT_AXIS = 1
 """Axis of the texts in hidden states, (B, L, H)."""

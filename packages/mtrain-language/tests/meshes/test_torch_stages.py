@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp.pipeline import Later
-from mtrain.backends._fsdp.stages import divide, keep
 from mtrain.core.measures import Measures
 from mtrain.errors import SpecError
 from mtrain_language import network
+from mtrain_language.meshes.pipeline import Later
+from mtrain_language.meshes.stages import divide, keep
 
 SIZES = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": 1}
 LLAMA = {

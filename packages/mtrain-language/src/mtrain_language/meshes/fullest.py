@@ -17,8 +17,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from mtrain.backends._fsdp.activations import UNCOUNTED, BatchShapes, blank
-from mtrain.backends._fsdp.internals import LiveBytes, leaves
+from mtrain.backends._fsdp.internals import leaves
+from mtrain_language.meshes.activations import UNCOUNTED, BatchShapes, blank
+from mtrain_language.meshes.internals import LiveBytes
 
 
 def most_bytes(

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from mtrain.backends._fsdp.stages import Division
-from mtrain.backends._fsdp.tensor_styles import FAILURES, ROUNDING, first_line, full_products, short_text
 from mtrain.backends._fsdp.units import Unit
 from mtrain.backends._torch import precision
 from mtrain.core.interfaces import Precision
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
+from mtrain_language.meshes.stages import Division
+from mtrain_language.meshes.tensor_styles import FAILURES, ROUNDING, first_line, full_products, short_text
 
 _SEEDS = 0x9E3779B97F4A7C15
 """Distance of the seeds of two stages."""

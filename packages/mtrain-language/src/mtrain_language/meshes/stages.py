@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._fsdp.internals import forget_hooks
-from mtrain.backends._fsdp.tensor_styles import output_of
 from mtrain.backends._fsdp.units import blocks
 from mtrain.core import likelihoods
 from mtrain.core.likelihoods import Likelihoods
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
+from mtrain_language.meshes.internals import forget_hooks
+from mtrain_language.meshes.tensor_styles import output_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from tests.meshes.mesh_jobs import MESHES, largest_difference, learned, prepare, train
 
 from mtrain_kit import training
 from tests.own_model.runs import command, losses, refused
 from tests.starts import starts_processes
-from tests.tasks.mesh_jobs import MESHES, largest_difference, learned, prepare, train
 
 OTHERS = [mesh for mesh in MESHES if mesh not in ("one rank", "pipeline 3", "pipeline 4")]
 """Meshes for models of two blocks."""

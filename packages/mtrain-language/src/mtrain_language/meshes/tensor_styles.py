@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from mtrain.backends._fsdp.sequence import TEXT_AXIS
-from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first, ties, weight_axis
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
+from mtrain_language.meshes.sequence import TEXT_AXIS
+from mtrain_language.meshes.tensor_plan import Style, has_inputs_first, ties, weight_axis
 
 ROUNDING = 1e-3
 """Largest difference of outputs, relative to the largest one, that counts as rounding."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.language.adapter_jobs import arrays_of
+from tests.meshes.mesh_jobs import prepare, train
 
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
@@ -17,7 +18,6 @@ from mtrain_language.packing import NONE, pack
 from mtrain_language.readers.text import TextFiles, TextOptions
 from mtrain_language.tokens import Bytes
 from tests.own_model.runs import command
-from tests.tasks.mesh_jobs import prepare, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks transformers so
 TASK = Task(

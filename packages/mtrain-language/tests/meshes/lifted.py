@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers.models.gemma2 import modeling_gemma2
 
-from mtrain.backends._fsdp import pipeline, tensor_styles, vocabulary
 from mtrain.backends._torch import shards
 from mtrain.backends._torch.sharded import PartsAverage
 from mtrain.core import ops
 from mtrain.core.overriding import override
 from mtrain_language import network
+from mtrain_language.meshes import pipeline, tensor_styles, vocabulary
 from mtrain_language.model import HuggingFaceModel
 
 

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import activations, flops, fullest, vocabulary
-from mtrain.backends._fsdp.sequence import blocks
-from mtrain.backends._fsdp.stage_memory import StageMemory, of_stage, staged
-from mtrain.backends._fsdp.stages import Division, divide
-from mtrain.backends._fsdp.tensor import whole_plan
-from mtrain.backends._fsdp.tensor_adapters import is_adapter, layer_of
-from mtrain.backends._fsdp.tensor_plan import Style, has_inputs_first
+from mtrain.backends._fsdp import flops
 from mtrain.backends._fsdp.units import units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
+from mtrain_language.meshes import activations, fullest, vocabulary
+from mtrain_language.meshes.sequence import blocks
+from mtrain_language.meshes.stage_memory import StageMemory, of_stage, staged
+from mtrain_language.meshes.stages import Division, divide
+from mtrain_language.meshes.tensor import whole_plan
+from mtrain_language.meshes.tensor_adapters import is_adapter, layer_of
+from mtrain_language.meshes.tensor_plan import Style, has_inputs_first
 
 _OF_LOSS = 3
 """Numbers of each token that are exchanged for its loss: the largest logit, the sum of exponentials, the token's own."""

@@ -15,16 +15,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._fsdp import activations
-from mtrain.backends._fsdp.activations import UNCOUNTED, BatchShapes, Counter, blank
-from mtrain.backends._fsdp.fullest import Held, Schedule
-from mtrain.backends._fsdp.internals import LiveBytes
-from mtrain.backends._fsdp.pipeline import Stage
-from mtrain.backends._fsdp.stages import divide, keep
-from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.backends._fsdp.units import Unit
 from mtrain.core.interfaces import Mesh
 from mtrain.core.overriding import override
+from mtrain_language.meshes import activations
+from mtrain_language.meshes.activations import UNCOUNTED, BatchShapes, Counter, blank
+from mtrain_language.meshes.fullest import Held, Schedule
+from mtrain_language.meshes.internals import LiveBytes
+from mtrain_language.meshes.pipeline import Stage
+from mtrain_language.meshes.stages import divide, keep
+from mtrain_language.meshes.tensor_plan import Style
 
 
 @dataclass(frozen=True, slots=True)

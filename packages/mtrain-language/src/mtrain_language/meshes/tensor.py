@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from mtrain.backends._fsdp import tensor_styles, vocabulary
 from mtrain.backends._fsdp.layout import Layout
-from mtrain.backends._fsdp.sequence import share_texts
-from mtrain.backends._fsdp.tensor_adapters import with_adapters
-from mtrain.backends._fsdp.tensor_plan import Style, check_sizes, plan_of, with_ties, without_uneven
 from mtrain.core.interfaces import Mesh
+from mtrain_language.meshes import tensor_styles, vocabulary
+from mtrain_language.meshes.sequence import share_texts
+from mtrain_language.meshes.tensor_adapters import with_adapters
+from mtrain_language.meshes.tensor_plan import Style, check_sizes, plan_of, with_ties, without_uneven
 
 
 def whole_plan(model: nn.Module, mesh: Mesh) -> dict[str, Style]:

@@ -13,11 +13,11 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from mtrain.backends._fsdp.tensor_adapters import layer_of
-from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.core import likelihoods
 from mtrain.core.likelihoods import Likelihoods
 from mtrain.core.overriding import override
+from mtrain_language.meshes.tensor_adapters import layer_of
+from mtrain_language.meshes.tensor_plan import Style
 
 
 def split_layers(model: nn.Module, plan: Mapping[str, Style]) -> frozenset[str]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp.tensor_adapters import dropouts, layer_of
-from mtrain.backends._fsdp.tensor_plan import Style
+from mtrain_language.meshes.tensor_adapters import dropouts, layer_of
+from mtrain_language.meshes.tensor_plan import Style
 
 
 class _Region:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from mtrain.backends._fsdp.tensor_plan import Style
 from mtrain.errors import SpecError
+from mtrain_language.meshes.tensor_plan import Style
 
 _PART = re.compile(r"\.(?:base_layer|lora_[AB]\.[^.]+)$")
 

@@ -7,11 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from mtrain.backends._fsdp import tensor_random
 from mtrain.backends._fsdp.layout import Layout
-from mtrain.backends._fsdp.tensor_adapters import with_adapters
-from mtrain.backends._fsdp.tensor_plan import plan_of, with_ties
-from mtrain.backends._fsdp.tensor_styles import output_of, share, short_length
 from mtrain.backends._torch.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
@@ -20,6 +16,10 @@ from mtrain.errors import SpecError
 from mtrain.jobs.plan_mesh import Estimate, estimate, estimates, layout_words, rows
 from mtrain.spec import config
 from mtrain.spec.model import Spec
+from mtrain_language.meshes import tensor_random
+from mtrain_language.meshes.tensor_adapters import with_adapters
+from mtrain_language.meshes.tensor_plan import plan_of, with_ties
+from mtrain_language.meshes.tensor_styles import output_of, share, short_length
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

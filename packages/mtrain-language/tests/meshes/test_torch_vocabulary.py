@@ -13,7 +13,7 @@ RANK = """
 import json, sys
 import torch
 from torch import distributed as dist
-from mtrain.backends._fsdp import vocabulary
+from mtrain_language.meshes import vocabulary
 
 rank, faults = int(sys.argv[2]), sys.argv[3:]
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from mtrain.backends._fsdp import activations, fullest, stage_memory
-from mtrain.backends._fsdp.internals import LiveBytes
-from mtrain.backends._fsdp.pipeline import Stage
-from mtrain.backends._fsdp.stages import divide, keep
-from mtrain.backends._fsdp.tensor import whole_plan
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Mesh, Task
+from mtrain_language.meshes import activations, fullest, stage_memory
+from mtrain_language.meshes.internals import LiveBytes
+from mtrain_language.meshes.pipeline import Stage
+from mtrain_language.meshes.stages import divide, keep
+from mtrain_language.meshes.tensor import whole_plan
 from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
 LLAMA = {
