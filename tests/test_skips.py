@@ -89,8 +89,12 @@ def test_without_apt_each_missing_package_is_named_with_its_purpose_and_none_is_
     assert (tmp_path / "installed").exists() == (os.getuid() == 0)
 
 
+def files_of_tests(pattern: str) -> list[Path]:
+    return [file for folder in (ROOT / "tests", *ROOT.glob("packages/*/tests")) for file in folder.rglob(pattern)]
+
+
 def test_every_reason_on_the_list_is_one_that_a_test_gives() -> None:
-    sources = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("*.py") if file.name != "test_skips.py")
+    sources = "\n".join(file.read_text() for file in files_of_tests("*.py") if file.name != "test_skips.py")
     given = set(re.findall(r'(?:skip\(|reason=|return )f?"([^"]+)"', sources))
     for entry in tomllib.loads(LIST.read_text())["skip"]:
         assert any(re.search(entry["reason"], text) for text in given), (
@@ -113,8 +117,9 @@ def skipped_as_a_whole(file: Path) -> list[str]:
 
 def test_no_file_skips_itself_for_want_of_a_library_that_is_built_after_the_tests_were_collected() -> None:
     """`make check` collects all tests before Horovod is built; TensorFlow is in an environment of its own."""
-    found = (ROOT / "tests").rglob("test_*.py")
-    files = {file: skipped_as_a_whole(file) for file in found if "importorskip" in file.read_text()}
+    files = {
+        file: skipped_as_a_whole(file) for file in files_of_tests("test_*.py") if "importorskip" in file.read_text()
+    }
     assert sum(map(len, files.values())) > 20, "no skips were found: the way of looking for them is wrong"
     early = {
         str(file.relative_to(ROOT)): names for file, names in files.items() if {"horovod", "tensorflow"} & {*names}

@@ -163,9 +163,13 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command with the first sentence of its help, which click would cut off."""
-        shown = {name: command for name, command in self.commands.items() if not command.hidden}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in shown.items()])
+            formatter.write_dl(self.lines())
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return name and line of each command, for the help."""
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        return [(name, command.get_short_help_str(limit=200)) for name, command in shown.items()]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -175,8 +179,13 @@ class Group(click.Group):
         Raises:
             click.UsageError: there is none; the message names the most similar one, or all.
         """
-        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(unknown_command(args[0], list(self.commands), path_of(ctx)))
+        if (
+            args
+            and not ctx.resilient_parsing
+            and not args[0].startswith("-")
+            and args[0] not in self.list_commands(ctx)
+        ):
+            ctx.fail(unknown_command(args[0], self.list_commands(ctx), path_of(ctx)))
         return super().resolve_command(ctx, args)
 
 

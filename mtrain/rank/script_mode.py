@@ -18,7 +18,7 @@ from mtrain.spec import collector
 from mtrain.spec.files import open_file
 
 IMPORTS_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
-IMPORTS_MTRAIN = re.compile(r"^[ \t]*(?:import|from)\b.*\bmtrain\b", re.MULTILINE)
+IMPORTS_MTRAIN = re.compile(r"^[ \t]*(?:import|from)\b.*\bmtrain(?:_tensorflow)?\b", re.MULTILINE)
 SETS_VARIABLES = re.compile(r"\b(?:environ|putenv)\b")
 
 

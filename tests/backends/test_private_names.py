@@ -10,7 +10,9 @@ from tests.sources import nodes, python_files
 pytestmark = under_torch
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "mtrain", ROOT / "examples")
+TRACE = ROOT / "packages" / "mtrain-trace" / "src"
+"""It records what frameworks keep to themselves, in each of their versions."""
+SOURCES = (ROOT / "mtrain", *sorted({*ROOT.glob("packages/*/src")} - {TRACE}), ROOT / "examples")
 DOCUMENTED = ("_exit", "_fields")
 """Names of Python's own library that its documentation lists: ``os._exit``, and ``_fields`` of named tuples."""
 ALLOWED = {
@@ -105,7 +107,18 @@ def test_private_names_of_foreign_libraries_are_used_in_internals_only() -> None
 def test_every_library_with_internals_says_which_versions_were_tested() -> None:
     modules = [file for file in sources() if file.name == "internals.py"]
     folders = {file.parent.name for file in modules}
-    assert folders == {"_torch", "_paddle", "_deepspeed", "_horovod", "_ray", "_fsdp", "_tensorflow", "mtrain_sharded"}
+    assert folders == {
+        "_torch",
+        "_paddle",
+        "_deepspeed",
+        "_horovod",
+        "_ray",
+        "_fsdp",
+        "meshes",
+        "mtrain_tensorflow",
+        "mtrain_trace",
+        "mtrain_sharded",
+    }
     for file in modules:
         found = [node for node in nodes(file)[0].body if isinstance(node, ast.Assign)]
         (versions,) = [node.value for node in found if ast.unparse(node.targets[0]) == "TESTED"]

@@ -136,5 +136,5 @@ def test_a_home_that_takes_no_files_does_no_harm(here, monkeypatch):
 
 def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here, monkeypatch, capsys):
     monkeypatch.setattr(verbs, "_installed", lambda path: {})
-    assert main(["export"]) == 2
+    assert main(["evaluate"]) == 2
     assert "install again" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def test_the_clone_lies_in_a_folder_of_any_name(monkeypatch):
 
 def test_a_clone_has_the_packages_that_mtrain_requires():
     required = [re.split("[ =]", line)[0] for line in metadata.requires("mtrain") or [] if line.startswith("mtrain-")]
-    assert {PurePath(folder).name for folder in remedies.PACKAGES} == set(required) == {"mtrain-trace"}
+    assert {PurePath(folder).name for folder in remedies.REQUIRED} == set(required) == {"mtrain-trace"}
     assert remedies.checkout() == ROOT
 
 
