@@ -116,7 +116,6 @@ def test_every_library_with_internals_says_which_versions_were_tested() -> None:
         "_fsdp",
         "meshes",
         "mtrain_tensorflow",
-        "mtrain_trace",
         "mtrain_sharded",
     }
     for file in modules:
