@@ -27,7 +27,7 @@ SITE = str(Path(__file__).parent)
 class OnlyHere:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name.partition("_")[0] != "mtrain":
+        if "." in name or name.partition("_")[0] != "mtrain":
             return None
         spec = PathFinder.find_spec(name, [SITE])
         if spec is None:
