@@ -19,6 +19,7 @@ GUARD = f'''"""Import mtrain and its example plugin from this folder and nowhere
 import os
 import sys
 from importlib.machinery import PathFinder
+from importlib.metadata import MetadataPathFinder
 from pathlib import Path
 
 SITE = str(Path(__file__).parent)
@@ -38,6 +39,16 @@ class OnlyHere:
 
 
 sys.meta_path.insert(0, OnlyHere)
+found = MetadataPathFinder.find_distributions
+
+
+def find_distributions(*arguments):
+    for each in found(*arguments):
+        if not each.name.startswith("mtrain") or str(each.locate_file("")) == SITE:
+            yield each
+
+
+MetadataPathFinder.find_distributions = find_distributions
 '''
 """``sitecustomize.py`` of a build: Python runs it at the start of each process. The environment has the working tree's own mtrain
 installed too, and a process that imported that one would make two commits look equal."""
