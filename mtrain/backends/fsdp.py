@@ -5,12 +5,9 @@ Importing it imports no framework.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -20,17 +17,11 @@ from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
-from mtrain.spec import packages
 
 if TYPE_CHECKING:
     import torch
 
     from mtrain.backends._fsdp.engine import FsdpEngine
-
-_ESTIMATE = "mtrain_language.meshes.estimate"
-"""Program that counts the arrays of a language model, where that package is installed."""
-_ESTIMATE_S = 120
-"""Seconds within which the process that counts the arrays of a model must answer."""
 
 
 class Fsdp(TorchBackend):
@@ -64,31 +55,6 @@ class Fsdp(TorchBackend):
         if recipe.compile:
             given = "blocks" if recipe.compile_blocks else "true"
             raise SpecError(f"train.compile: {given} given with backend fsdp; use false")
-
-    @override
-    def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        if not packages.is_installed("meshes", "layers"):
-            return None
-        command = [question["python"] or sys.executable, "-m", _ESTIMATE]
-        try:
-            process = subprocess.run(  # noqa: S603  # our own module
-                command,
-                input=json.dumps({**question, "unit": self.options.unit}),
-                capture_output=True,
-                text=True,
-                timeout=_ESTIMATE_S,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        if process.returncode != 0:
-            last = process.stderr.strip().splitlines()[-1:]
-            name = f"{SpecError.__module__}.{SpecError.__qualname__}: "
-            if last and last[0].startswith(name):
-                raise SpecError(last[0].removeprefix(name))
-            return None
-        found: Mapping[str, Any] | None = json.loads(process.stdout.splitlines()[-1])
-        return found
 
     @override
     def sent_per_update(

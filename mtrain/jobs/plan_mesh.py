@@ -1,46 +1,9 @@
-"""What a plan says of a mesh: who is who among the ranks, the memory of each, and what each sends per update."""
+"""What a plan says of a mesh: who is who among the ranks, and, where mtrain-language is installed, the memory of each."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
-from math import ceil, log2, prod
-from operator import itemgetter
-from typing import Any
-
-from mtrain.core import rings
 from mtrain.core.interfaces import Mesh
 from mtrain.core.meshes import mesh_of
-from mtrain.core.recipe import MOMENTS, micro_batch
+from mtrain.spec import packages
 from mtrain.spec.config import Loaded
-from mtrain.spec.model import Spec
-
-MIB = 1 << 20
-_BUCKET_BYTES = 16 * MIB
-"""What is gathered at a time for norms of whole arrays, unless one array alone is larger."""
-_BYTE_TOKENS = {"vocabulary": 257, "end": 256}
-"""What a model learns of tokens where each is a byte; the size of another vocabulary is in the model's configuration."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What a rank of a mesh holds and sends, without what the framework itself needs."""
-
-    weights_bytes: float
-    gradients_bytes: float
-    moments_bytes: float
-    average_bytes: float
-    gathered_bytes: float
-    """What is whole at a time: the unit of the whole model, and the largest other one twice, as the next one is fetched ahead."""
-    activations_bytes: float | None
-    """What the backward pass of a micro batch needs; None: not known."""
-    most_bytes: float | None
-    """The most that a rank holds at a time; None: not known."""
-    sent_to_shards: float
-    """Bytes per update, as are those below."""
-    sent_to_replicas: float
-    sent_in_group: float
-    sent_to_stages: float = 0.0
 
 
 def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
@@ -52,95 +15,13 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     mesh = mesh_of(loaded.spec, size=size)
     if mesh is None:
         return {}
-    said = {"mesh": layout_words(mesh)}
-    arrays = _arrays(loaded, mesh, size=size)
-    if arrays is None:
-        return {**said, "memory per rank": "shown for language models (model.name: hf); others tell when they start"}
-    micro, passes = micro_batch(loaded.spec, size=size)
-    found = _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
-    return {
-        **said,
-        **_operations_words(arrays["operations"], micro=micro, batch=micro * passes * mesh.data_size),
-        "memory per rank": _by_stage([_memory_words(each) for each in found]),
-        "sent per update": _by_stage([_sent_words(each) for each in found]),
-    }
+    found: dict[str, str] = {}
+    if loaded.script is None and packages.is_installed("meshes", "plan"):
+        found = packages.load("meshes", "plan", "parallel")(loaded, mesh, size=size, on_cpu=on_cpu)
+    return {"mesh": layout_words(mesh), **(found or {"memory per rank": UNKNOWN})}
 
 
-def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Estimate] | None:
-    """Return what a rank of each stage holds and sends; None: the model's arrays are not known before it is built.
-
-    Raises:
-        SpecError: The model's layers cannot be shared as the spec says.
-    """
-    arrays = _arrays(loaded, mesh, size=size)
-    return None if arrays is None else _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
-
-
-def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | None:
-    """Return what the backend answers about a model, or None."""
-    if loaded.script is not None:
-        return None
-    spec = loaded.spec
-    micro, passes = micro_batch(spec, size=size)
-    question = {
-        "model": spec.model.name,
-        "options": spec.model.options,
-        "policy": spec.plugins,
-        "details": {**_BYTE_TOKENS, "length": _length(spec)},
-        "rows": micro,
-        "passes": passes,
-        "frozen": list(spec.train.freeze),
-        "device": str(spec.backend.options.get("device", "auto")),
-        "dtype": "float64" if spec.train.precision == "fp64" else "float32",
-        "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
-        "python": spec.backend.python,
-    }
-    return loaded.job.backend.mesh_arrays(question)
-
-
-def _estimates(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> list[Estimate]:
-    if mesh.pipeline == 1:
-        return [estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)]
-    return [_of_stage(spec, mesh, arrays, stage, size=size, on_cpu=on_cpu) for stage in range(mesh.pipeline)]
-
-
-def _of_stage(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], stage: int, *, size: int, on_cpu: bool) -> Estimate:
-    """Return what a rank of a stage holds and sends."""
-    own = [row for row in arrays["arrays"] if stage in row[5]]
-    of_stage = {name: arrays[name][stage] for name in ("sent_per_token", "activations", "most")}
-    found = estimate(spec, mesh, {**of_stage, "arrays": own}, size=size, on_cpu=on_cpu)
-    tied = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in own if len(row[5]) > 1 and row[3])
-    micro, passes = micro_batch(spec, size=size)
-    tokens = micro * passes * _length(spec) / (mesh.tensor if mesh.sequence else 1)
-    # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
-    each = 8 if spec.train.precision == "fp64" else 4
-    between = (arrays["between_stages"][stage] * tokens + tied / mesh.shard) * each
-    if stage == mesh.pipeline - 1:
-        # The last stage sends the numbers of each micro batch, in float64, to the next ones along a tree.
-        between += 8 * passes * ceil(log2(mesh.pipeline))
-    return replace(found, sent_to_stages=between)
-
-
-def _length(spec: Spec) -> int:
-    return int(getattr(spec.data, "length", 1))
-
-
-def _by_stage(words: Sequence[str]) -> str:
-    """Return what each stage holds or sends; neighbours for which that is the same are named together."""
-    if len(words) == 1:
-        return words[0]
-    said = []
-    for text, group in groupby(enumerate(words, start=1), key=itemgetter(1)):
-        first, *others = [number for number, _ in group]
-        said.append(f"stages {first}-{others[-1]}: {text}" if others else f"stage {first}: {text}")
-    return "; ".join(said)
-
-
-def _operations_words(of_micro_batch: int | None, *, micro: int, batch: int) -> dict[str, str]:
-    """Return the row on the operations of an update of ``batch`` samples, from those of ``micro``; empty where it is not known."""
-    if of_micro_batch is None:
-        return {}
-    return {"operations per update": f"{of_micro_batch * batch / micro / 1e12:,.4g} TFLOP, of the whole job"}
+UNKNOWN = "shown for language models (model.name: hf); others tell when they start"
 
 
 def layout_words(mesh: Mesh) -> str:
@@ -163,89 +44,3 @@ def layout_words(mesh: Mesh) -> str:
 
 def _listed(groups: list[str]) -> str:
     return ", ".join(groups if len(groups) <= 4 else [*groups[:2], "...", groups[-1]])
-
-
-def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> Estimate:
-    """Compute what a rank holds and sends.
-
-    Args:
-        spec: The spec.
-        mesh: Its mesh.
-        arrays: As the backend answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
-            whether it is trained, its unit), ``sent_per_token``, ``activations``, and ``most``, the most bytes at a time
-            while a micro batch is computed.
-        size: Number of ranks.
-        on_cpu: Whether it is certain that they compute on the CPU.
-    """
-    each = 8 if spec.train.precision == "fp64" else 4
-    is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
-    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays["arrays"]}
-    trained = sum(left[name] for name, _, _, is_trained, *_ in arrays["arrays"] if is_trained)
-    held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
-    micro, passes = micro_batch(spec, size=size)
-    tokens = micro * passes * _length(spec)
-    # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update. The schedule
-    # of a pipeline leaves weights whole between a backward pass and the next pass, so of these two one gathers.
-    gathers = passes + 1 if mesh.pipeline > 1 else 2 * passes
-    to_shards = (mesh.shard - 1) * gathers * held
-    to_shards += rings.reduce_scatter(learns * mesh.shard, size=mesh.shard, on_cpu=on_cpu)
-    is_whole_norm = mesh.shard == mesh.size
-    if is_whole_norm:
-        to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
-    # No average follows what is not trained.
-    moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
-    step = learns
-    if is_whole_norm and mesh.shard > 1:
-        # A bucket as it is gathered, gloo's copy of it, and this rank's parts of it twice; then arrays that are whole again.
-        largest = max(left.values(), default=0.0) * each
-        bucket = min(max(_BUCKET_BYTES, largest), learns * mesh.shard)
-        step += 2 * bucket * (1 + 1 / mesh.shard) + 2 * largest
-    return Estimate(
-        weights_bytes=held,
-        gradients_bytes=learns,
-        moments_bytes=moments,
-        average_bytes=average,
-        activations_bytes=None if is_other else arrays["activations"],
-        gathered_bytes=_whole_at_once(arrays["arrays"], left) * each,
-        most_bytes=None if is_other or arrays["most"] is None else held + moments + average + max(arrays["most"], step),
-        sent_to_shards=to_shards,
-        sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
-        sent_in_group=arrays["sent_per_token"] * tokens * each,
-    )
-
-
-def _whole_at_once(arrays: Sequence[Sequence[Any]], left: Mapping[str, float]) -> float:
-    """Return the number of elements of the whole model's unit and, twice, of the largest other one."""
-    sizes: defaultdict[str, float] = defaultdict(float)
-    for row in arrays:
-        sizes[row[4]] += left[row[0]]
-    root = sizes.pop("", 0.0)
-    return root + 2 * max(sizes.values(), default=0.0)
-
-
-def _memory_words(found: Estimate) -> str:
-    parts = {
-        "weights": found.weights_bytes,
-        "gradients": found.gradients_bytes,
-        "moments": found.moments_bytes,
-        "average": found.average_bytes,
-    }
-    known = found.activations_bytes
-    parts |= {} if known is None else {"activations": known}
-    shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
-    if found.most_bytes is not None:
-        return f"{shown}; at most {found.most_bytes / MIB:,.1f} MiB at a time, besides the libraries"
-    besides = "; activations besides" if known is None else ""
-    if not found.gathered_bytes:
-        return f"{shown}{besides}"
-    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole{besides}"
-
-
-def _sent_words(found: Estimate) -> str:
-    parts = {
-        "to other shards": found.sent_to_shards,
-        "to other replicas": found.sent_to_replicas,
-        "within the tensor group": found.sent_in_group,
-        "to other stages": found.sent_to_stages,
-    }
-    return " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value) or "nothing"

@@ -33,7 +33,8 @@ PACKAGES: Mapping[str, Package] = {
     "mtrain-deploy": Package("Ship", {"commands": ("export", "quantise", "prune", "serve")}),
     "mtrain-kit": Package("Inspect", {"commands": ("plugins.new", "plugins.test")}),
     "mtrain-language": Package(
-        "", {"tasks": ("language",), "models": ("hf",), "datasets": ("text", "python_docs"), "meshes": ("layers",)}
+        "",
+        {"tasks": ("language",), "models": ("hf",), "datasets": ("text", "python_docs"), "meshes": ("layers", "plan")},
     ),
     "mtrain-sweep": Package("Train", {"commands": ("sweep",)}),
     "mtrain-tensorflow": Package(),

@@ -19,7 +19,7 @@ class Mine:
         timeout_s: int = 5
         retries: int = 0
     framework = "none"
-    nn = ops = check = before_script = takes_meshes = mesh_arrays = sent_per_update = None
+    nn = ops = check = before_script = takes_meshes = sent_per_update = None
     rendezvous = "none"
 
 class Bare:

@@ -1,11 +1,11 @@
 """A way of training on many ranks."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from pydantic import BaseModel
 
@@ -37,7 +37,7 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``before_script``, ``takes_meshes``, ``mesh_arrays`` and ``sent_per_update``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes`` and ``sent_per_update``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -85,14 +85,6 @@ class Backend(Protocol):
         The script may never open a session, so it must not import a framework.
         """
         return
-
-    def mesh_arrays(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the arrays of a model on a mesh for its plan, see ``jobs.plan_mesh``. The default knows none.
-
-        Raises:
-            SpecError: The model cannot be trained on the mesh.
-        """
-        return None
 
     def sent_per_update(
         self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool

@@ -13,10 +13,11 @@ from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.meshes import mesh_of
 from mtrain.errors import SpecError
-from mtrain.jobs.plan_mesh import Estimate, estimate, estimates, layout_words, rows
+from mtrain.jobs.plan_mesh import layout_words, rows
 from mtrain.spec import config
 from mtrain.spec.model import Spec
 from mtrain_language.meshes import tensor_random
+from mtrain_language.meshes.plan import Estimate, estimate, estimates
 from mtrain_language.meshes.tensor_adapters import with_adapters
 from mtrain_language.meshes.tensor_plan import plan_of, with_ties
 from mtrain_language.meshes.tensor_styles import output_of, share, short_length

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mtrain.core.interfaces.recipe import Mesh
-from mtrain.jobs.plan_mesh import Estimate, estimate
 from mtrain.spec import config
+from mtrain_language.meshes.plan import Estimate, estimate
 
 ARRAYS = [
     ("frozen", [10, 60], False, False, "one"),
