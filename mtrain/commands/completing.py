@@ -1,5 +1,6 @@
 """Shell completion of arguments: specs, paths of values in a spec, and the names that such a value may have."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,33 +79,15 @@ def _schemas() -> "list[type[Spec]]":
     return [Spec, *Tasks().schemas.values()]
 
 
-def complete_launcher(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of launchers."""
-    return _plugins("launchers", incomplete)
+def complete_plugin(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return a function that completes names of plugins of a kind."""
 
+    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from mtrain.spec.registry import Registry
 
-def complete_cluster(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of clusters."""
-    return _plugins("clusters", incomplete)
+        entries = Registry.read().usable(kind)
+        return [
+            CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)
+        ]
 
-
-def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of backends."""
-    return _plugins("backends", incomplete)
-
-
-def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of models."""
-    return _plugins("models", incomplete)
-
-
-def complete_importer(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete names of importers."""
-    return _plugins("importers", incomplete)
-
-
-def _plugins(kind: str, incomplete: str) -> list[CompletionItem]:
-    from mtrain.spec.registry import Registry
-
-    entries = Registry.read().usable(kind)
-    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
+    return complete

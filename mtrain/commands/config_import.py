@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.completing import complete_importer
+from mtrain.commands.completing import complete_plugin
 from mtrain.commands.options import JobCommand
 from mtrain.spec import outputs, terminal
 from mtrain.spec.terminal import one_line
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--from",
     "importer",
     metavar="IMPORTER",
-    shell_complete=complete_importer,
+    shell_complete=complete_plugin("importers"),
     help="The plugin that reads FILE: see `mtrain plugins list importers`. Without it, mtrain's own are tried.",
 )
 @click.option(

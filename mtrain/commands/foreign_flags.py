@@ -8,17 +8,13 @@ replacement.
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from mtrain.spec.config import Given
-
-Option = Callable[[Any], Any]
-Values = dict[str, "Given"]
+from mtrain.commands.flags import Option, spec_option, switch
 
 LISTS = ("--freeze",)
 """Flags that take several words: ``--freeze 0 1 2``."""
@@ -101,65 +97,98 @@ TORCHTITAN: Mapping[str, tuple[bool, str]] = {
 """Flags of torchtitan, as ``REFUSED``."""
 
 
-def megatron_options() -> list[Option]:
-    """Return the hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
-    return [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()]
+def _data(file: str) -> Mapping[str, Any]:
+    path = Path(file)
+    if not path.is_file():
+        raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
+    said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
+    place = {"data.format": "yolo", "data.root": str(path.parent)}
+    return {**place, **said_by_file, "data.options.description": path.name}
 
 
-def foreign_options() -> list[Option]:
-    """Return the flags that become values of the spec, and hidden ones that are refused with advice."""
-    refused = [_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()]
-    return [*_yolov5_options(), *_paddledetection_options(), *refused, *megatron_options()]
+def _cfg(file: str) -> Mapping[str, Any]:
+    from mtrain.spec.registry import Registry
+
+    name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
+    if name not in {entry.name for entry in Registry.read().names("models")}:
+        raise click.UsageError(
+            f"--cfg {file}: {name!r} is no model here (mtrain plugins list models); `mtrain config import {shlex.quote(file)}` tells "
+            "whether it is one under another name"
+        )
+    return {"model.name": name}
 
 
-def _yolov5_options() -> list[Option]:
-    return [
-        click.option("--data", metavar="DATA.yaml", help="YOLOv5's data YAML: data.format yolo, and its paths and names."),
-        click.option("--cfg", metavar="MODEL.yaml", help="YOLOv5's model YAML, for its name: yolov5s.yaml is model.name yolov5s."),
-        click.option("--weights", metavar="FILE", help="Weights to start from; '' for none."),
-        click.option("--img", "--imgsz", "--img-size", "image_size", type=int, metavar="PIXELS", help="Side of the network's input."),
-        click.option("--workers", type=int, metavar="N", help="Loader processes of each rank."),
-        click.option(
-            "--cache", is_flag=False, flag_value="ram", type=click.Choice(["ram", "disk"]),
-            help="Keep decoded images; in memory unless --cache=disk.",
-        ),
-        click.option("--noval", is_flag=True, help="Evaluate at the end only."),
-        click.option(
-            "--patience", type=click.IntRange(min=0), metavar="N",
-            help="Stop after N evaluations without a better score; 0: never.",
-        ),
-        click.option(
-            "--freeze", multiple=True, metavar="N ...",
-            help="YOLOv5's layers that are not trained: the first N, or those of a list.",
-        ),
-        click.option("--save-period", type=int, metavar="N", help="A checkpoint every N epochs."),
-        click.option("--label-smoothing", type=float, metavar="X", help="Of the model's loss, where it has that option."),
-        click.option("--cos-lr", is_flag=True, help="The learning rate follows a cosine."),
-        click.option("--optimizer", type=click.Choice(["SGD", "Adam", "AdamW"], case_sensitive=False), help="Rule of the optimizer."),
-        click.option("--project", metavar="FOLDER", help="Where run folders are made."),
-        click.option("--noplots", is_flag=True, help="Draw no curves and images."),
-        click.option("--multi-scale", is_flag=True, help="Another input size for each update: 0.5 to 1.5 of it."),
-        click.option("--image-weights", is_flag=True, help="Train images of rare and badly found classes more often."),
-    ]  # fmt: skip
+def _save_period(epochs: int) -> Mapping[str, Any]:
+    if epochs < 1:
+        raise click.UsageError(
+            f"--save-period {epochs}: mtrain always saves; give the epochs between checkpoints, or leave it out"
+        )
+    return {"checkpoint.every_epochs": epochs}
 
 
-def _paddledetection_options() -> list[Option]:
-    return [
-        click.option("--fleet", is_flag=True, help="Train with Paddle Fleet: --backend fleet."),
-        click.option(
-            "--use-vdl",
-            is_flag=False,
-            flag_value=True,
-            type=bool,
-            metavar="[true|false]",
-            help="Write curves for VisualDL: the reporter visualdl.",
-        ),
-    ]
+def _freeze(words: tuple[str, ...]) -> Mapping[str, Any]:
+    numbers = [part for word in words for part in word.replace(",", " ").split()]
+    if not numbers or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in numbers):
+        raise click.UsageError(
+            f"--freeze {' '.join(words)}: expected numbers of YOLOv5's layers; train.freeze takes regexes of parameter names: "
+            "-o 'train.freeze=[REGEX]'"
+        )
+    layers = range(int(numbers[0])) if len(numbers) == 1 else sorted({int(part) for part in numbers})
+    pattern = (
+        # One pattern for all layers: some, such as Upsample, have no parameters, and would match nothing.
+        rf"^model\.({'|'.join(map(str, layers))})\."
+    )
+    return {"train.freeze": [pattern] if layers else []}
 
 
-def _refused(flag: str, *, takes_value: bool) -> Option:
-    name = flag.strip("-").replace("-", "_").replace(".", "_")
-    return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
+YOLOV5: Sequence[Option] = (
+    spec_option(_data, "--data", metavar="DATA.yaml", help="YOLOv5's data YAML: data.format yolo, and its paths and names."),
+    spec_option(_cfg, "--cfg", metavar="MODEL.yaml", help="YOLOv5's model YAML, for its name: yolov5s.yaml is model.name yolov5s."),
+    spec_option(
+        lambda file: {"model.weights": file or None}, "--weights", metavar="FILE", help="Weights to start from; '' for none."
+    ),
+    spec_option(
+        "data.image_size", "--img", "--imgsz", "--img-size", "image_size", type=int, metavar="PIXELS",
+        help="Side of the network's input.",
+    ),
+    spec_option("data.workers", "--workers", type=int, metavar="N", help="Loader processes of each rank."),
+    spec_option(
+        "data.cache", "--cache", is_flag=False, flag_value="ram", type=click.Choice(["ram", "disk"]),
+        help="Keep decoded images; in memory unless --cache=disk.",
+    ),
+    switch(
+        {"evaluate.every_epochs": None, "evaluate.every_updates": None}, "--noval", help="Evaluate at the end only."
+    ),
+    spec_option(
+        lambda evaluations: {"train.patience": evaluations or None}, "--patience", type=click.IntRange(min=0), metavar="N",
+        help="Stop after N evaluations without a better score; 0: never.",
+    ),
+    spec_option(
+        _freeze, "--freeze", multiple=True, metavar="N ...",
+        help="YOLOv5's layers that are not trained: the first N, or those of a list.",
+    ),
+    spec_option(_save_period, "--save-period", type=int, metavar="N", help="A checkpoint every N epochs."),
+    spec_option(
+        "model.options.label_smoothing", "--label-smoothing", type=float, metavar="X",
+        help="Of the model's loss, where it has that option.",
+    ),
+    switch({"schedule.name": "cosine"}, "--cos-lr", help="The learning rate follows a cosine."),
+    spec_option(
+        lambda rule: {"optimizer.rule": rule.lower()}, "--optimizer",
+        type=click.Choice(["SGD", "Adam", "AdamW"], case_sensitive=False), help="Rule of the optimizer.",
+    ),
+    spec_option("report.dir", "--project", metavar="FOLDER", help="Where run folders are made."),
+    switch({"report.plots": False}, "--noplots", help="Draw no curves and images."),
+    switch({"data.augment.multi_scale": 0.5}, "--multi-scale", help="Another input size for each update: 0.5 to 1.5 of it."),
+    switch({"data.image_weights": True}, "--image-weights", help="Train images of rare and badly found classes more often."),
+)  # fmt: skip
+PADDLEDETECTION: Sequence[Option] = (
+    switch({"backend.name": "fleet"}, "--fleet", help="Train with Paddle Fleet: --backend fleet."),
+    spec_option(
+        "report.reporters.visualdl", "--use-vdl", is_flag=False, flag_value=True, type=bool, metavar="[true|false]",
+        help="Write curves for VisualDL: the reporter visualdl.",
+    ),
+)  # fmt: skip
 
 
 def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -171,31 +200,30 @@ def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None
     raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 
 
-def foreign_values(params: Mapping[str, Any]) -> Values:
-    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``.
+def _refused(flag: str, *, takes_value: bool) -> Option:
+    name = flag.strip("-").replace("-", "_").replace(".", "_")
+    return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
 
-    Raises: ``click.UsageError`` for a value that has no meaning here, for ``--fleet`` beside another ``--backend`` and for
-    ``--noval`` beside ``--eval``; the message says what to do.
-    """
-    from mtrain.spec.config import Given
 
-    flags: Values = {}
-    for name, (path, flag) in _PLAIN.items():
-        if (value := params.get(name)) is not None:
-            flags[path] = Given(value, f"{flag} {shlex.quote(str(value))}")
-    for name, (values, flag) in _SWITCHES.items():
-        if params.get(name):
-            flags |= {path: Given(value, flag) for path, value in values.items()}
-    for name, convert in _CONVERTED.items():
-        if (value := params.get(name)) not in (None, ()):
-            flags |= convert(value)
-    if params.get("fleet"):
-        if params.get("backend") not in (None, "fleet"):
-            raise click.UsageError(f"--fleet and --backend {params['backend']} are both given; keep one")
-        flags["backend.name"] = Given("fleet", "--fleet")
+MEGATRON_FLAGS = [
+    _refused(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()
+]
+"""Hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
+FOREIGN_FLAGS = [
+    *YOLOV5,
+    *PADDLEDETECTION,
+    *(_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()),
+    *MEGATRON_FLAGS,
+]
+"""Flags that become values of the spec, and hidden ones that are refused with advice."""
+
+
+def check_foreign(params: Mapping[str, Any]) -> None:
+    """Refuse ``--fleet`` beside another ``--backend``, and ``--noval`` beside ``--eval``."""
+    if params.get("fleet") and params.get("backend") not in (None, "fleet"):
+        raise click.UsageError(f"--fleet and --backend {params['backend']} are both given; keep one")
     if params.get("noval") and params.get("eval_too"):
         raise click.UsageError("--eval and --noval are both given; keep one")
-    return flags
 
 
 def config_of(params: Mapping[str, Any]) -> str | None:
@@ -222,110 +250,3 @@ def config_of(params: Mapping[str, Any]) -> str | None:
             "say the recipe too, for example -c yolov5s (or --cfg yolov5s.yaml)"
         )
     return None
-
-
-_PLAIN = {
-    "image_size": ("data.image_size", "--img"),
-    "workers": ("data.workers", "--workers"),
-    "cache": ("data.cache", "--cache"),
-    "label_smoothing": ("model.options.label_smoothing", "--label-smoothing"),
-    "project": ("report.dir", "--project"),
-}
-"""Parameter -> (path in the spec, flag): the value is taken as it is."""
-_SWITCHES: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "noval": ({"evaluate.every_epochs": None, "evaluate.every_updates": None}, "--noval"),
-    "cos_lr": ({"schedule.name": "cosine"}, "--cos-lr"),
-    "noplots": ({"report.plots": False}, "--noplots"),
-    "image_weights": ({"data.image_weights": True}, "--image-weights"),
-    "multi_scale": ({"data.augment.multi_scale": 0.5}, "--multi-scale"),
-}
-"""Parameter -> (values of the spec, flag)."""
-
-
-def _data(file: str) -> Values:
-    from mtrain.spec.config import Given
-
-    path = Path(file)
-    if not path.is_file():
-        raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
-    values: dict[str, Any] = {"data.format": "yolo", "data.root": str(path.parent)}
-    values |= dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
-    values["data.options.description"] = path.name
-    return {key: Given(value, f"--data {shlex.quote(file)}") for key, value in values.items()}
-
-
-def _cfg(file: str) -> Values:
-    from mtrain.spec.config import Given
-    from mtrain.spec.registry import Registry
-
-    name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
-    if name not in {entry.name for entry in Registry.read().names("models")}:
-        raise click.UsageError(
-            f"--cfg {file}: {name!r} is no model here (mtrain plugins list models); `mtrain config import {shlex.quote(file)}` tells "
-            "whether it is one under another name"
-        )
-    return {"model.name": Given(name, f"--cfg {shlex.quote(file)}")}
-
-
-def _weights(file: str) -> Values:
-    from mtrain.spec.config import Given
-
-    return {"model.weights": Given(file or None, f"--weights {shlex.quote(file)}")}
-
-
-def _patience(evaluations: int) -> Values:
-    from mtrain.spec.config import Given
-
-    return {"train.patience": Given(evaluations or None, f"--patience {evaluations}")}
-
-
-def _save_period(epochs: int) -> Values:
-    from mtrain.spec.config import Given
-
-    if epochs < 1:
-        raise click.UsageError(
-            f"--save-period {epochs}: mtrain always saves; give the epochs between checkpoints, or leave it out"
-        )
-    return {"checkpoint.every_epochs": Given(epochs, f"--save-period {epochs}")}
-
-
-def _freeze(words: tuple[str, ...]) -> Values:
-    from mtrain.spec.config import Given
-
-    typed = f"--freeze {' '.join(words)}"
-    numbers = [part for word in words for part in word.replace(",", " ").split()]
-    if not numbers or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in numbers):
-        raise click.UsageError(
-            f"{typed}: expected numbers of YOLOv5's layers; train.freeze takes regexes of parameter names: -o 'train.freeze=[REGEX]'"
-        )
-    layers = range(int(numbers[0])) if len(numbers) == 1 else sorted({int(part) for part in numbers})
-    pattern = (
-        # One pattern for all layers: some, such as Upsample, have no parameters, and would match nothing.
-        rf"^model\.({'|'.join(map(str, layers))})\."
-    )
-    return {"train.freeze": Given([pattern] if layers else [], typed)}
-
-
-def _use_vdl(on: bool) -> Values:  # noqa: FBT001  # the value of the flag
-    from mtrain.spec.config import Given
-
-    return {"report.reporters.visualdl": Given(on, f"--use-vdl {str(on).lower()}")}
-
-
-def _optimizer(rule: str) -> Values:
-    from mtrain.spec.config import Given
-
-    return {"optimizer.rule": Given(rule.lower(), f"--optimizer {rule}")}
-
-
-_CONVERTED: Mapping[str, Callable[[Any], Values]] = {
-    "data": _data,
-    "cfg": _cfg,
-    "weights": _weights,
-    "patience": _patience,
-    "save_period": _save_period,
-    "freeze": _freeze,
-    "optimizer": _optimizer,
-    "use_vdl": _use_vdl,
-}
-"""Parameter -> the function that converts its value to values of the spec."""

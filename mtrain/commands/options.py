@@ -6,58 +6,29 @@ nothing, so the spec's value stays.
 
 import json
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mtrain.commands.completing import (
-    complete_backend,
-    complete_cluster,
-    complete_config,
-    complete_launcher,
-    complete_override,
-)
-from mtrain.commands.foreign_flags import LISTS, Option, config_of, foreign_options, foreign_values, megatron_options
+from mtrain.commands.completing import complete_config, complete_override, complete_plugin
+from mtrain.commands.flags import F, Option, SpecOption, Typed, adds, parameters_of, spec_option
+from mtrain.commands.foreign_flags import FOREIGN_FLAGS, LISTS, MEGATRON_FLAGS, check_foreign, config_of
 from mtrain.commands.helping import Command
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, RunValues, Source
     from mtrain.spec.request import SpecRequest
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 ASSIGNMENT = re.compile(r"^[A-Za-z_][\w.\-]*=")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 AUTO_BATCH = -1
 """YOLOv5's value of ``--batch`` for a batch that fills the memory."""
 _OVERRIDE_FLAGS = ("-o", "--opt", "--override")
-_DIRECT = {
-    "backend": ("backend.name", "--backend"),
-    "cluster": ("cluster.name", "--cluster"),
-    "launcher": ("launcher.name", "--launcher"),
-    "ssh_port": ("cluster.options.port", "--ssh-port"),
-    "ssh_identity_file": ("cluster.options.identity_file", "--ssh-identity-file"),
-    "control_port": ("cluster.control_port", "--control-port"),
-    "failure_timeout_s": ("cluster.failure_timeout_s", "--failure-timeout-s"),
-    "node_rank": ("cluster.node_rank", "--node-rank"),
-    "master_addr": ("cluster.master_addr", "--master-addr"),
-    "master_port": ("cluster.master_port", "--master-port"),
-    "nproc_per_node": ("cluster.nproc_per_node", "--nproc-per-node"),
-    "start_port": ("cluster.start_port", "--start-port"),
-    "log_dir": ("cluster.log_dir", "--log-dir"),
-    "max_restarts": ("cluster.max_restarts", "--max-restarts"),
-    "sync_bn": ("train.sync_batchnorm", "--sync-bn"),
-    "all_ranks": ("report.all_ranks", "--all-ranks"),
-    "seed": ("train.seed", "--seed"),
-    "epochs": ("train.epochs", "--epochs"),
-    "batch_size": ("train.batch_size", "--batch-size"),
-    "learning_rate": ("optimizer.learning_rate", "--lr"),
-    "name": ("report.name", "--name"),
-}
-"""Parameter -> (path in the spec, flag): the value is taken as it is."""
 
 
 class JobCommand(Command):
@@ -116,48 +87,120 @@ def spread_lists(args: Sequence[str]) -> list[str]:
     return spread
 
 
-def spec_options(command: F) -> F:
-    """Add ``-c`` and ``-o`` to a command that reads a spec and starts nothing on other hosts."""
-    for option in reversed(_spec_flags()):
-        command = option(command)
-    return command
+SPEC_FLAGS: Sequence[Option] = (
+    click.option(
+        "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="A YAML file or a shipped config."
+    ),
+    click.option(
+        "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
+        shell_complete=complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
+    ),
+)  # fmt: skip
+_NATURAL = click.IntRange(min=0)
+CLUSTER_FLAGS: Sequence[Option] = (
+    spec_option(
+        "backend.name", "-b", "--backend", shell_complete=complete_plugin("backends"), help="The stack that trains: ddp, solo, ..."
+    ),
+    click.option(
+        "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
+    ),
+    click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
+    spec_option(
+        "cluster.name", "--cluster", metavar="NAME", shell_complete=complete_plugin("clusters"),
+        help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
+    ),
+    spec_option(
+        "launcher.name", "--launcher", metavar="NAME", shell_complete=complete_plugin("launchers"),
+        help="What starts the ranks of a host: torchrun, deepspeed, ...",
+    ),
+    spec_option("cluster.options.port", "--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
+    spec_option("cluster.options.identity_file", "--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
+    spec_option("cluster.control_port", "--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
+    spec_option(
+        "cluster.failure_timeout_s", "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
+        help="Seconds of silence after which a host counts as lost.",
+    ),
+    click.option(
+        "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
+        help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",
+    ),
+    spec_option("cluster.node_rank", "--node-rank", type=_NATURAL, help="This host's place in --ips; else found by address."),
+    spec_option("cluster.master_addr", "--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
+    spec_option("cluster.master_port", "--master-port", type=_NATURAL, help="Port of the meeting point."),
+    spec_option(
+        "cluster.nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num-gpus", "nproc_per_node",
+        type=click.IntRange(min=1), metavar="N", help="Ranks on each host.",
+    ),
+    click.option(
+        "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
+        help="Devices on every host: numbers, cpu, cuda or all.",
+    ),
+    spec_option("cluster.start_port", "--start-port", type=_NATURAL, help="First port of the ranks. Environment: FLAGS_START_PORT."),
+    spec_option("cluster.log_dir", "--log-dir", metavar="FOLDER", help="Folder of the per-rank logs."),
+    spec_option("cluster.max_restarts", "--max-restarts", type=_NATURAL, help="Times a failed job is started again from its checkpoint."),
+)  # fmt: skip
+PRECISION_FLAGS: Sequence[Option] = (
+    click.option(
+        "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
+        help="Mixed precision; bf16 unless --amp=fp16.",
+    ),
+    click.option("--no-amp", is_flag=True, help="Full precision."),
+)  # fmt: skip
+TRAINING_FLAGS: Sequence[Option] = (
+    spec_option("train.epochs", "--epochs", type=int, help="Passes over the training split."),
+    spec_option(
+        "train.batch_size", "--batch-size", "--batch", "--global-batch-size", "batch_size", type=int,
+        help="GLOBAL batch: samples per update over all ranks.",
+    ),
+    spec_option(
+        "optimizer.learning_rate", "--lr", "--learning-rate", "learning_rate", type=float, help="The learning rate, before its schedule."
+    ),
+    *PRECISION_FLAGS,
+    spec_option("train.sync_batchnorm", "--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
+    spec_option("train.seed", "--seed", type=int, help="Of weights, order and augmentation."),
+    spec_option("report.name", "--name", metavar="NAME", help="Name of the run folder."),
+)  # fmt: skip
+RUN_FLAGS: Sequence[Option] = (
+    click.option(
+        "-r", "--resume", "resume", is_flag=False, flag_value="auto", metavar="[PATH]",
+        help="Continue from a checkpoint or run folder; without PATH the newest intact one. `if-any`: continue the run of this "
+        "name if it has a checkpoint, else begin it.",
+    ),
+    click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
+    click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
+    click.option("-q", "--quiet", is_flag=True, help="Show no progress, only warnings and the result."),
+    click.option("-v", "--verbose", is_flag=True, help="A line for every update, and every fact about the start."),
+)  # fmt: skip
+_ALL_RANKS = spec_option(
+    "report.all_ranks",
+    "--all-ranks",
+    is_flag=True,
+    default=None,
+    help="Show what every rank prints, with its number; else what rank 0 prints.",
+)
+_SPEC_OPTIONS = [
+    option
+    for option in parameters_of([*CLUSTER_FLAGS, *TRAINING_FLAGS, _ALL_RANKS, *FOREIGN_FLAGS])
+    if isinstance(option, SpecOption)
+]
 
-
-def job_options(command: F) -> F:
-    """Add every flag of a training job to a command, which takes them as keywords and passes them to ``load_job``."""
-    flags = [*_spec_flags(), *_cluster_flags(), *_training_flags(), *foreign_options(), *_run_flags()]
-    for option in reversed(flags):
-        command = option(command)
-    return command
-
-
-def script_options(command: F) -> F:
-    """Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
-    all_ranks = click.option(
-        "--all-ranks",
-        is_flag=True,
-        default=None,
-        help="Show what every rank prints, with its number; else what rank 0 prints.",
-    )
-    for option in reversed(
-        [*_spec_flags(), *_cluster_flags(), *_training_flags(), *_run_flags(), all_ranks, *megatron_options()]
-    ):
-        command = option(command)
-    return command
-
-
-def evaluation_options(command: F) -> F:
-    """Add every flag of an evaluation to a command: the spec, hosts and ranks, and what influences the score."""
-    scoring = {*_names(_precision_flags()), "name", "image_size", "data", "workers", "batch_size"}
-    others = [option for option in (*_training_flags(), *foreign_options()) if scoring & set(_names([option]))]
-    for option in reversed([*_spec_flags(), *_cluster_flags(), *others]):
-        command = option(command)
-    return command
-
-
-def run_argument(command: F) -> F:
-    """Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""
-    return click.argument("run_folder", metavar="[RUN]", required=False)(command)
+spec_options = adds(*SPEC_FLAGS)
+"""Add ``-c`` and ``-o`` to a command that reads a spec and starts nothing on other hosts."""
+host_options = adds(*SPEC_FLAGS, *CLUSTER_FLAGS)
+"""Add the flags of a spec, and those of hosts and ranks."""
+job_options = adds(*SPEC_FLAGS, *CLUSTER_FLAGS, *TRAINING_FLAGS, *FOREIGN_FLAGS, *RUN_FLAGS)
+"""Add every flag of a training job to a command, which takes them as keywords and passes them to ``load_job``."""
+script_options = adds(*SPEC_FLAGS, *CLUSTER_FLAGS, *TRAINING_FLAGS, *RUN_FLAGS, _ALL_RANKS, *MEGATRON_FLAGS)
+"""Add the flags of a job that runs a user's script: the spec, hosts and ranks, and what the script may leave open."""
+_SCORING = {"amp", "no_amp", "name", "image_size", "data", "workers", "batch_size"}
+evaluation_options = adds(
+    *SPEC_FLAGS,
+    *CLUSTER_FLAGS,
+    *(option for option in (*TRAINING_FLAGS, *FOREIGN_FLAGS) if parameters_of([option])[0].name in _SCORING),
+)
+"""Add every flag of an evaluation to a command: the spec, hosts and ranks, and what influences the score."""
+run_argument = click.argument("run_folder", metavar="[RUN]", required=False)
+"""Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""
 
 
 def named_run(params: dict[str, Any]) -> str | None:
@@ -178,29 +221,12 @@ def quiet_job_options(command: F) -> F:
 
     For commands that show the spec.
     """
-    shown = set(_names(_spec_flags()))
+    shown = {"config", "overrides"}
     own = list(getattr(command, "__click_params__", []))
     command = job_options(command)
     for parameter in getattr(command, "__click_params__", []):
         if isinstance(parameter, click.Option) and parameter not in own and parameter.name not in shown:
             parameter.hidden = True
-    return command
-
-
-def _names(options: Sequence[Option]) -> list[str]:
-    """Return the names of the parameters that ``options`` define."""
-
-    def nothing() -> None: ...
-
-    for option in options:
-        option(nothing)
-    return [str(parameter.name) for parameter in getattr(nothing, "__click_params__", [])]
-
-
-def host_options(command: F) -> F:
-    """Add the flags of a spec, and those of hosts and ranks, to a command."""
-    for option in reversed([*_spec_flags(), *_cluster_flags()]):
-        command = option(command)
     return command
 
 
@@ -224,68 +250,71 @@ def load_job(params: Mapping[str, Any], *, run: "RunValues | None" = None) -> "L
 
 
 def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``."""
+    """Return the values of the spec that the typed flags stand for: dotted path -> ``Given``.
+
+    Raises: ``click.UsageError`` for flags that contradict one another, and for a value that has no meaning here; the message says
+    what to do.
+    """
     from mtrain.spec.config import Given
 
-    flags: dict[str, Any] = {}
+    _check_flags(params)
+    typed: Typed = {}
+    if amp := params.get("amp"):
+        typed["train.precision"] = (amp, f"--amp={amp}")
+    elif params.get("no_amp"):
+        typed["train.precision"] = ("fp32", "--no-amp")
+    for display in ("quiet", "verbose"):
+        if params.get(display):
+            typed["report.display"] = (display, f"--{display}")
+    for option in _SPEC_OPTIONS:
+        if (value := params.get(str(option.name))) not in (None, ()):
+            typed |= option.typed(value)
+    typed |= _device_flags(params.get("devices"))
+    typed |= _host_flags(params.get("ips"), params.get("hostfile"))
+    typed |= _number_of_hosts(params.get("nnodes"))
+    own = params.get("flags") or {}  # those that a single command has
+    return {path: Given(*value) for path, value in typed.items()} | own
+
+
+def _check_flags(params: Mapping[str, Any]) -> None:
     if params.get("batch_size") == AUTO_BATCH:
         raise click.UsageError(
             f"--batch {AUTO_BATCH}: the batch of an update is a fixed number of samples of the whole job, because what is "
             "learnt depends on it; give it, such as --batch 64, and -o train.max_micro_batch=auto finds how many of them fit "
             "into memory at once"
         )
-    for parameter, (path, flag) in _DIRECT.items():
-        if (value := params.get(parameter)) is not None:
-            flags[path] = Given(value, flag if isinstance(value, bool) else f"{flag} {shlex.quote(str(value))}")
-    amp, no_amp = params.get("amp"), params.get("no_amp")
-    if amp and no_amp:
-        raise click.UsageError("--amp and --no-amp are both given; keep one")
-    if amp or no_amp:
-        flags["train.precision"] = Given("fp32", "--no-amp") if no_amp else Given(amp, f"--amp={amp}")
-    quiet, verbose = params.get("quiet"), params.get("verbose")
-    if quiet and verbose:
-        raise click.UsageError("--quiet and --verbose are both given; keep one")
-    if quiet or verbose:
-        flags["report.display"] = Given("quiet", "--quiet") if quiet else Given("verbose", "--verbose")
-    flags.update(foreign_values(params))
-    flags.update(_device_flags(params.get("devices")))
-    flags.update(_host_flags(params.get("ips"), params.get("hostfile")))
-    flags.update(_number_of_hosts(params.get("nnodes")))
-    flags.update(params.get("flags") or {})  # those that a single command has
-    return flags
+    for first, second in (("amp", "no_amp"), ("quiet", "verbose")):
+        if params.get(first) and params.get(second):
+            flags = [f"--{name.replace('_', '-')}" for name in (first, second)]
+            raise click.UsageError(f"{flags[0]} and {flags[1]} are both given; keep one")
+    check_foreign(params)
 
 
-def _number_of_hosts(nnodes: str | None) -> dict[str, Any]:
+def _number_of_hosts(nnodes: str | None) -> Typed:
     """Return the keys of the spec for ``--nnodes N`` or ``MIN:MAX``; other text is refused later."""
-    from mtrain.spec.config import Given
-
     low, colon, high = (nnodes or "").partition(":")
     if not (_NUMBER.fullmatch(low) and (not colon or _NUMBER.fullmatch(high))):
         return {}
     shown = f"--nnodes {nnodes}"
-    elastic = {"cluster.min_nodes": Given(int(low), shown)} if colon and low != high else {}
-    return {"cluster.nodes": Given(int(high or low), shown), **elastic}
+    elastic = {"cluster.min_nodes": (int(low), shown)} if colon and low != high else {}
+    return {"cluster.nodes": (int(high or low), shown), **elastic}
 
 
-def _device_flags(text: str | None) -> dict[str, Any]:
-    from mtrain.spec.config import Given
-
+def _device_flags(text: str | None) -> Typed:
     if text is None:
         return {}
     shown = f"--devices {text}"
     if text in ("cpu", "cuda"):
-        return {"backend.options.device": Given(text, shown)}
+        return {"backend.options.device": (text, shown)}
     if text in ("all", "auto"):
-        return {"cluster.devices": Given(None, shown)}
+        return {"cluster.devices": (None, shown)}
     parts = [part.strip().removeprefix("cuda:") for part in text.split(",") if part.strip()]
     if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
         raise click.UsageError(f"--devices {text}: expected numbers such as 0,1, or cpu, cuda, all")
-    return {"cluster.devices": Given([int(part) for part in parts], shown)}
+    return {"cluster.devices": ([int(part) for part in parts], shown)}
 
 
-def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
-    from mtrain.spec.config import Given
-
+def _host_flags(ips: str | None, hostfile: str | None) -> Typed:
     if ips is not None and hostfile is not None:
         raise click.UsageError("--ips and --hostfile are both given; keep one")
     if ips is not None:
@@ -297,14 +326,14 @@ def _host_flags(ips: str | None, hostfile: str | None) -> dict[str, Any]:
     if not entries:
         raise click.UsageError(f"{shown}: names no host")
     hosts, slots = zip(*(_host_and_slots(entry, shown) for entry in entries), strict=True)
-    flags: dict[str, Any] = {"cluster.ips": Given(list(hosts), shown)}
+    flags: Typed = {"cluster.ips": (list(hosts), shown)}
     if any(slots):
         if None in slots:
             raise click.UsageError(f"{shown}: give the number of ranks of every host, or of none")
         if len(set(slots)) > 1:
-            flags["cluster.slots"] = Given(list(slots), shown)
+            flags["cluster.slots"] = (list(slots), shown)
         else:
-            flags["cluster.nproc_per_node"] = Given(slots[0], shown)
+            flags["cluster.nproc_per_node"] = (slots[0], shown)
     return flags
 
 
@@ -355,101 +384,6 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
         raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {few(ips)}")
 
 
-def _spec_flags() -> list[Option]:
-    return [
-        click.option(
-            "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="A YAML file or a shipped config."
-        ),
-        click.option(
-            "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
-            shell_complete=complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
-        ),
-    ]  # fmt: skip
-
-
-def _cluster_flags() -> list[Option]:
-    number = click.IntRange(min=0)
-    return [
-        click.option("-b", "--backend", shell_complete=complete_backend, help="The stack that trains: ddp, solo, ..."),
-        click.option(
-            "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
-        ),
-        click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
-        click.option(
-            "--cluster", metavar="NAME", shell_complete=complete_cluster,
-            help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
-        ),
-        click.option(
-            "--launcher", metavar="NAME", shell_complete=complete_launcher,
-            help="What starts the ranks of a host: torchrun, deepspeed, ...",
-        ),
-        click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
-        click.option("--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
-        click.option("--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
-        click.option(
-            "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
-            help="Seconds of silence after which a host counts as lost.",
-        ),
-        click.option(
-            "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
-            help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",
-        ),
-        click.option("--node-rank", type=number, help="This host's place in --ips; else found by address."),
-        click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet; the first of --ips otherwise."),
-        click.option("--master-port", type=number, help="Port of the meeting point."),
-        click.option(
-            "--nproc-per-node", "--ntasks-per-node", "--num-gpus", "nproc_per_node", type=click.IntRange(min=1), metavar="N",
-            help="Ranks on each host.",
-        ),
-        click.option(
-            "--devices", "--gpus", "--selected_gpu", "--device", "devices", metavar="0,1",
-            help="Devices on every host: numbers, cpu, cuda or all.",
-        ),
-        click.option("--start-port", type=number, help="First port of the ranks. Environment: FLAGS_START_PORT."),
-        click.option("--log-dir", metavar="FOLDER", help="Folder of the per-rank logs."),
-        click.option("--max-restarts", type=number, help="Times a failed job is started again from its checkpoint."),
-    ]  # fmt: skip
-
-
-def _precision_flags() -> list[Option]:
-    return [
-        click.option(
-            "--amp", "amp", is_flag=False, flag_value="bf16", type=click.Choice(["bf16", "fp16"]),
-            help="Mixed precision; bf16 unless --amp=fp16.",
-        ),
-        click.option("--no-amp", is_flag=True, help="Full precision."),
-    ]  # fmt: skip
-
-
-def _training_flags() -> list[Option]:
-    return [
-        click.option("--epochs", type=int, help="Passes over the training split."),
-        click.option(
-            "--batch-size", "--batch", "--global-batch-size", "batch_size", type=int,
-            help="GLOBAL batch: samples per update over all ranks.",
-        ),
-        click.option("--lr", "--learning-rate", "learning_rate", type=float, help="The learning rate, before its schedule."),
-        *_precision_flags(),
-        click.option("--sync-bn/--no-sync-bn", "sync_bn", default=None, help="BatchNorm statistics over all ranks."),
-        click.option("--seed", type=int, help="Of weights, order and augmentation."),
-        click.option("--name", metavar="NAME", help="Name of the run folder."),
-    ]  # fmt: skip
-
-
-def _run_flags() -> list[Option]:
-    return [
-        click.option(
-            "-r", "--resume", "resume", is_flag=False, flag_value="auto", metavar="[PATH]",
-            help="Continue from a checkpoint or run folder; without PATH the newest intact one. `if-any`: continue the run of this "
-            "name if it has a checkpoint, else begin it.",
-        ),
-        click.option("--eval", "eval_too", is_flag=True, help="Evaluate while training too; `mtrain evaluate` evaluates only."),
-        click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress, only warnings and the result."),
-        click.option("-v", "--verbose", is_flag=True, help="A line for every update, and every fact about the start."),
-    ]  # fmt: skip
-
-
 def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
     """Return the spec that the parameters of a command ask for, with every typed value."""
     from mtrain.spec.config import Given
@@ -462,6 +396,21 @@ def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
         return load_job({**params, "config": config, "overrides": overrides, "flags": flags}, run=run)
 
     return SpecRequest(config=params.get("config"), read=read)
+
+
+def take_request(kind: type[R], params: dict[str, Any], **more: Any) -> R:
+    """Return the request of a command, which takes the parameters that have the name of a field; the others are those of the spec.
+
+    Args:
+        kind: the request, a dataclass; its field ``spec``, if it has one, is made of what is left.
+        params: the parameters of the command; those that the request has are removed.
+        more: fields that are not taken as they were typed.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass, which no type can say
+    taken = {name: params.pop(name) for name in names - set(more) if name in params}
+    if "spec" in names - set(more):
+        taken["spec"] = spec_request(params)
+    return kind(**taken, **more)
 
 
 def values_and_output(given: Sequence[str] | None, out: str | None) -> tuple[tuple[str, ...], str | None]:

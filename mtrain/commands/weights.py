@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from mtrain.commands.completing import complete_model
+from mtrain.commands.completing import complete_plugin
 from mtrain.commands.helping import Group
 from mtrain.spec import terminal
 
@@ -19,7 +19,9 @@ def weights() -> None:
 
 @weights.command("import")
 @click.argument("file", type=PATH)
-@click.option("--model", required=True, shell_complete=complete_model, help="The model that the weights are of.")
+@click.option(
+    "--model", required=True, shell_complete=complete_plugin("models"), help="The model that the weights are of."
+)
 @click.option(
     "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written."
 )
@@ -44,7 +46,9 @@ def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, f
 
 @weights.command()
 @click.argument("file", type=PATH)
-@click.option("--model", shell_complete=complete_model, help="The model that the weights are of; a checkpoint knows.")
+@click.option(
+    "--model", shell_complete=complete_plugin("models"), help="The model that the weights are of; a checkpoint knows."
+)
 @click.option(
     "--to",
     "--out",

@@ -2,18 +2,24 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mtrain.api.typed import Spec
 from mtrain.errors import UsageError
+from mtrain.spec import terminal
 from mtrain.spec.request import NOTHING, SpecRequest
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, RunValues, Source
+    from mtrain.spec.typed import Spec
 
+R = TypeVar("R")
 File = str | os.PathLike[str] | None
-SpecSource = File | Spec
+SpecSource: TypeAlias = "File | Spec"
+OF_SPEC = ("backend", "ranks", "overrides")
+"""Arguments that change the spec of a call."""
 
 
 def flags_of(*, backend: str | None, ranks: int | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -60,13 +66,6 @@ def text_of(path: File) -> str | None:
     return None if path is None else os.fspath(path)
 
 
-def as_yaml(value: Any) -> str:
-    """Return a value as ``-o`` takes it: YAML on one line."""
-    import json
-
-    return json.dumps(value)
-
-
 def need_main_thread(name: str) -> None:
     """Refuse other threads: only the main thread of a process can be told of Ctrl-C and SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
@@ -82,7 +81,7 @@ def spec_request(
     ranks: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> SpecRequest:
-    """Return the spec that a call asks for, with every value that it passes; see ``mtrain.api.functions``."""
+    """Return the spec that a call asks for, with every value that it passes; see ``mtrain.commands.functions``."""
     from mtrain.spec.config import Given, load
 
     def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
@@ -93,3 +92,32 @@ def spec_request(
         return load(config, flags={**flags, **named}, run=run)
 
     return SpecRequest(config=source_of(spec), read=read)
+
+
+def request_of(kind: type[R], arguments: Mapping[str, Any], **more: Any) -> R:
+    """Return the request that a call asks for: each field has the argument of its name.
+
+    Args:
+        kind: the request, a dataclass; its field ``spec`` is made of the arguments ``spec``, ``backend``, ``ranks`` and ``overrides``.
+        arguments: the arguments of the call: ``locals()`` where it begins.
+        more: fields that are not the argument of their name.
+    """
+    names = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass, which no type can say
+    values = {name: _fitted(arguments[name], annotation) for name, annotation in names.items() if name in arguments}
+    if "spec" in names:
+        values["spec"] = spec_request(
+            arguments["spec"], **{name: arguments[name] for name in OF_SPEC if name in arguments}
+        )
+    return kind(**{**values, **more})
+
+
+def _fitted(value: Any, annotation: Any) -> Any:
+    """Return an argument as a request has it: a path is a ``Path`` where the field is one, else text."""
+    if value is not None and annotation in (Path, Path | None):
+        return Path(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """Return what prints the lines on the progress of a call, or nothing."""
+    return (lambda text: None) if quiet else (lambda text: terminal.say(text, err=True))
