@@ -1,6 +1,6 @@
 """One YAML spec, any training backend.
 
-``mtrain.train("my.yml", backend="ddp")`` does what ``mtrain train -c my.yml --backend ddp`` does; see ``mtrain.api.functions``.
+``mtrain.train("my.yml", backend="ddp")`` does what ``mtrain train -c my.yml --backend ddp`` does; see ``mtrain.commands.functions``.
 
 Importing ``mtrain`` imports no framework, and nothing else that takes time: the functions are loaded when they are first used.
 torch and paddle are imported by ranks, one framework per process, once the backend is known.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mtrain.api.functions import (
+    from mtrain.commands.functions import (
         JobFailed,
         compare_backends,
         doctor,
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
         run,
         train,
     )
-    from mtrain.api.results import EvaluateResult, Evaluation, PredictResult, Records, TrainResult
-    from mtrain.api.typed import Spec
+    from mtrain.commands.results import EvaluateResult, Evaluation, PredictResult, Records, TrainResult
     from mtrain.rank.script.rules import (
         LAMB,
         SGD,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         Step,
     )
     from mtrain.rank.script.session import Session, session
+    from mtrain.spec.typed import Spec
 
 __all__ = [
     "LAMB",
@@ -81,7 +81,7 @@ __all__ = [
     "train",
 ]
 _HOMES = {
-    "api.functions": (
+    "commands.functions": (
         *(
             "JobFailed",
             "compare_backends",
@@ -95,8 +95,8 @@ _HOMES = {
             "train",
         ),
     ),
-    "api.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
-    "api.typed": ("Spec",),
+    "commands.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
+    "spec.typed": ("Spec",),
     "rank.script.rules": (
         *("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adadelta", "LAMB", "Group"),
         *("Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
@@ -122,7 +122,14 @@ def __getattr__(name: str) -> Any:
 
     package = next((package for package, names in _OF_PACKAGES.items() if name in names), None)
     if package is None:
-        return faces.attributes("mtrain", _HOMES)(name)
+        try:
+            return faces.attributes("mtrain", _HOMES)(name)
+        except ModuleNotFoundError as error:
+            if (
+                error.name != "mtrain.spec.typed"
+            ):  # An installation writes it; a bare clone has none, and takes any dict.
+                raise
+            return dict
     try:
         return getattr(import_module(package), name)
     except ModuleNotFoundError as error:

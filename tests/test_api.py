@@ -222,7 +222,7 @@ def test_another_thread_is_told_to_use_the_main_one():
 def test_importing_mtrain_loads_nothing_heavy():
     code = (
         "import mtrain, sys; dir(mtrain)\n"
-        "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'torch', 'paddle', 'mtrain.api.functions') if name in sys.modules]\n"
+        "bad = [name for name in ('pydantic', 'numpy', 'yaml', 'torch', 'paddle', 'mtrain.commands.functions') if name in sys.modules]\n"
         "assert not bad, bad\n"
         "mtrain.load_spec('digits')\n"
         "assert not {'torch', 'paddle'} & set(sys.modules)"
@@ -250,7 +250,7 @@ def test_the_code_on_the_page_compiles_and_calls_public_functions():
 @pytest.mark.parametrize("code", [1, 2])
 def test_an_exit_code_of_a_failure_raises_and_names_the_run(tmp_path, monkeypatch, code):
     ended = SimpleNamespace(code=code, run_dir=tmp_path)
-    monkeypatch.setattr("mtrain.api.training.train", lambda request: ended)
+    monkeypatch.setattr("mtrain.commands.train.run_training", lambda request: ended)
     with pytest.raises(mtrain.JobFailed, match=f"training ended with exit code {code}; .* {tmp_path}") as caught:
         mtrain.train(SPEC, backend="solo")
     assert (caught.value.exit_code, caught.value.run_dir) == (code, tmp_path)

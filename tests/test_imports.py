@@ -284,7 +284,7 @@ def test_core_names_no_backend():
 @pytest.mark.parametrize(
     "code",
     [
-        "import mtrain, mtrain.api.functions, mtrain.spec.model, mtrain.spec.config, mtrain.core.interfaces",
+        "import mtrain, mtrain.commands.functions, mtrain.spec.model, mtrain.spec.config, mtrain.core.interfaces",
         "from mtrain.commands import main; main(['--help'])",
         "from mtrain.commands import main; assert main(['config', 'show', '-c', 'yolov5n_bccd']) == 0",
         "from mtrain.commands import main; assert main(['plugins', 'list']) == 0",

@@ -9,7 +9,7 @@ import pytest
 
 import mtrain
 from mtrain import errors
-from mtrain.api import python_calls
+from mtrain.commands import python_calls
 from mtrain.core.interfaces.queue import QueueState
 from mtrain.jobs import submission
 from mtrain_clusters import queue

@@ -114,7 +114,7 @@ def _results(folder: Path) -> None:
 
 
 def _status(folder: Path) -> None:
-    from mtrain.api.results import open_run
+    from mtrain.commands.results import open_run
 
     assert open_run(folder).exit_reason == "finished"
 

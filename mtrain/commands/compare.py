@@ -10,11 +10,11 @@ from click.core import ParameterSource
 
 from mtrain.commands.options import JobCommand, spec_options
 from mtrain.errors import CannotTell, MtrainError
-from mtrain.spec import terminal
+from mtrain.spec import outputs, terminal
 from mtrain.spec.files import path_problem
 
 if TYPE_CHECKING:
-    from mtrain.api.comparing import Compared
+    from mtrain.compare.results import Comparison
 
 SAME, DIFFERENT = 0, 1
 """Exit codes of verdicts, those of ``mtrain-trace compare``."""
@@ -115,7 +115,8 @@ def compare(context: click.Context, /, **params: Any) -> None:
 
     Exit code: 0 all agree, 1 they do not, 2 wrong use, 3 cannot tell: one did not run, or left nothing to compare.
     """
-    from mtrain.api import comparing
+    from mtrain.compare import jobs
+    from mtrain.compare.request import CompareRequest
 
     own = {name: params.pop(name) for name in ("folders", *RECORDED)}
     if own["folders"]:
@@ -135,11 +136,12 @@ def compare(context: click.Context, /, **params: Any) -> None:
             f"-- {' '.join(arguments)}: arguments for a script, but no script; name it with --script FILE"
         )
     params = {**params, "ranks": ranks[0], "updates": params["updates"] or LENGTH}
-    request = comparing.CompareRequest(arguments=arguments, tell=lambda text: terminal.say(text, err=True), **params)
-    result = comparing.compare(request)
-    show(result)
-    terminal.say(f"page:  {result.page}\nnumbers: {result.numbers}")
-    context.exit(SAME if result.comparison.agree else DIFFERENT if result.comparison.differ else CannotTell.exit_code)
+    request = CompareRequest(arguments=arguments, tell=lambda text: terminal.say(text, err=True), **params)
+    comparison = jobs.compare(request)
+    numbers, page = jobs.write(comparison, request.folder)
+    show(comparison)
+    terminal.say(f"page:  {page}\nnumbers: {numbers}")
+    context.exit(SAME if comparison.agree else DIFFERENT if comparison.differ else CannotTell.exit_code)
 
 
 def _numbers(text: str) -> list[int]:
@@ -152,7 +154,7 @@ def _numbers(text: str) -> list[int]:
 
 def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, ...]) -> int:
     """Run a script on several numbers of ranks and print the comparisons; return the exit code."""
-    from mtrain.api import comparing
+    from mtrain.compare import over_ranks
 
     if params["script"] is None:
         raise click.UsageError(
@@ -162,7 +164,7 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
     if "," in backend or ":" in backend:
         raise click.UsageError(f"--backends {backend}: expected one backend beside several numbers of ranks")
     config = [] if params.get("config") is None else ["-c", str(params["config"])]
-    request = comparing.RanksRequest(
+    request = over_ranks.RanksRequest(
         script=params["script"],
         ranks=ranks,
         words=[*config, "--backend", backend, *(word for text in params["overrides"] for word in ("-o", text))],
@@ -171,7 +173,7 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
         folder=params["out"] or Path("runs/compare-ranks"),
         tell=lambda text: terminal.say(text, err=True),
     )
-    results = comparing.compare_ranks(request)
+    results = over_ranks.compare(request)
     for result in results:
         terminal.say("\n".join(["", f"{ranks[0]} and {result.ranks} ranks:", *result.text()]))
     return _worst(result.code for result in results)
@@ -203,10 +205,13 @@ def _refuse_jobs(context: click.Context, folders: tuple[Path, ...]) -> None:
 
 def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
     """Print what parted first in trainings that have ended; return the exit code."""
-    from mtrain.api import comparing
+    from mtrain.compare import recorded, recorded_page
 
     as_json = params.pop("as_json")
-    results = comparing.compare_recorded(comparing.RecordedRequest(**params), page=page)
+    results = recorded.compare(recorded.RecordedRequest(**params))
+    if page is not None:
+        outputs.make_folder(page.parent)
+        outputs.write_text(page, recorded_page.page(results))
     if as_json:
         values = [result.json() for result in results]
         terminal.say(values[0] if len(values) == 1 else f"[{', '.join(values)}]")
@@ -220,13 +225,16 @@ def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
     return _worst(result.code for result in results)
 
 
-def show(result: "Compared") -> None:
+def show(comparison: "Comparison") -> None:
     """Print the two tables and the summary on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
+    from mtrain.compare import tables, wording
+
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for title, (columns, rows) in result.tables().items():
+    shown = {"agreement": tables.agreement(comparison), "speed": tables.speeds(comparison)}
+    for title, (columns, rows) in shown.items():
         left_columns = 3 if title == "agreement" else 1
         table = Table(title=title, title_justify="left", title_style="bold")
         for i, column in enumerate(columns):
@@ -234,8 +242,8 @@ def show(result: "Compared") -> None:
         for cells in rows:
             table.add_row(*cells)
         console.print(table)
-    style = "bold green" if result.comparison.agree else "bold red"
-    console.print(result.headline(), style=style, markup=False)
-    for sentence in result.sentences():
+    style = "bold green" if comparison.agree else "bold red"
+    console.print(wording.headline(comparison), style=style, markup=False)
+    for sentence in wording.summary(comparison):
         mark = {True: "+", False: "!", None: "-"}[sentence.good]
         console.print(f"{mark} {sentence.text}", markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from mtrain.commands.completing import complete_config, complete_path
 from mtrain.commands.config_import import import_
 from mtrain.commands.helping import Group
 from mtrain.commands.options import JobCommand, load_job, quiet_job_options, spec_request
+from mtrain.commands.plan import read_for_showing
 from mtrain.spec import terminal
 
 if TYPE_CHECKING:
@@ -49,10 +50,9 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.api.planning import described
     from mtrain.spec.config import resolved_json
 
-    loaded = described(spec_request(params))
+    loaded = read_for_showing(spec_request(params))
     if as_json:
         terminal.say(resolved_json(loaded.spec), nl=False)
         return
@@ -69,12 +69,11 @@ def explain(path: str, **params: Any) -> None:
 
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
-    from mtrain.api.planning import described
     from mtrain.spec.provenance import lookup
     from mtrain.spec.schema import describe, dotted, field_at, has_value, walk
     from mtrain.spec.suggest import hint
 
-    loaded = described(spec_request(params))
+    loaded = read_for_showing(spec_request(params))
     schema = type(loaded.spec)
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     field = field_at(schema, keys)

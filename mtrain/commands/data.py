@@ -1,6 +1,8 @@
 """``mtrain data``: inspect a data set before training on it, convert it, or make the embedded one."""
 
 import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,17 +10,42 @@ import click
 
 from mtrain.commands.completing import complete_config
 from mtrain.commands.helping import Group
-from mtrain.commands.options import JobCommand, spec_options, spec_request
-from mtrain.spec import terminal
+from mtrain.commands.options import JobCommand, spec_options, spec_request, take_request
+from mtrain.spec import remedies, terminal
+from mtrain.spec.request import SpecRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mtrain.api.datasets import Remark, Table
+    from mtrain.core.interfaces import Remark, Table
+    from mtrain.tasks.detection.convert import Format, Placing
 
 
 VISION = ("cv2", "PIL", "simplejpeg", "lxml", "msgspec", "sklearn")
 """Modules with which data sets of images are read, made and written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertDataRequest:
+    """A request to write a data set in another format."""
+
+    spec: SpecRequest
+    """The spec whose data are read."""
+    folder: Path
+    form: "Format"
+    """Format to write."""
+    images: "Placing" = "link"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """A data set that was written."""
+
+    images: Mapping[str, int]
+    """Number of images by split."""
+    labels: int
+    notes: tuple[str, ...] = ()
+    """What the format cannot hold, in sentences."""
 
 
 @click.group(cls=Group)
@@ -43,13 +70,11 @@ def check(*, spec: str | None, images: int, out: Path, **params: Any) -> None:
     _need_vision()
     from rich.console import Console
 
-    from mtrain.api import datasets
-
     if spec is not None and params["config"] is not None:
         raise click.UsageError(f"{spec} and -c {params['config']} are both given; keep one")
     request = spec_request({**params, "config": spec or params["config"]})
     console = Console(soft_wrap=True)
-    for part in datasets.check(request, images=images, out=out):
+    for part in check_data(request, images=images, out=out):
         print_part(console, part)
 
 
@@ -57,7 +82,7 @@ def print_part(console: "Console", part: "Table | Remark") -> None:
     """Print a table, or a remark in the colour that says whether it is good."""
     from rich import table as rich_table
 
-    from mtrain.api.datasets import Remark
+    from mtrain.core.interfaces import Remark
 
     if isinstance(part, Remark):
         colours = {True: "green", False: "yellow", None: None}
@@ -88,33 +113,24 @@ def _cell(text: str) -> str:
     "--images", type=click.Choice(["link", "copy"]), default="link", show_default=True, help="Hard links, or copies."
 )
 @spec_options
-def convert(folder: Path, *, form: str, images: str, **params: Any) -> None:
+def convert(folder: Path, **params: Any) -> None:
     """Write a data set to FOLDER in another format, its images linked or copied.
 
     For example: mtrain data convert cells-yolo --to yolo --format voc --root cells
     """
     _need_vision()
-    from mtrain.api import datasets
-
     typed = {"data.format": params.pop("given"), "data.root": params.pop("root")}
-    values = [f"{path}={value}" for path, value in typed.items() if value is not None]
-    request = datasets.ConvertDataRequest(
-        spec=spec_request({**params, "overrides": (*params["overrides"], *values)}),
-        folder=folder,
-        form=form,  # type: ignore[arg-type]  # one of the choices
-        images=images,  # type: ignore[arg-type]
-    )
-    result = datasets.convert(request, tell=terminal.say)
+    params["overrides"] += tuple(f"{path}={value}" for path, value in typed.items() if value is not None)
+    request = take_request(ConvertDataRequest, params, folder=folder)
+    result = convert_data(request, tell=terminal.say)
     for note in result.notes:
         terminal.say(f"note: {note}")
     counts = ", ".join(f"{count} {name}" for name, count in result.images.items())
     terminal.say(f"{counts} images with {result.labels} labels: {folder}")
-    terminal.say(f"use them with: -o data.format={form} data.root={folder}")
+    terminal.say(f"use them with: -o data.format={request.form} data.root={folder}")
 
 
 def _need_vision() -> None:
-    from mtrain.spec import remedies
-
     remedies.need(VISION, what="mtrain data", extra="vision")
 
 
@@ -133,8 +149,57 @@ def make() -> None:
 def digits(directory: Path, *, train: int, val: int, size: int, seed: int, png: bool) -> None:
     """Write handwritten digits on canvases to DIRECTORY, in COCO form."""
     _need_vision()
-    from mtrain.api import datasets
+    from mtrain.tasks.detection.readers import digits as reader
 
-    datasets.make_digits(directory, train=train, val=val, size=size, seed=seed, suffix="png" if png else "jpg")
+    options = reader.DigitsOptions(train=train, val=val, size=size, seed=seed, suffix="png" if png else "jpg")
+    reader.make_digits(directory, options)
     terminal.say(f"{train} train and {val} val canvases of {size} x {size} px: {directory}")
     terminal.say(f"use them with: -o data.format=coco -o {shlex.quote(f'data.root={directory}')}")
+
+
+def check_data(request: SpecRequest, *, images: int, out: Path) -> Iterator["Table | Remark"]:
+    """Yield counts, histograms and what is wrong with a data set; then save images with their labels, also augmented.
+
+    Args:
+        request: the spec whose data are read.
+        images: number of images in each grid.
+        out: folder of the grids.
+
+    Raises:
+        UsageError: the spec is wrong, or the data cannot be read.
+    """
+    from mtrain.core.interfaces import Remark
+    from mtrain.data.images.drawing import save_image
+    from mtrain.rank.assembly import open_data_of
+
+    loaded = request.read(request.config)
+    opened = open_data_of(loaded.job)
+    verified = opened.verify()
+    yield Remark(text=f"{loaded.source}: data.format {loaded.spec.data.format}, {verified}")
+    yield from opened.describe()
+    for name, view_name, image in opened.views(limit=images):
+        file = out / f"data_check_{loaded.name}_{name}.jpg"
+        save_image(image, file)
+        yield Remark(text=f"{view_name}: {file}")
+
+
+def convert_data(request: ConvertDataRequest, *, tell: Callable[[str], None]) -> Converted:
+    """Write a data set in another format, its images linked or copied; ``tell`` receives the notes on its spec.
+
+    Raises:
+        UsageError: the spec is wrong, or the data cannot be read, have no boxes, or cannot be written.
+    """
+    from mtrain.tasks.datasets import open_data
+    from mtrain.tasks.detection.convert import check_kind
+    from mtrain.tasks.detection.convert import convert as write
+
+    loaded = request.spec.read(request.spec.config)
+    for note in loaded.notes:
+        tell(note)
+    opened = open_data(loaded.spec.data, registry=loaded.registry)
+    check_kind(opened.kind, loaded.spec.data.format)
+    names = ("train", "val") if loaded.spec.evaluate.enabled else ("train",)
+    splits = dict(zip(names, opened.both() if len(names) == 2 else [opened.train], strict=True))
+    notes = tuple(write(splits, request.folder, request.form, images=request.images))
+    labels = sum(len(image.labels) for split in splits.values() for image in split.images)
+    return Converted(images={name: len(split) for name, split in splits.items()}, labels=labels, notes=notes)

@@ -1,11 +1,37 @@
-"""``mtrain evaluate``: score trained weights on the evaluation split, over all ranks."""
+"""``mtrain evaluate``: score trained weights on the evaluation split, by the ranks of a job, or of an exported model in this process."""
 
-from typing import Any
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.options import JobCommand, evaluation_options, named_run, run_argument, spec_request
+from mtrain.commands.options import JobCommand, evaluation_options, named_run, run_argument, take_request
+from mtrain.errors import UsageError
 from mtrain.spec import terminal
+from mtrain.spec.request import SpecRequest
+
+if TYPE_CHECKING:
+    from mtrain.jobs.job import Outcome
+    from mtrain.spec.config import Loaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateRequest:
+    """A request to score trained weights on the evaluation split."""
+
+    spec: SpecRequest
+    """The spec; none named: that of the run or checkpoint, else the newest run of the default spec is scored."""
+    run: str | None = None
+    """A run folder, whose best checkpoint is scored."""
+    checkpoint: str | None = None
+    """A checkpoint; with ``run``, in place of its best."""
+    weights: str | None = None
+    """A file of weights, or an exported ``.onnx``, in place of a checkpoint."""
+    resume: str | None = None
+    """A run folder, whose newest checkpoint is scored, or a checkpoint."""
+    quiet: bool = False
 
 
 @click.command("evaluate", cls=JobCommand)
@@ -21,12 +47,66 @@ def evaluate(context: click.Context, /, **params: Any) -> None:
 
     RUN is a run folder: its spec and its best checkpoint. Without RUN and -c: the newest run of the spec here.
     """
-    from mtrain.api.evaluation import EvaluateRequest
-    from mtrain.api.evaluation import evaluate as score
-
-    run = named_run(params)
-    named = {name: params.pop(name) for name in ("checkpoint", "weights", "resume")}
-    outcome = score(EvaluateRequest(run=run, spec=spec_request(params), **named))
+    outcome = score(take_request(EvaluateRequest, params, run=named_run(params)))
     for line in outcome.lines:
         terminal.say(line)
     context.exit(outcome.code)
+
+
+def score(request: EvaluateRequest) -> "Outcome":
+    """Score weights on the evaluation split, in a run folder of its own.
+
+    Raises:
+        UsageError: there is nothing to evaluate, or the job cannot be started.
+    """
+    from mtrain.core.checkpoint import store
+
+    with store.holding():
+        return _score(request)
+
+
+def _score(request: EvaluateRequest) -> "Outcome":
+    from mtrain.jobs import beside_run, start
+    from mtrain.jobs.hosts import allocated_hosts, many_hosts
+    from mtrain.weights.own import refuse_own
+    from mtrain_deploy.exported import job as exported_model
+
+    named = start.TrainedWeights(
+        run=request.run or request.resume, checkpoint=request.checkpoint, weights=request.weights
+    ).fetched()
+    source = named.checkpoint or named.run
+    if source:
+        refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
+    config = exported_model.config_of(start.resumed_config(request.spec.config, source), named.weights)
+    loaded = allocated_hosts.completed(request.spec.read(config, _weights_value(named.weights)))
+    if request.run and not named.checkpoint:
+        folder = Path(str(named.run))
+        if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
+            raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
+        source = str(start.best_of(folder) or source)
+    is_beside = source and request.spec.config is not None
+    if is_beside and (note := beside_run.note_on(loaded, Path(str(source)))):
+        loaded = replace(loaded, notes=(*loaded.notes, note))
+    return _scored(loaded, source=source, quiet=request.quiet)
+
+
+def _weights_value(weights: str | None) -> dict[str, Any]:
+    """Return the value of the spec for a file of weights; an empty name stands for no file."""
+    from mtrain.spec.config import Given
+
+    return {} if weights is None else {"model.weights": Given(weights or None, f"--weights {shlex.quote(weights)}")}
+
+
+def _scored(loaded: "Loaded", *, source: str | None, quiet: bool) -> "Outcome":
+    """Score a checkpoint or run folder; None: ``model.weights``, which may be an exported model."""
+    from mtrain.jobs import closing, job
+    from mtrain_deploy.exported import job as exported_model
+
+    weights = loaded.spec.model.weights
+    if not exported_model.is_exported(weights):
+        return job.evaluate(loaded, resume=source, quiet=quiet)
+    if source is not None:
+        raise UsageError(f"{source} and --weights {weights} are both given; keep one")
+    folder, summary = exported_model.evaluate(loaded, quiet=quiet)
+    lines = closing.metric_lines(summary, summary.get("metrics", {}))
+    return job.Outcome(code=0, run_dir=folder, summary=summary, lines=lines)

@@ -12,30 +12,29 @@ a YAML file (None: ``mtrain.yml`` in the current folder, else the embedded demo)
 Mistakes raise the errors of ``mtrain.errors``; all of them derive from ``MtrainError``.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtrain.api import results
-from mtrain.api.python_calls import (
+from mtrain.commands import results
+from mtrain.commands.python_calls import (
     File,
     SpecSource,
-    as_yaml,
     flags_of,
     flat,
     need_main_thread,
+    request_of,
     source_of,
-    spec_request,
-    text_of,
+    teller,
 )
-from mtrain.api.results import EvaluateResult, PredictResult, TrainResult
+from mtrain.commands.results import EvaluateResult, PredictResult, TrainResult
+from mtrain.commands.training_request import TrainRequest
 from mtrain.errors import TrainingError, UsageError
-from mtrain.spec import terminal
 from mtrain.spec.calls import explained
 
 if TYPE_CHECKING:
-    from mtrain.api.training import TrainRequest
     from mtrain.compare.results import Comparison
     from mtrain.jobs.doctor import Checkup
     from mtrain.jobs.plan import Plan
@@ -90,11 +89,9 @@ def plan(
     Raises:
         UsageError: the spec is wrong, or there is nothing to resume.
     """
-    from mtrain.api import planning
-    from mtrain.api.training import TrainRequest
+    from mtrain.commands.plan import plan_job
 
-    asked = spec_request(spec, backend=backend, ranks=ranks, overrides=overrides)
-    return planning.plan(TrainRequest(spec=asked, resume=text_of(resume)))
+    return plan_job(request_of(TrainRequest, locals()))
 
 
 @explained
@@ -124,11 +121,8 @@ def train(
         LaunchError: ranks or hosts did not come up.
         JobFailed: it was started and failed.
     """
-    from mtrain.api.training import TrainRequest
-
     need_main_thread("train")
-    asked = spec_request(spec, backend=backend, ranks=ranks, overrides=overrides)
-    return _trained(TrainRequest(spec=asked, resume=text_of(resume), quiet=quiet))
+    return _run_training(request_of(TrainRequest, locals()))
 
 
 @explained
@@ -160,17 +154,9 @@ def run(
         LaunchError: ranks or hosts did not come up.
         JobFailed: it was started and failed.
     """
-    from mtrain.api.training import TrainRequest
-
     need_main_thread("run")
-    request = TrainRequest(
-        spec=spec_request(spec, backend=backend, ranks=ranks, overrides=overrides),
-        resume=text_of(resume),
-        script=Path(script),
-        arguments=[os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in arguments],
-        quiet=quiet,
-    )
-    return _trained(request)
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in arguments]
+    return _run_training(request_of(TrainRequest, locals(), arguments=words))
 
 
 @explained
@@ -211,17 +197,10 @@ def evaluate(
         UsageError: there is nothing to evaluate, or the job cannot be started.
         JobFailed: it was started and failed.
     """
-    from mtrain.api import evaluation
+    from mtrain.commands.evaluate import EvaluateRequest, score
 
     need_main_thread("evaluate")
-    request = evaluation.EvaluateRequest(
-        spec=spec_request(spec, backend=backend, ranks=ranks, overrides=overrides),
-        run=text_of(run),
-        checkpoint=text_of(checkpoint),
-        weights=text_of(weights),
-        quiet=quiet,
-    )
-    outcome = evaluation.evaluate(request)
+    outcome = score(request_of(EvaluateRequest, locals()))
     if outcome.code != 0:
         raise JobFailed("evaluation", exit_code=outcome.code, run_dir=outcome.run_dir)
     metrics = outcome.summary.get("metrics", {})
@@ -262,7 +241,7 @@ def predict(
         UsageError: there are no such images or weights, or the spec does not fit them.
         JobFailed: prediction was started and failed.
     """
-    from mtrain.api import prediction
+    from mtrain.commands.predict import WORK_FOLDER, PredictRequest, predict_on
 
     need_main_thread("predict")
     if not 0 <= confidence < 1:
@@ -270,21 +249,9 @@ def predict(
     sources = [images] if isinstance(images, str | os.PathLike) else list(images)
     if not sources:
         raise UsageError("predict: no image was given; give a file, a folder, or a list of them")
-    request = prediction.PredictRequest(
-        sources=[os.fspath(source) for source in sources],
-        spec=spec_request(spec, overrides=overrides),
-        run=text_of(run),
-        checkpoint=text_of(checkpoint),
-        weights=text_of(weights),
-        out=os.fspath(out),
-        confidence=confidence,
-        draw=draw,
-        strict=strict,
-        device=device,
-    )
-    result = prediction.predict(request)
+    result = predict_on(request_of(PredictRequest, locals(), sources=[os.fspath(source) for source in sources]))
     if result.code != 0:
-        raise JobFailed("prediction", exit_code=result.code, run_dir=result.out / prediction.WORK_FOLDER)
+        raise JobFailed("prediction", exit_code=result.code, run_dir=result.out / WORK_FOLDER)
     return PredictResult(predictions=result.predictions, skipped=result.skipped, out=result.out)
 
 
@@ -312,11 +279,12 @@ def doctor(
     Raises:
         UsageError: the spec is wrong.
     """
-    from mtrain.api import checking
+    from mtrain.commands.doctor import check_hosts
+    from mtrain.jobs.doctor import DoctorRequest
 
     need_main_thread("doctor")
     flags = flags_of(backend=backend, ranks=ranks, overrides=overrides)
-    return checking.check(checking.DoctorRequest(config=source_of(spec), backend=backend, flags=flags, quick=quick))
+    return check_hosts(DoctorRequest(config=source_of(spec), backend=backend, flags=flags, quick=quick))
 
 
 @explained
@@ -355,8 +323,9 @@ def compare_backends(
     Raises:
         UsageError: the spec, a backend or an option is wrong; nothing was started.
     """
-    from mtrain.api import comparing
+    from mtrain.compare import jobs
     from mtrain.compare.profiles import PROFILES
+    from mtrain.compare.request import CompareRequest
 
     need_main_thread("compare_backends")
     if profile not in PROFILES:
@@ -365,26 +334,24 @@ def compare_backends(
         raise UsageError(f"updates={updates}, ranks={ranks}, rounds={rounds}: expected at least 1, 1 and 0")
     if arguments and script is None:
         raise UsageError(f"arguments={list(arguments)!r}: given without a script; name it with script=")
-    request = comparing.CompareRequest(
+    request = request_of(
+        CompareRequest,
+        locals(),
         config=source_of(spec),
-        overrides=[f"{path}={as_yaml(value)}" for path, value in flat(overrides or {})],
+        overrides=[f"{path}={json.dumps(value)}" for path, value in flat(overrides or {})],  # JSON is YAML
         backends=backends if isinstance(backends, str) else ",".join(backends),
-        updates=updates,
-        ranks=ranks,
-        profile=profile,
-        rounds=rounds,
-        out=None if out is None else Path(out),
-        script=None if script is None else Path(script),
         arguments=tuple(arguments),
-        tell=(lambda text: None) if quiet else (lambda text: terminal.say(text, err=True)),
+        tell=teller(quiet=quiet),
     )
-    return comparing.compare(request).comparison
+    comparison = jobs.compare(request)
+    jobs.write(comparison, request.folder)
+    return comparison
 
 
-def _trained(request: "TrainRequest") -> TrainResult:
-    from mtrain.api import training
+def _run_training(request: TrainRequest) -> TrainResult:
+    from mtrain.commands.train import run_training
 
-    outcome = training.train(request)
+    outcome = run_training(request)
     if outcome.code in FAILED:
         raise JobFailed("training", exit_code=outcome.code, run_dir=outcome.run_dir)
     reason = "interrupted" if outcome.code else results.exit_reason(outcome.summary)

@@ -1,11 +1,23 @@
-"""``mtrain plan``: print what would be started, as text or JSON, and start nothing."""
+"""``mtrain plan``: print what a job would do, on one backend, or on two as a diff."""
 
-from typing import Any
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.commands.options import JobCommand, job_options, spec_request
+from mtrain.commands.training_request import TrainRequest
+from mtrain.errors import SpecError
 from mtrain.spec import terminal
+from mtrain.spec.request import SpecRequest
+
+if TYPE_CHECKING:
+    from mtrain.jobs.plan import Plan
+    from mtrain.spec.config import Loaded
 
 
 @click.command("plan", cls=JobCommand)
@@ -14,22 +26,114 @@ from mtrain.spec import terminal
 @click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")
 def plan(**params: Any) -> None:
     """Print the commands, the environment and the numbers of a job, and start nothing."""
-    from mtrain.api import planning
-    from mtrain.api.training import TrainRequest
 
     def request(**chosen: str) -> TrainRequest:
         return TrainRequest(spec=spec_request({**params, **chosen}), resume=params["resume"])
 
     if params["diff"]:
-        difference = planning.difference([(backend, request(backend=backend)) for backend in params["diff"]])
-        terminal.say(difference, nl=False)
+        terminal.say(diff_plans([(backend, request(backend=backend)) for backend in params["diff"]]), nl=False)
         return
-    found = planning.plan_or_request(request(), tell=lambda note: terminal.say(note, err=True))
+    found = plan_or_request(request(), tell=lambda note: terminal.say(note, err=True))
     if isinstance(found, str):
         terminal.say(found, nl=False)
     elif params["as_json"]:
-        import json
-
         terminal.say(json.dumps(found.as_json(), indent=2))
     else:
         terminal.say(found.text(), nl=False)
+
+
+def plan_job(request: TrainRequest, *, tell: Callable[[str], None] = lambda note: None) -> "Plan":
+    """Return the plan of a job; ``tell`` receives the notes on its spec.
+
+    Raises:
+        UsageError: the spec is wrong, or there is nothing to resume.
+    """
+    request = request.settled()
+    return _planned(request, request.load(), tell)
+
+
+def plan_or_request(request: TrainRequest, *, tell: Callable[[str], None]) -> "Plan | str":
+    """Return the plan of a job, or its request for a scheduler, where the spec chooses one and names no host.
+
+    Raises:
+        UsageError: the spec is wrong, there is nothing to resume, or the job cannot be submitted.
+    """
+    from mtrain.jobs import submission
+
+    loaded = request.load()
+    cluster = loaded.job.cluster
+    if cluster is not None and not loaded.spec.cluster.ips and cluster.queue() is not None:
+        return submission.prepare(loaded).request
+    return _planned(request, loaded, tell)
+
+
+def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
+    """Return a unified diff of the plans of a job on two backends, both with one port, so that only real differences show.
+
+    Args:
+        requests: the names of the two backends, each with its request.
+    """
+    from mtrain.jobs import start
+    from mtrain.jobs.hosts import allocated_hosts
+
+    texts = []
+    machine = None
+    for backend, request in requests:
+        loaded = allocated_hosts.completed(request.load())
+        machine = replace(machine or start.here(loaded), line=_line_for(backend, start.typed_line()))
+        where = start.locate(loaded, resume=request.resume)
+        text = start.planned(loaded, where, machine=machine).text()
+        texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
+    first, second = (backend for backend, _ in requests)
+    return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))
+
+
+def read_for_showing(request: SpecRequest) -> "Loaded":
+    """Return a spec with the hosts of the allocation, for commands that show it; an allocation of no use is left out."""
+    from mtrain.jobs.hosts import allocated_hosts
+
+    return allocated_hosts.described(request.read(request.config))
+
+
+def _planned(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
+    from mtrain.jobs import plan_mesh, plan_sent, start
+    from mtrain.jobs.hosts import allocated_hosts
+    from mtrain.system import plugin_packages
+
+    loaded = allocated_hosts.completed(loaded)
+    missing = plugin_packages.missing(loaded.job, is_script=loaded.script is not None)
+    for note in [*loaded.notes, *([missing] if missing else [])]:
+        tell(note)
+    _check_model(loaded, tell)
+    planned = start.planned(loaded, start.locate(loaded, resume=request.resume))
+    more = {
+        **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
+        **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
+    }
+    return replace(planned, numbers={**planned.numbers, **more})
+
+
+def _check_model(loaded: "Loaded", tell: Callable[[str], None]) -> None:
+    """Refuse a model whose files cannot be read; of a job on hosts that are named, which may have others, only tell it."""
+    if loaded.script is not None or loaded.spec.backend.python not in (None, sys.executable):
+        return
+    try:
+        loaded.job.model.check_libraries()
+    except SpecError as error:
+        if not loaded.spec.cluster.ips:
+            raise
+        tell(f"on this machine: {error}")
+
+
+def _line_for(backend: str, typed: Sequence[str]) -> list[str]:
+    """Return the command that would be typed for one of the two backends: ``typed`` without ``--diff``."""
+    command: list[str] = []
+    words = iter(typed)
+    for word in words:
+        if word.partition("=")[0] != "--diff":
+            command.append(word)
+            continue
+        next(words)
+        if word == "--diff":
+            next(words)
+    return [*command, "--backend", backend]

@@ -1,14 +1,88 @@
-"""``mtrain predict``: apply trained weights to images or texts; write the results as JSON and as drawings."""
+"""``mtrain predict``: apply trained weights to images or texts, on one rank; write the results as JSON and as drawings."""
 
-from typing import Any
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.options import JobCommand, spec_options, spec_request
+from mtrain.commands.options import JobCommand, spec_options, take_request
+from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
 from mtrain.spec import terminal
+from mtrain.spec.request import SpecRequest
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
 
 SHOWN = 3
 """Number of continued texts that are printed."""
+WORK_FOLDER = ".run"
+"""Subfolder of the results in which the rank works; removed when it has succeeded."""
+PREDICTIONS = "predictions.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictRequest:
+    """A request for predictions: the images, the weights and the form of the results."""
+
+    sources: Sequence[str]
+    """Image files and folders of images."""
+    spec: SpecRequest = field(default_factory=SpecRequest)
+    """The spec; none named: that of the run."""
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint; None: ``runs/latest``."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    out: str = "predictions"
+    confidence: float = 0.25
+    """Lowest score that is kept, from 0 to 1."""
+    draw: bool = True
+    strict: bool = False
+    """Whether an image that cannot be read is an error; otherwise it is skipped."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The results of a request."""
+
+    code: int
+    """Exit code of the rank; nothing was written where it is not 0."""
+    out: Path
+    predictions: Sequence[Mapping[str, Any]] = ()
+    """Content of ``predictions.json``; its form depends on the task."""
+    images: int = 0
+    """Number of images that were predicted on."""
+    skipped: Sequence[Mapping[str, str]] = ()
+    """``file_name`` and ``reason`` of each image that could not be read."""
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the texts that a language model has continued, each with its continuation; none for images."""
+        return [f"{entry['prompt']}{entry['text']}" for entry in self.predictions if "text" in entry]
+
+    @property
+    def found_file(self) -> Path:
+        """Return the file of the predictions."""
+        return self.out / PREDICTIONS
+
+    @property
+    def skipped_file(self) -> Path:
+        """Return the file that lists the images that could not be read, which is there if there are some."""
+        from mtrain.rank.predict import SKIPPED
+
+        return self.out / SKIPPED
+
+    def skipped_text(self) -> str:
+        """Return lines that name the images that could not be read, the first ones of many."""
+        from mtrain.data.reading import listed
+
+        return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
 
 
 @click.command("predict", cls=JobCommand)
@@ -43,11 +117,7 @@ SHOWN = 3
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in images, or their classes, or continue texts, with the averaged weights of a checkpoint."""
-    from mtrain.api.prediction import PredictRequest
-    from mtrain.api.prediction import predict as predict_on
-
-    spec = spec_request({name: params.pop(name) for name in ("config", "overrides")})
-    request = PredictRequest(spec=spec, **params)
+    request = take_request(PredictRequest, params)
     result = predict_on(request)
     if result.skipped:
         head = f"warning: skipped {len(result.skipped)} images that cannot be read (--strict stops there)"
@@ -68,3 +138,184 @@ def predict(context: click.Context, /, **params: Any) -> None:
         if request.draw and not result.texts:
             terminal.say(f"images:    {result.out}")
     context.exit(result.code)
+
+
+def _refuse_run_alone(request: PredictRequest) -> None:
+    """Refuse a run folder as the only source: the run was meant to be ``run``, and the images are missing."""
+    from mtrain.system.runfolder import RunFolder
+
+    if len(request.sources) != 1 or not RunFolder(Path(request.sources[0])).metrics.is_file():
+        return
+    run = request.sources[0]
+    raise UsageError(
+        f"{run} is a run folder, and images are missing; give both: mtrain predict IMAGES... --run {shlex.quote(run)}"
+    )
+
+
+def predict_on(request: PredictRequest) -> Prediction:
+    """Predict on images with the averaged weights of a checkpoint, or with a file of weights.
+
+    Raises:
+        CheckpointError: there are no weights to use.
+        DataError: no image was given, or none can be read.
+        UsageError: the spec or the output folder is wrong, or a run folder is given instead of images.
+    """
+    from mtrain.core.checkpoint import store
+
+    _refuse_run_alone(request)
+    with store.holding():
+        return _predict(request)
+
+
+def _predict(request: PredictRequest) -> Prediction:
+    from mtrain.core.record_files import write_json
+    from mtrain.jobs import beside_run, start
+    from mtrain.weights.own import refuse_own
+    from mtrain.weights.reading import asked_or_said
+    from mtrain_deploy.exported import job as exported_model
+
+    files = list_images(request.sources)
+    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
+    run = Path(request.run or "runs/latest")
+    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
+    if not weights.exists() or weights == run:
+        absent = f"no intact checkpoint in {run}" if run.is_dir() else f"no such run folder: {run}"
+        if weights != run:
+            absent = f"{weights} does not exist"
+        raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    refuse_own(weights, "predict: draws on images with the networks of model plugins")
+    if exported_model.is_exported(weights):
+        return _with_exported(request, files, weights)
+    config = request.spec.config
+    if config is None:
+        config = start.resumed_config(None, request.run if request.weights else str(weights))
+    config = exported_model.config_of(config, request.weights)
+    loaded = _on_one_rank(config, request)
+    if request.spec.config is not None:
+        beside_run.say(request.spec.read(config), weights)
+    class_names = [] if weights.is_dir() else asked_or_said(weights, loaded.spec.data.names)
+    content = {
+        "images": {str(file): name for file, name in files.items()},
+        "out": str(Path(request.out).absolute()),
+        "confidence": request.confidence,
+        "draw": request.draw,
+        "class_names": class_names,
+        "strict": request.strict,
+    }
+
+    def run_rank(folder: Path) -> int:
+        write_json(folder / "predict.json", content)
+        where = start.Where(run_dir=folder, checkpoint=weights)
+        return start.run_job(loaded, where, mode="predict", quiet=True).code
+
+    return _write(run_rank, out=Path(request.out), count=len(files))
+
+
+def _with_exported(request: PredictRequest, files: Mapping[Path, str], weights: Path) -> Prediction:
+    """Predict with an exported model in this process."""
+    from mtrain_deploy.exported import job as exported_model
+
+    config = exported_model.config_of(request.spec.config, str(weights))
+    loaded = request.spec.read(config, {"model.weights": None})
+    out = Path(request.out)
+
+    def run_here(folder: Path) -> int:
+        try:
+            exported_model.predict(loaded, weights, files=files, out=out, request=request)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # no rank has left a log there
+        return 0
+
+    return _write(run_here, out=out, count=len(files))
+
+
+def _write(run: Callable[[Path], int], *, out: Path, count: int) -> Prediction:
+    """Let ``run`` predict on ``count`` images, and read its results from ``out``.
+
+    ``run`` receives an empty folder to work in and returns an exit code. The folder stays if that is not 0: the message
+    names the logs in it, and the next prediction clears it.
+    """
+    from mtrain.rank.predict import SKIPPED
+
+    folder = _empty_folder(out / WORK_FOLDER)
+    (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
+    try:
+        code = run(folder)
+    except MtrainError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if code != 0:
+        return Prediction(code=code, out=out)
+    shutil.rmtree(folder, ignore_errors=True)
+    skipped = _read(out / SKIPPED)
+    return Prediction(
+        code=code, out=out, predictions=_read(out / PREDICTIONS), images=count - len(skipped), skipped=skipped
+    )
+
+
+def list_images(sources: Sequence[str]) -> dict[Path, str]:
+    """List the image files that were named, those of folders included, each once, with its name in the results.
+
+    A file keeps the name by which it was given. An image of a folder is named by its path in that folder where it is
+    the only source, so that results do not depend on where the folder lies; with several sources the source stands in
+    front.
+
+    Raises:
+        DataError: a name is neither a file nor a folder, or a folder holds no image; all of them are named.
+    """
+    from mtrain.data.reading import images_in, listed
+
+    names: dict[Path, str] = {}
+    problems = []
+    for source in map(Path, sources):
+        files = images_in(source) if source.is_dir() else [source] if source.is_file() else []
+        is_only_source = source.is_dir() and len(sources) == 1
+        for file in files:
+            names.setdefault(file.absolute(), (file.relative_to(source) if is_only_source else file).as_posix())
+        if not files:
+            problems.append(f"{source}: " + ("holds no image" if source.is_dir() else "no such file or folder"))
+    if problems:
+        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no image:\n{listed(problems)}")
+    return names
+
+
+def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
+    """Load the spec of a run for one process without hosts, on the framework that the run was trained with.
+
+    That framework is installed where the run was made; the other one need not be.
+    """
+    from mtrain.jobs import start
+
+    read = request.spec.read
+    framework = start.framework_of(read(config))
+    overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
+    loaded = read(config, overrides)
+    if "confidence" not in loaded.job.model_class.Options.model_fields:
+        return loaded
+    # A model that selects predictions itself must know the lowest score.
+    return read(config, {**overrides, "model.options.confidence": request.confidence})
+
+
+def _empty_folder(folder: Path) -> Path:
+    """Create ``folder``, or empty it; return it.
+
+    Raises:
+        UsageError: it cannot be created, or another prediction is running there.
+    """
+    from mtrain.system import runfolder
+
+    try:
+        if folder.is_dir():
+            with runfolder.taken(runfolder.RunFolder(folder)):
+                shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder.parent}: cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def _read(file: Path) -> list[Any]:
+    """Read the list in a JSON file; return an empty one where there is no file."""
+    entries: list[Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return entries

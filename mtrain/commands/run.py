@@ -15,6 +15,7 @@ from mtrain.commands.options import (
     spread_overrides,
 )
 from mtrain.commands.train import train_job
+from mtrain.commands.training_request import TrainRequest
 
 
 class ScriptCommand(JobCommand):
@@ -65,7 +66,5 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
 
     The first word that is no flag is the script; everything after it belongs to the script.
     """
-    from mtrain.api.training import TrainRequest
-
     request = TrainRequest(spec=spec_request(params), resume=params["resume"], script=Path(script), arguments=arguments)
     context.exit(train_job(request, dry_run=params["dry_run"]))

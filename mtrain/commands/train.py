@@ -1,19 +1,23 @@
 """``mtrain train``: check, plan, start and watch a training job."""
 
 import math
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtrain.commands.options import JobCommand, job_options, spec_request
+from mtrain.commands.plan import plan_job
+from mtrain.commands.training_request import TrainRequest
 from mtrain.spec import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mtrain.api.training import TrainRequest
+    from mtrain.jobs.job import Outcome
+    from mtrain.spec.config import Loaded
 
 
 @click.command("train", cls=JobCommand)
@@ -21,22 +25,55 @@ if TYPE_CHECKING:
 @click.pass_context
 def train(context: click.Context, /, **params: Any) -> None:
     """Train what a spec describes, from the beginning or from a checkpoint."""
-    from mtrain.api.training import TrainRequest
-
     request = TrainRequest(spec=spec_request(params), resume=params["resume"], any_name=True)
     context.exit(train_job(request, dry_run=params["dry_run"]))
 
 
-def train_job(request: "TrainRequest", *, dry_run: bool) -> int:
-    """Train and print the result, or print the plan; return the exit code."""
-    from mtrain.api import planning, training
+def run_training(request: TrainRequest, *, tell: Callable[[str], None] = lambda line: None) -> "Outcome":
+    """Train and wait for the end; then write the report of the run, if the spec asks for plots.
 
+    Args:
+        request: what is trained.
+        tell: receives the lines of the result.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+    """
+    from mtrain.jobs import job
+    from mtrain.jobs.hosts import allocated_hosts
+
+    request = request.settled()
+    loaded = allocated_hosts.completed(request.load())
+    outcome = job.train(loaded, resume=request.resume, quiet=request.quiet)
+    for line in outcome.lines:
+        tell(line)
+    if loaded.spec.report.plots:
+        from mtrain_ui.pages.report import write_after  # the import takes a moment
+
+        report = write_after(outcome.run_dir, code=outcome.code, warn=lambda text: terminal.say(text, err=True))
+        if report is not None:
+            tell(f"report:      open {report}")
+    if outcome.code == 0 and outcome.run_dir is not None and can_predict(loaded, outcome.summary):
+        files = "TEXT.txt" if loaded.job.model_class.kind == "language" else "IMAGES..."
+        tell(f"next:        mtrain predict {files} --run {shlex.quote(str(outcome.run_dir))}")
+    return outcome
+
+
+def can_predict(loaded: "Loaded", summary: Mapping[str, Any]) -> bool:
+    """Return whether ``mtrain predict`` takes a run: it was scored, and its network is that of a model plugin."""
+    from mtrain.spec import references
+
+    return loaded.script is None and bool(summary.get("best")) and not references.is_reference(loaded.spec.model.name)
+
+
+def train_job(request: TrainRequest, *, dry_run: bool) -> int:
+    """Train and print the result, or print the plan; return the exit code."""
     if dry_run:
-        plan = planning.plan(request, tell=lambda note: terminal.say(note, err=True))
-        terminal.say(plan.text(), nl=False)
+        terminal.say(plan_job(request, tell=lambda note: terminal.say(note, err=True)).text(), nl=False)
         return 0
     lines: list[str] = []  # printed when all is done and written: nobody may read them any more
-    outcome = training.train(request, tell=lines.append)
+    outcome = run_training(request, tell=lines.append)
     # A terminal gets the classes as a table, a log one line for each metric.
     if lines and not sys.stdout.isatty():
         terminal.say("\n".join(lines))
@@ -50,7 +87,7 @@ def show_result(lines: Sequence[str], best: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from mtrain.api.training import class_lines
+    from mtrain.records.wording import class_lines
 
     console, of_classes = Console(highlight=False), class_lines(best)
     for line in lines:
@@ -67,7 +104,7 @@ def _class_table(best: Mapping[str, Any]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from mtrain.api.training import class_table
+    from mtrain.records.wording import class_table
 
     columns, rows = class_table(best)
     table = Table("class", *columns, box=None, pad_edge=False)

@@ -1,15 +1,50 @@
 """``mtrain weights``: import weights from other programs, export weights for them, and show the content of a file."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from mtrain.commands.completing import complete_plugin
 from mtrain.commands.helping import Group
+from mtrain.commands.options import take_request
+from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
 
+if TYPE_CHECKING:
+    from mtrain.core.interfaces import Array
+    from mtrain.spec.registry import Registry
+    from mtrain.weights.models import Expected
+    from mtrain.weights.reading import Weights
+
+MIB = 2**20
+Tell = Callable[[str], None]
 PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertRequest:
+    """A request to write weights under the names of another program, or of mtrain where the file is a ``.safetensors``."""
+
+    file: Path
+    """A file of weights, a checkpoint or a run."""
+    target: Path
+    model: str | None = None
+    """The model that the weights are of; None: the file says it."""
+    options: Sequence[str] = ()
+    """``NAME=VALUE`` of ``model.options``, over those that the file says."""
+    force: bool = False
+    """Replace ``target``."""
+    deploy: bool = False
+    """Write the model's form for inference."""
+    merge: bool = False
+    """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
+    form: Literal["dcp"] | None = None
+    """``dcp``: write a folder of ``torch.distributed.checkpoint``; None: the ending of ``target`` says it."""
+    max_file_gb: float = 5.0
+    """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
 
 
 @click.group(cls=Group)
@@ -33,15 +68,12 @@ def weights() -> None:
     help="An entry of model.options, where the model is not as it comes: --option path=config.json.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
-def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, force: bool) -> None:
+def import_(**params: Any) -> None:
     """Read FILE and write it under the names used here.
 
     FILE is a .pdparams, .pt, .pth or .safetensors, a folder of torch.distributed.checkpoint, a checkpoint or a run.
     """
-    from mtrain.api.weights import ConvertRequest, import_weights
-
-    request = ConvertRequest(file=file, model=model, target=target, options=options, force=force)
-    import_weights(request, tell=terminal.say, warn=_warn)
+    import_weights(take_request(ConvertRequest, params), tell=terminal.say, warn=_warn)
 
 
 @weights.command()
@@ -77,45 +109,234 @@ def import_(file: Path, model: str, target: Path, options: tuple[str, ...], *, f
     show_default=True,
     help="Weights of a folder that are larger are divided among several files with an index.",
 )
-def export(  # noqa: PLR0913 - the flags of the command
-    file: Path,
-    model: str | None,
-    target: Path,
-    form: Literal["dcp"] | None,
-    *,
-    force: bool,
-    deploy: bool,
-    merge: bool,
-    max_file_gb: float,
-) -> None:
+def export(**params: Any) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program.
 
     Those of your own script or model have the names of its state_dict.
     """
-    from mtrain.api.weights import ConvertRequest, convert
-
-    request = ConvertRequest(
-        file=file,
-        model=model,
-        target=target,
-        form=form,
-        force=force,
-        deploy=deploy,
-        merge=merge,
-        max_file_gb=max_file_gb,
-    )
-    convert(request, tell=terminal.say, warn=_warn)
+    convert_weights(take_request(ConvertRequest, params), tell=terminal.say, warn=_warn)
 
 
 @weights.command()
 @click.argument("file", type=PATH)
 def show(file: Path) -> None:
     """List names, types and shapes as FILE has them."""
-    from mtrain.api.weights import description
-
-    for line in description(file):
+    for line in describe_weights(file):
         terminal.say(line)
 
 
 def _warn(text: str) -> None:
     terminal.say(text, err=True)
+
+
+def import_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
+    """Write weights of another program under mtrain's names; see ``convert_weights``."""
+    if request.target.suffix != ".safetensors":
+        raise CheckpointError(
+            f"--to {request.target}: import writes .safetensors; for other endings: mtrain weights export"
+        )
+    convert_weights(request, tell=tell, warn=warn)
+
+
+def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
+    """Write weights under the names that programs have which read files like ``target``.
+
+    Args:
+        request: the files and the model.
+        tell: receives lines on what was read and written.
+        warn: receives sentences on what does not fit.
+
+    Raises:
+        UsageError: the file cannot be read, is not of the model, or ``target`` cannot be written.
+    """
+    from mtrain.weights import dcp_writing
+    from mtrain.weights.models import registry_for
+    from mtrain.weights.names import exported
+    from mtrain.weights.reading import read
+    from mtrain.weights.writing import LAYOUTS, check_target
+
+    target = request.target
+    if request.form is None and not target.suffix:
+        _write_folder(request, tell)
+        return
+    if request.merge:
+        raise UsageError(
+            "--merge: writes a folder for transformers; give --to a name without an ending, and no --format"
+        )
+    if request.form == "dcp":
+        dcp_writing.check_folder(target, force=request.force)
+    else:
+        check_target(target, force=request.force)
+    file_weights = read(request.file)
+    tell(_described(file_weights))
+    if file_weights.own is not None:
+        _copy_own(file_weights, request, tell)
+        return
+    target_model = _target_model(file_weights, request)
+    arrays = _fitted(file_weights, target_model, tell=tell, warn=warn)
+    if request.deploy:
+        arrays = _fused(arrays, target_model, registry=registry_for(file_weights))
+        tell(f"for inference: {len(arrays)} arrays")
+    layout = "torch" if request.form == "dcp" else LAYOUTS[target.suffix]
+    _write(request, exported(arrays, target_model.published, layout=layout), tell=tell)
+
+
+def _write(request: ConvertRequest, arrays: Mapping[str, "Array"], *, tell: Tell, note: str = "") -> None:
+    """Write ``arrays`` as a file or as a folder of ``torch.distributed.checkpoint``."""
+    from mtrain.weights import dcp_writing
+    from mtrain.weights.writing import write
+
+    target = request.target
+    if request.form == "dcp":
+        dcp_writing.write_folder(target, arrays)
+        files = [*target.iterdir()]
+        note += f"; read it with torch.distributed.checkpoint.load(model.state_dict(), checkpoint_id={str(target)!r})"
+    else:
+        write(target, arrays)
+        files = [target]
+    size = sum(file.stat().st_size for file in files)
+    tell(f"written: {target} ({size / MIB:.1f} MiB){note}")
+
+
+def describe_weights(file: Path) -> list[str]:
+    """Return lines with the names, types and shapes of the arrays in a file.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    from mtrain.weights.reading import read
+
+    file_weights = read(file)
+    width = max((len(name) for name in file_weights.arrays), default=0)
+    arrays = file_weights.arrays.items()
+    rows = [f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}" for name, array in arrays]
+    return [_described(file_weights), *rows]
+
+
+def _target_model(file_weights: "Weights", request: ConvertRequest) -> "Expected":
+    """Return the names and shapes of the model that the weights are of."""
+    from mtrain.weights.models import expected
+
+    name = request.model or file_weights.model
+    if name is None:
+        raise CheckpointError(
+            f"{request.file} does not say of which model it is; give --model NAME (mtrain plugins list)"
+        )
+    is_own = name == file_weights.model
+    stored = file_weights.options if is_own and file_weights.options else {}
+    target_model = expected(
+        file_weights,
+        name,
+        options={**stored, **_options(request.options)},
+        pruned=file_weights.pruned if is_own else None,
+    )
+    if target_model is None:
+        raise CheckpointError(
+            f"--model {name}: its state is not known without a framework; train with it as model.weights"
+        )
+    return target_model
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return ``NAME=VALUE`` pairs as a mapping; values are read as YAML.
+
+    Raises:
+        UsageError: One of them is no pair.
+    """
+    from mtrain.spec.yaml_reader import parse_value
+
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--option {pair}: expected NAME=VALUE, such as path=config.json")
+    split = (pair.split("=", 1) for pair in pairs)
+    return {name: parse_value(text) for name, text in split}
+
+
+def _write_folder(request: ConvertRequest, tell: Tell) -> None:
+    """Write a language model as a folder that other libraries read.
+
+    Raises:
+        UsageError: The weights are of another model, or the folder cannot be written.
+    """
+    from mtrain.weights.reading import read
+    from mtrain.weights.writing import check_target
+    from mtrain_language.publishing import Trained, write_folder
+    from mtrain_language.weight_files import GB
+
+    file_weights = read(request.file)
+    if file_weights.own != "plugin":
+        check_target(request.target, force=request.force)
+    tell(_described(file_weights))
+    trained = Trained(options=file_weights.options or {}, labels=file_weights.labels or {}, arrays=file_weights.arrays)
+    limit = request.max_file_gb * GB
+    written = write_folder(request.target, trained, merge=request.merge, force=request.force, max_file_bytes=limit)
+    reader = "peft" if "adapter_config.json" in written else "transformers"
+    tell(f"written: {request.target} ({', '.join(written)}), which {reader} and what reads its models can load")
+
+
+def _copy_own(file_weights: "Weights", request: ConvertRequest, tell: Tell) -> None:
+    """Write the weights of a user's own module under the names of its ``state_dict``."""
+    from mtrain.core.named_models import models_in, of_model
+    from mtrain.weights.own import WORDS
+
+    assert file_weights.own is not None, "the caller has asked"
+    model, arrays = request.model, file_weights.arrays
+    names = models_in(arrays)
+    if model in names and names != [""]:
+        _write(request, of_model(model, arrays), tell=tell, note=f", with the names of the state_dict of {model}")
+        return
+    if names != [""]:
+        given = "no --model" if model is None else f"--model {model}"
+        raise UsageError(
+            f"{given}: {file_weights.path} has the models {', '.join(sorted(names))}; give --model {min(names)}"
+        )
+    flag = "--deploy" if request.deploy else f"--model {model}" if model not in (None, file_weights.model) else None
+    if flag is not None:
+        raise UsageError(f"{flag}: {file_weights.path} is of {WORDS[file_weights.own]}; leave the flag out")
+    _write(request, arrays, tell=tell, note=", with the names of the module's state_dict")
+
+
+def _fitted(file_weights: "Weights", target_model: "Expected", *, tell: Tell, warn: Tell) -> Mapping[str, "Array"]:
+    """Return the file's arrays under the model's names and in its types; tell what does not fit.
+
+    Counters that the file does not hold are 0.
+    """
+    import numpy as np
+
+    from mtrain.weights.models import fitted
+
+    result = fitted(file_weights, target_model)
+    classes = f" with {target_model.classes} classes" if target_model.classes is not None else ""
+    part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
+    tell(f"{target_model.model}{classes}: {len(result.matched)} of {len(target_model.state)} arrays taken{part}")
+    if result.counters:
+        tell(f"{len(result.counters)} counters that such files do not hold are 0")
+    for sentence in result.warnings():
+        warn(f"warning: {sentence}")
+    zeros = {name: np.zeros(target_model.state[name].shape, target_model.state[name].dtype) for name in result.counters}
+    arrays = {**result.matched, **zeros}
+    return {name: arrays[name] for name in target_model.state if name in arrays}
+
+
+def _fused(arrays: Mapping[str, "Array"], target_model: "Expected", *, registry: "Registry") -> Mapping[str, "Array"]:
+    """Return the state for inference, made by the model's own ``fused``."""
+    from mtrain.core.interfaces import Model
+
+    missing = [name for name in target_model.state if name not in arrays]
+    model: type[Model] = registry.load("models", target_model.model)
+    fused_arrays = None if missing else model.fused(arrays)
+    if missing and model.fused is not Model.fused:
+        raise CheckpointError(
+            f"--deploy: needs every array of {target_model.model}; {len(missing)} are not in the file, such as {missing[0]}"
+        )
+    if fused_arrays is None:
+        raise CheckpointError(
+            f"--deploy: {target_model.model} has no form for inference of its own; leave the flag out"
+        )
+    return fused_arrays
+
+
+def _described(file_weights: "Weights") -> str:
+    size = sum(array.nbytes for array in file_weights.arrays.values())
+    types = ", ".join(sorted({str(array.dtype) for array in file_weights.arrays.values()}))
+    return f"{file_weights.path}: {file_weights.description}: {len(file_weights.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARTS = {
-    "mtrain.api.functions": (
+    "mtrain.commands.functions": (
         "Functions",
         "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used. A `spec` is a YAML file, the "
         "name of a shipped config, a dict with the keys of a YAML file, or a `mtrain.Spec`.",
     ),
-    "mtrain.api.results": ("Results", "What these functions return."),
+    "mtrain.commands.results": ("Results", "What these functions return."),
     "mtrain.rank.script.session": (
         "Sessions of your own scripts",
         "[Your own training script](your-own-script.md) shows how they are used.",
@@ -19,7 +19,7 @@ PARTS = {
     "mtrain.rank.script.rules": ("Optimizers and schedules of your own scripts", ""),
     "mtrain_clusters.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
     "mtrain_clusters.queue": ("A submitted job", "What these functions return."),
-    "mtrain.api.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
+    "mtrain.spec.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
 }
 """Module that defines public names -> heading and first line of its part of the page; others come after these."""
 MODULES = {

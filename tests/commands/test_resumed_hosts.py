@@ -146,17 +146,18 @@ def test_a_script_without_a_record_of_choices_takes_the_spec_of_its_run_and_says
 
 def script_job(folder: Path, *words: str) -> config.Loaded:
     """Return the spec that `mtrain run` reads for `r.py` with these words."""
-    from mtrain.api import training
+    from mtrain.commands import train as command
+    from mtrain.commands.training_request import TrainRequest
     from mtrain.jobs.job import Outcome
 
     found = []
 
-    def train(request: training.TrainRequest, **rest: Any) -> Outcome:
+    def train(request: TrainRequest, **rest: Any) -> Outcome:
         found.append(request.load())
         return Outcome(code=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train", train)
+        patch.setattr(command, "run_training", train)
         assert main([*words, str(folder / "r.py")]) == 0
     return found[0]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForObjectDetection
 
-from mtrain.api.weights import ConvertRequest, import_weights
+from mtrain.commands.weights import ConvertRequest, import_weights
 from mtrain.backends._torch import nn, ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import mtrain
-from mtrain.api import typed
+from mtrain.spec import typed
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec.sources import shipped_folder
 
@@ -103,12 +103,12 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
 def test_the_types_have_the_keys_of_the_sections(capsys):
     runpy.run_path(str(ROOT / "scripts/spec-types"), run_name="__main__")
     written = capsys.readouterr().out
-    assert written == (ROOT / "mtrain/api/typed.py").read_text(), "run scripts/spec-types > mtrain/api/typed.py"
+    assert written == (ROOT / "mtrain/spec/typed.py").read_text(), "run scripts/spec-types > mtrain/spec/typed.py"
 
 
 SAMPLE = """
 import mtrain
-from mtrain.api.typed import Spec, Train
+from mtrain.spec.typed import Spec, Train
 
 spec = Spec(_BASE_="digits", train=Train(epochs=3), optimizer={"rule": "adamw", "learning_rate": 1})
 spec["schedule"] = {"name": "cosine", "warmup": None}
@@ -131,10 +131,11 @@ def test_a_type_checker_knows_the_keys(tmp_path):
         package / name
         for name in (
             "__init__.py",
-            "api/functions.py",
-            "api/results.py",
-            "api/typed.py",
-            "api/python_calls.py",
+            "commands/functions.py",
+            "commands/results.py",
+            "spec/typed.py",
+            "commands/python_calls.py",
+            "commands/training_request.py",
             "spec/calls.py",
         )
     ]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.api import results
-from mtrain.api.results import TrainResult
-from mtrain.api.training import TrainRequest
+from mtrain.commands import results
+from mtrain.commands.results import TrainResult
+from mtrain.commands.training_request import TrainRequest
 from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState
 from mtrain.errors import UsageError
 from mtrain.jobs import resumed_spec, start, submission

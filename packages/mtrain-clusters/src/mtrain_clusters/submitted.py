@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.api import python_calls
-from mtrain.api.training import TrainRequest
+from mtrain.commands import python_calls
+from mtrain.commands.training_request import TrainRequest
 from mtrain.spec.calls import explained
 from mtrain_clusters import queue
 from mtrain_clusters.queue import SubmittedJob
@@ -28,7 +28,7 @@ def submit(  # noqa: PLR0913 - what the command takes
     """Give a job to the queue of a scheduler, and return at once.
 
     Args:
-        spec: see ``mtrain.api.functions``; as ``backend``, ``ranks`` and ``overrides``.
+        spec: see ``mtrain.commands.functions``; as ``backend``, ``ranks`` and ``overrides``.
         cluster: replaces ``cluster.name``, for example "slurm".
         nodes: number of hosts to ask for.
         options: the cluster's own options, such as ``{"partition": "gpu", "time": "1:00:00"}``.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mtrain.api import functions as api
-from mtrain.api import python_calls
+from mtrain.commands import functions as api
+from mtrain.commands import python_calls
 from mtrain.spec.calls import explained
 
 
@@ -37,7 +37,7 @@ def export(  # noqa: PLR0913  # what the command takes
         out: the file to write; None: the name of the run, in the current folder.
         checkpoint: a checkpoint in place of the run's best.
         weights: a file of weights in place of a checkpoint; it needs ``spec`` or ``run``, and ``data.names``.
-        spec: see ``mtrain.api.functions``; None: the run's own.
+        spec: see ``mtrain.commands.functions``; None: the run's own.
         overrides: further values of the spec.
         format: an ONNX graph, a program of ``torch.export``, one of Paddle, or the weights alone.
         form: outputs as the last layers give them, as evaluation reads them, or detections after suppression.
@@ -149,7 +149,7 @@ def prune(  # noqa: PLR0913  # what the command takes
         out: the folder to write.
         checkpoint: a checkpoint in place of the run's best.
         weights: a file of weights in place of a checkpoint.
-        spec: see ``mtrain.api.functions``; None: the run's own.
+        spec: see ``mtrain.commands.functions``; None: the run's own.
         overrides: further values of the spec.
         by: what channels are chosen by: the L1 norm of their weights, the scale of their BatchNorm, or a Taylor estimate.
         sensitivity: whether each group of layers is also masked alone and scored.

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.api import functions as api
-from mtrain.api import python_calls
+from mtrain.commands import functions as api
+from mtrain.commands import python_calls
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
 from mtrain.spec.calls import explained
@@ -40,7 +40,7 @@ def sweep(  # noqa: PLR0913 - what the command takes
     Call it from the main thread: Ctrl-C asks the trials to save and to end, and ``resume`` goes on.
 
     Args:
-        spec: see ``mtrain.api.functions``; as ``backend``, ``ranks`` and ``overrides``.
+        spec: see ``mtrain.commands.functions``; as ``backend``, ``ranks`` and ``overrides``.
         space: the search space: a YAML file, the name of a shipped one, or a dict of its content.
         over: values that are combined with all others, such as ``{"backend": ["ddp", "horovod"], "ranks": [1, 2]}``.
         trials: number of trials in all; None: 20, or the whole grid.

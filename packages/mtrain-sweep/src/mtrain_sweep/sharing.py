@@ -28,7 +28,10 @@ OF_A_PROCESS = ("backend.", "cluster.", "launcher.", "plugins")
 PARTS = (
     *(
         "mtrain.commands.train",
-        "mtrain.api.training",
+        "mtrain.commands.training_request",
+        "mtrain.jobs.resumed_spec",
+        "mtrain.jobs.hosts.allocated_hosts",
+        "mtrain.records.wording",
         "mtrain.jobs.job",
         "mtrain.jobs.hosts.this_host",
         "mtrain.records.display",

@@ -67,7 +67,7 @@ def submit(script: str | None, arguments: tuple[str, ...], **params: Any) -> Non
 
     The job is checked here first. `mtrain status`, `logs` and `cancel` know it by its id.
     """
-    from mtrain.api.training import TrainRequest
+    from mtrain.commands.training_request import TrainRequest
     from mtrain_clusters import queue
 
     job = TrainRequest(
