@@ -398,7 +398,7 @@ def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
     return SpecRequest(config=params.get("config"), read=read)
 
 
-def take_request(kind: type[R], params: dict[str, Any], **more: Any) -> R:
+def take_request(kind: type[R], params: dict[str, Any], /, **more: Any) -> R:
     """Return the request of a command, which takes the parameters that have the name of a field; the others are those of the spec.
 
     Args:

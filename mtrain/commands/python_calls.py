@@ -94,7 +94,7 @@ def spec_request(
     return SpecRequest(config=source_of(spec), read=read)
 
 
-def request_of(kind: type[R], arguments: Mapping[str, Any], **more: Any) -> R:
+def request_of(kind: type[R], arguments: Mapping[str, Any], /, **more: Any) -> R:
     """Return the request that a call asks for: each field has the argument of its name.
 
     Args:

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import yaml
 
 import mtrain
-from mtrain.spec import typed
 from mtrain.errors import SpecError, UsageError
+from mtrain.spec import typed
+from mtrain.spec.building import Tasks
+from mtrain.spec.schema import model_of
 from mtrain.spec.sources import shipped_folder
 
 ROOT = Path(__file__).parents[2]
@@ -100,10 +103,50 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_types_have_the_keys_of_the_sections(capsys):
-    runpy.run_path(str(ROOT / "scripts/spec-types"), run_name="__main__")
-    written = capsys.readouterr().out
-    assert written == (ROOT / "mtrain/spec/typed.py").read_text(), "run scripts/spec-types > mtrain/spec/typed.py"
+@pytest.fixture
+def write_types(tmp_path, monkeypatch):
+    """A function that runs scripts/spec-types and returns the file that it has written."""
+
+    def write(*flags: str) -> Path:
+        file = tmp_path / "typed.py"
+        monkeypatch.setattr(sys, "argv", ["spec-types", *flags, str(file)])
+        monkeypatch.setattr(sys, "path", sys.path.copy())
+        runpy.run_path(str(ROOT / "scripts/spec-types"), run_name="__main__")
+        return file
+
+    return write
+
+
+def test_the_types_have_the_keys_of_the_sections(write_types):
+    file = write_types()
+    types = runpy.run_path(str(file))
+    keys = {"_BASE_", *(key for schema in Tasks().schemas.values() for key in schema.model_fields)}
+    assert set(types["Spec"].__annotations__) == keys
+    for section in ("train", "data", "optimizer", "parallel"):
+        has = {
+            key
+            for task in Tasks().schemas.values()
+            for key in model_of(task.model_fields[section].annotation).model_fields
+        }
+        assert set(types[section.title()].__annotations__) == has, section
+    train = types["Train"].__annotations__
+    assert (train["seed"], train["clip_norm"], train["accumulate"]) == (int, float | None, int | Literal["auto"])
+    assert types["Optimizer"].__annotations__["learning_rate"] is float
+    assert types["Backend"].__annotations__["name"] is str
+    installed = ROOT / "mtrain/spec/typed.py"
+    assert file.read_text() == installed.read_text(), "install again, or: scripts/spec-types mtrain/spec/typed.py"
+
+
+def test_the_types_of_a_wheel_are_those_of_the_core(write_types):
+    spec = runpy.run_path(str(write_types("--core")))["Spec"].__annotations__
+    assert {"model", "data", "train"} <= set(spec)
+    assert "generate" not in spec, "of mtrain-language"
+
+
+def test_without_the_written_types_a_spec_is_any_dict(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mtrain.spec.typed", None)
+    spec = mtrain.Spec(_BASE_="digits", train={"epochs": 3})
+    assert (type(spec), mtrain.load_spec(spec).spec.train.epochs) == (dict, 3)
 
 
 SAMPLE = """
