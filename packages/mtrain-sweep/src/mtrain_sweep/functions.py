@@ -8,7 +8,6 @@ from typing import Any
 from mtrain.commands import functions as api
 from mtrain.commands import python_calls
 from mtrain.errors import UsageError
-from mtrain.spec import terminal
 from mtrain.spec.calls import explained
 from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain_sweep.results import Reason, SweepResult, SweepTrial
@@ -63,20 +62,14 @@ def sweep(  # noqa: PLR0913 - what the command takes
     for name, value, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         if value is not None and value not in known:
             raise UsageError(f"{name}={value!r}: expected one of {', '.join(known)}")
-    request = sweeping.SweepRequest(
+    request = python_calls.request_of(
+        sweeping.SweepRequest,
+        locals(),
         load=lambda: api.load_spec(spec, backend=backend, ranks=ranks, overrides=overrides),
         named=spec is not None or bool(overrides) or backend is not None or ranks is not None,
         space=space if isinstance(space, Mapping) or space is None else Path(space),
         over=[f"{name}={','.join(map(str, values))}" for name, values in (over or {}).items()],
-        trials=trials,
-        jobs=jobs,
-        sampler=sampler,
-        pruner=pruner,
-        metric=metric,
-        out=None if out is None else Path(out),
-        resume=resume,
-        max_failures=max_failures,
-        tell=(lambda text: None) if quiet else (lambda text: terminal.say(text, err=True)),
+        tell=python_calls.teller(quiet=quiet),
     )
     folder, verdict = sweeping.sweep(request)
     if verdict.text:
