@@ -63,13 +63,9 @@ def verify(context: click.Context, folder: Path | str) -> None:
 @click.argument("address")
 @click.option("--best", is_flag=True, help="The copy with the best score instead of the newest.")
 @click.option(
-    "--to",
-    "base",
-    default="runs",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
+    "--to", "base", default="runs", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
     help="Where run folders are. Default: runs.",
-)
+)  # fmt: skip
 def fetch(address: str, *, best: bool, base: Path) -> None:
     """Restore a run from its copies at ADDRESS, without training: for `mtrain evaluate`, `predict` or `export`."""
     from mtrain.weights.backup import restoring

@@ -59,18 +59,13 @@ class CompareCommand(JobCommand):
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[A B ...]")
 @spec_options
 @click.option(
-    "-s",
-    "--script",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "-s", "--script", type=click.Path(path_type=Path), metavar="FILE",
     help="Run your own script, as `mtrain run` does, instead of training a spec.",
-)
+)  # fmt: skip
 @click.option(
-    "-b",
-    "--backends",
-    metavar="A,B:OPTION=VALUE,...",
+    "-b", "--backends", metavar="A,B:OPTION=VALUE,...",
     help="The reference first. OPTION is one of the backend's, or a path of the spec: ddp,deepspeed:stage=3,solo:framework=paddle.",
-)
+)  # fmt: skip
 @click.option(
     "--updates", type=click.IntRange(min=1), help="Length of each job: 50; with several --ranks that of the script."
 )
@@ -79,12 +74,9 @@ class CompareCommand(JobCommand):
     help="Of backends that can have several. With several numbers and --script: run any script on each, and compare them.",
 )  # fmt: skip
 @click.option(
-    "--profile",
-    type=click.Choice(PROFILES),
-    default="float32",
-    show_default=True,
+    "--profile", type=click.Choice(PROFILES), default="float32", show_default=True,
     help="Largest relative difference that counts as agreement.",
-)
+)  # fmt: skip
 @click.option(
     "--rounds", type=click.IntRange(min=0), default=1, show_default=True,
     help="Timed trainings of each backend; 0: the speed of the traced ones.",
@@ -93,12 +85,9 @@ class CompareCommand(JobCommand):
     "--apart", is_flag=True, help="Start a job of its own for each timed training, the backends in turn.",
 )  # fmt: skip
 @click.option(
-    "--out",
-    "--output",
-    "out",
-    type=click.Path(file_okay=False, path_type=Path),
+    "--out", "--output", "out", type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the jobs and the report; else runs/compare.",
-)
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Of recorded trainings: print JSON.")
 @click.option("--bits", is_flag=True, help="Of recorded trainings: exit code 1 for rounding, too.")
 @click.option(

@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace the file of --to.")
 @click.option(
-    "--from",
-    "importer",
-    metavar="IMPORTER",
-    shell_complete=complete_plugin("importers"),
+    "--from", "importer", metavar="IMPORTER", shell_complete=complete_plugin("importers"),
     help="The plugin that reads FILE: see `mtrain plugins list importers`. Without it, mtrain's own are tried.",
-)
+)  # fmt: skip
 @click.option(
-    "--cards",
-    type=click.IntRange(min=1),
-    metavar="N",
+    "--cards", type=click.IntRange(min=1), metavar="N",
     help="Cards that PaddleDetection's batch per card and learning rate are meant for; 8 where it is not given.",
-)
+)  # fmt: skip
 @click.option(
     "-o", "--opt", "--override", "--set", "overrides", multiple=True, metavar="PATH=VALUE ...",
     help="Set values of the spec that results, for example -o data.root=coco.",

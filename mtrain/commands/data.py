@@ -58,13 +58,9 @@ def data() -> None:
 @spec_options
 @click.option("--images", "-n", default=16, show_default=True, type=click.IntRange(min=1), help="Images in the grid.")
 @click.option(
-    "--out",
-    "--output",
-    "out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("."),
+    "--out", "--output", "out", type=click.Path(file_okay=False, path_type=Path), default=Path("."),
     help="Folder of the image grids.",
-)
+)  # fmt: skip
 def check(*, spec: str | None, images: int, out: Path, **params: Any) -> None:
     """Print counts, histograms and what is wrong with the data set of SPEC, and save images with their labels, also augmented."""
     _need_vision()

@@ -164,12 +164,12 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command with the first sentence of its help, which click would cut off."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(self.summaries().items()))
+            formatter.write_dl(self.lines())
 
-    def summaries(self) -> dict[str, str]:
-        """Return the line of each command for the help."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Return name and line of each command, for the help."""
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
-        return {name: command.get_short_help_str(limit=200) for name, command in shown.items()}
+        return [(name, command.get_short_help_str(limit=200)) for name, command in shown.items()]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -179,9 +179,13 @@ class Group(click.Group):
         Raises:
             click.UsageError: there is none; the message names the most similar one, or all.
         """
-        known = list(self.summaries())
-        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in known:
-            ctx.fail(unknown_command(args[0], known, path_of(ctx)))
+        if (
+            args
+            and not ctx.resilient_parsing
+            and not args[0].startswith("-")
+            and args[0] not in self.list_commands(ctx)
+        ):
+            ctx.fail(unknown_command(args[0], self.list_commands(ctx), path_of(ctx)))
         return super().resolve_command(ctx, args)
 
 

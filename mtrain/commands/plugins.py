@@ -21,9 +21,9 @@ class Plugins(Group):
         """Return the names of all."""
         return [*super().list_commands(ctx), *verbs.installed("plugins")]
 
-    def summaries(self) -> dict[str, str]:
-        """Return the line of each command; none is imported for it."""
-        return super().summaries() | {name: verb.line for name, verb in verbs.installed("plugins").items()}
+    def lines(self) -> list[tuple[str, str]]:
+        """Return name and line of each; none is imported for it."""
+        return [*super().lines(), *((name, verb.line) for name, verb in verbs.installed("plugins").items())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command of this file, or import one of another package; None where there is none of this name."""

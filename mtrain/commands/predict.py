@@ -91,26 +91,15 @@ class Prediction:
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option(
-    "--weights",
-    metavar="FILE",
-    help="An exported .onnx; or a file of weights, which needs -c or --run, and data.names.",
-)
+    "--weights", metavar="FILE", help="An exported .onnx; or a file of weights, which needs -c or --run, and data.names.",
+)  # fmt: skip
 @click.option(
-    "--out",
-    "--output",
-    "out",
-    metavar="FOLDER",
-    default="predictions",
-    show_default=True,
+    "--out", "--output", "out", metavar="FOLDER", default="predictions", show_default=True,
     help="Where results are written.",
-)
+)  # fmt: skip
 @click.option(
-    "--confidence",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.25,
-    show_default=True,
-    help="Lowest score kept.",
-)
+    "--confidence", type=click.FloatRange(0, 1, max_open=True), default=0.25, show_default=True, help="Lowest score kept.",
+)  # fmt: skip
 @click.option("--draw/--no-draw", default=True, help="Also write the images with what was found.")
 @click.option("--strict", is_flag=True, help="Stop at an image that cannot be read. Default: skip it with a warning.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")

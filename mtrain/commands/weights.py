@@ -61,12 +61,9 @@ def weights() -> None:
     "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written."
 )
 @click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
+    "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="An entry of model.options, where the model is not as it comes: --option path=config.json.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def import_(**params: Any) -> None:
     """Read FILE and write it under the names used here.
@@ -82,33 +79,22 @@ def import_(**params: Any) -> None:
     "--model", shell_complete=complete_plugin("models"), help="The model that the weights are of; a checkpoint knows."
 )
 @click.option(
-    "--to",
-    "--out",
-    "-o",
-    "target",
-    type=PATH,
-    required=True,
-    metavar="OUT",
+    "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT",
     help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch; of a language model OUT, a folder for transformers.",
-)
+)  # fmt: skip
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["dcp"]),
+    "--format", "form", type=click.Choice(["dcp"]),
     help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads. Not given: by the ending of OUT.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")
 @click.option(
     "--merge", is_flag=True, help="Adapters, added to the weights that they were trained on, as a whole model."
 )
 @click.option(
-    "--max-file-gb",
-    type=click.FloatRange(min=0, min_open=True),
-    default=5.0,
-    show_default=True,
+    "--max-file-gb", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
     help="Weights of a folder that are larger are divided among several files with an index.",
-)
+)  # fmt: skip
 def export(**params: Any) -> None:
     """Write the weights of FILE, a checkpoint or a run under the names of the original program.
 
