@@ -125,11 +125,9 @@ def __getattr__(name: str) -> Any:
         try:
             return faces.attributes("mtrain", _HOMES)(name)
         except ModuleNotFoundError as error:
-            if (
-                error.name != "mtrain.spec.typed"
-            ):  # An installation writes it; a bare clone has none, and takes any dict.
+            if error.name != "mtrain.spec.typed":
                 raise
-            return dict
+            return dict  # Installing mtrain writes that module; in a clone alone, a spec is any dict.
     try:
         return getattr(import_module(package), name)
     except ModuleNotFoundError as error:
