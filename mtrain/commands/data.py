@@ -183,7 +183,7 @@ def convert_data(request: ConvertDataRequest, *, tell: Callable[[str], None]) ->
     """Write a data set in another format, its images linked or copied; ``tell`` receives the notes on its spec.
 
     Raises:
-        UsageError: the spec is wrong, or the data cannot be read, have no boxes, or cannot be written.
+        UsageError: the spec is wrong, or the data cannot be read, do not fit the format, or cannot be written.
     """
     from mtrain.tasks.datasets import open_data
     from mtrain.tasks.detection.convert import check_kind
