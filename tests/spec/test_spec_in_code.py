@@ -3,6 +3,7 @@
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Literal
@@ -131,6 +132,7 @@ def test_the_types_have_the_keys_of_the_sections(write_types):
         assert set(types[section.title()].__annotations__) == has, section
     train = types["Train"].__annotations__
     assert (train["seed"], train["clip_norm"], train["accumulate"]) == (int, float | None, int | Literal["auto"])
+    assert train["freeze"] == Sequence[str]
     assert types["Optimizer"].__annotations__["learning_rate"] is float
     assert types["Backend"].__annotations__["name"] is str
     installed = ROOT / "mtrain/spec/typed.py"
