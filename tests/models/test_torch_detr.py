@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForObjectDetection
 
-from mtrain.commands.weights import ConvertRequest, import_weights
 from mtrain.backends._torch import nn, ops
+from mtrain.commands.weights import ConvertRequest, import_weights
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Model, Task
