@@ -28,9 +28,8 @@ LAYERS = (
     {"tasks"},
     {"rank"},
     {"jobs", "keras"},
-    {"launchers", "deploy"},
-    {"studies"},
-    {"testing"},
+    {"launchers"},
+    {"compare"},
     {"commands"},
 )
 """Rooms from the bottom up: one may import what stands lower, never what stands beside or above it."""
@@ -42,7 +41,6 @@ NARROWER = {
     "rank": {"core", "spec", "data", "tasks", "weights", "records", "system", "errors"},
     "weights": {"core", "spec", "system", "errors"},
     "records": {"core", "spec", "system", "errors"},
-    "testing": {"core", "spec", "records", "system", "tasks", "rank", "jobs", "studies", "errors"},
 }
 """Room -> all that it may import, where that is less than its layer allows. What is missing is loaded by plugin
 name."""
