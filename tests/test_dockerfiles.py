@@ -72,8 +72,8 @@ def test_only_sources_get_into_an_image():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert lines[0] == "*"
     kept = {line[1:] for line in lines if line.startswith("!")}
-    folders = {"mtrain", "packages"}
-    assert kept == {*folders, "scripts/build-horovod", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
+    folders, building = {"mtrain", "packages"}, {"pyproject.toml", "setup.py", "scripts/spec-types"}
+    assert kept == {*folders, *building, "scripts/build-horovod", "constraints.txt", "README.md", "LICENSE"}
     assert all((ROOT / name).exists() for name in kept)
 
 
