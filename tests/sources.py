@@ -2,16 +2,36 @@
 
 import ast
 import gc
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from mtrain.spec.collector import paused
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {file.parent.name: file.parent for file in sorted(ROOT.glob("packages/*/src/*/__init__.py"))}
+"""Name of each package that is a distribution of its own -> its folder."""
 
 
 @cache
 def python_files(folder: Path) -> tuple[Path, ...]:
     """Return all files of Python in a folder and below it, in order."""
     return tuple(sorted(folder.rglob("*.py")))
+
+
+@cache
+def source_files(*, endings: tuple[str, ...] = (".py",), trace: bool = False) -> Mapping[str, Path]:
+    """Return all files of mtrain and its packages by name: ``spec/plugins.py``, ``mtrain_deploy/exporting/job.py``.
+
+    Args:
+        endings: of the names of files.
+        trace: with those of mtrain-trace, which lies below mtrain and has none of its functions.
+    """
+    found = {file.relative_to(ROOT / "mtrain").as_posix(): file for file in sorted((ROOT / "mtrain").rglob("*"))}
+    for name, folder in PACKAGES.items():
+        if trace or name != "mtrain_trace":
+            found |= {file.relative_to(folder.parent).as_posix(): file for file in sorted(folder.rglob("*"))}
+    return {name: file for name, file in found.items() if file.suffix in endings}
 
 
 @cache
