@@ -2,22 +2,29 @@
 
 import ast
 import itertools
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import mtrain
-from tests.sources import nodes
+from mtrain.spec import packages
+from tests.sources import PACKAGES, ROOT, nodes, source_files
 
 pytestmark = pytest.mark.smoke
 
 PACKAGE = Path(mtrain.__file__).parent
 FRAMEWORKS = ("torch", "paddle", "horovod", "deepspeed")
-FILES = sorted(file for file in PACKAGE.rglob("*.py*") if file.suffix in (".py", ".pyi"))
+BY_NAME = source_files(endings=(".py", ".pyi"), trace=True)
+FILES = [file for file in BY_NAME.values() if file.is_relative_to(PACKAGE)]
+"""Files of the core."""
+OF_PACKAGES = {name: file for name, file in BY_NAME.items() if not file.is_relative_to(PACKAGE)}
 
 LAYERS = (
     {"errors"},
@@ -64,7 +71,7 @@ OUTSIDE = {
     "records/tensorboard.py": {"tensorboard", "numpy", "PIL"},
     "records/event_file.py": {"tensorboard", "numpy"},
     "records/plots.py": {"matplotlib", "numpy"},
-    "records/reporters": {"pydantic", "mlflow", "wandb", "visualdl", "numpy", "PIL"},
+    "records/reporters": {"pydantic", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic", "mtrain_trace"},
     "system/http_connections.py": {"h11", "uvicorn"},
     "weights/backup": {"fsspec", "mtrain_trace"},
@@ -78,22 +85,15 @@ OUTSIDE = {
 BASE = {"click", "numpy", "psutil", "pydantic", "pydantic_core", "rich", "safetensors", "stevedore", "yaml"}
 """Packages that an installation without an extra brings."""
 WANT_AN_EXTRA = (
-    *("backends", "data/images", "tasks/detection", "tasks/classification", "tasks/segmentation", "deploy/serve"),
-    *(
-        "records/plots.py",
-        "records/tensorboard.py",
-        "records/event_file.py",
-        "records/notebook.py",
-        "records/pages",
-        "studies/sweep",
-    ),
-    *("system/http_connections.py", "jobs/host_collector.py", "jobs/metrics_server.py", "testing"),
+    *("backends", "data/images", "tasks/detection", "tasks/classification", "tasks/segmentation"),
+    *("records/plots.py", "records/tensorboard.py", "records/event_file.py", "records/notebook.py"),
+    *("system/http_connections.py", "jobs/host_collector.py", "jobs/metrics_server.py"),
 )
 """Files and folders that may import more than that while they are loaded: nothing that needs no extra loads them."""
 
 
-def module(file: Path) -> str:
-    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+def module(name: str) -> str:
+    parts = Path(name if name in OF_PACKAGES else f"mtrain/{name}").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -186,11 +186,12 @@ def test_frameworks_are_imported_only_under_backends():
     assert guilty == []
 
 
-def test_click_is_imported_only_under_commands():
+def test_click_is_imported_only_by_commands():
+    """Those of mtrain lie in `commands/`, and those of a package in a folder of this name."""
     guilty = [
-        str(file.relative_to(PACKAGE))
-        for file in FILES
-        if area(file) != "commands" and any(name.split(".")[0] == "click" for name in imports(file))
+        name
+        for name, file in BY_NAME.items()
+        if "commands" not in Path(name).parts[:2] and any(each.split(".")[0] == "click" for each in imports(file))
     ]
     assert guilty == []
 
@@ -228,7 +229,9 @@ def test_packages_of_extras_are_imported_where_they_are_used():
         name = file.relative_to(PACKAGE).as_posix()
         if not any(name == place or name.startswith(f"{place}/") for place in WANT_AN_EXTRA):
             outside = loaded_with(nodes(file)[0].body) - set(sys.stdlib_module_names)
-            guilty += [f"{name}: {found}" for found in sorted(outside - BASE - {"mtrain", "mtrain_trace"})]
+            guilty += [
+                f"{name}: {found}" for found in sorted(outside - BASE - packages.MODULES - {"mtrain", "mtrain_trace"})
+            ]
     assert guilty == []
 
 
@@ -246,7 +249,7 @@ def test_modules_that_are_named_in_strings_exist():
     """``part("engine")`` of a backend is loaded by name, and ``("-m", "mtrain.x")`` is started: nobody imports them."""
     folders = [PACKAGE / "backends" / f"_{framework}" for framework in ("torch", "paddle")]
     parts, programs = set(), set()
-    for file in (file for file in FILES if file.suffix == ".py"):
+    for file in (file for file in BY_NAME.values() if file.suffix == ".py"):
         for node in nodes(file):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part":
                 parts |= {word.value for word in node.args if isinstance(word, ast.Constant)}
@@ -256,8 +259,9 @@ def test_modules_that_are_named_in_strings_exist():
     assert {"engine", "rank_environment"} <= parts
     assert {"mtrain.jobs.hosts.agent", "mtrain.rank.worker"} <= programs
     assert [part for part in parts if not any((folder / f"{part}.py").exists() for folder in folders)] == []
-    ours = [program for program in programs if str(program).startswith("mtrain.")]
-    assert [name for name in ours if not (PACKAGE.parent / f"{name.replace('.', '/')}.py").exists()] == []
+    ours = [program for program in programs if str(program).startswith("mtrain")]
+    modules = {each for name in BY_NAME for each in (module(name), module(name).removesuffix(".__main__"))}
+    assert [name for name in ours if name not in modules] == []
 
 
 def test_core_names_no_backend():
@@ -307,14 +311,13 @@ def test_help_does_not_even_load_pydantic():
 
 
 def test_files_form_no_circle():
-    files = {module(file): file for file in FILES if file.suffix == ".py"}
+    files = {module(name): file for name, file in BY_NAME.items() if file.suffix == ".py"}
     graph = {name: {found for found in imports(file) if found in files} - {name} for name, file in files.items()}
     for name, found in graph.items():
-        packages = {each.rpartition(".")[0] for each in found}
-        graph[name] = found - packages  # `from package import file` needs the file
-    graph["mtrain"] = (
-        set()
-    )  # it loads its functions when they are first used, see `test_importing_mtrain_loads_nothing_heavy`
+        folders = {each.rpartition(".")[0] for each in found}
+        graph[name] = found - folders  # `from package import file` needs the file
+    for name in ("mtrain", *packages.MODULES):
+        graph[name] = set()  # it loads its functions when they are first used
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the files
 
 
@@ -322,3 +325,102 @@ def test_no_submodule_has_the_name_of_a_public_function():
     """``import mtrain.train`` would otherwise replace the function ``mtrain.train`` by a module."""
     modules = {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in FILES}
     assert modules & set(mtrain.__all__) == set()
+
+
+# ------------------------------------------------------------------------------- the core and the packages beside it
+LEFT = {
+    ("api/evaluation.py", "mtrain_deploy"),
+    ("api/prediction.py", "mtrain_deploy"),
+    ("api/training.py", "mtrain_ui"),
+    ("api/weights.py", "mtrain_language"),
+    ("compare/recorded.py", "mtrain_ui"),
+    ("rank/worker.py", "mtrain_deploy"),
+}
+"""Files of the core that import a package still; no other one may, and this list becomes empty."""
+DISTRIBUTED = {"pyyaml": {"yaml"}, "pillow": {"PIL"}, "opencv-python-headless": {"cv2"}, "scikit-learn": {"sklearn"}}
+"""Distribution -> its modules, where they have another name than it has."""
+HAVE_FRAMEWORKS = {"mtrain_trace": {"torch", "paddle", "tensorflow", "keras"}, "mtrain_tensorflow": {"tensorflow"}}
+"""Package -> the frameworks that its modules import: it records what they do, or is loaded where one of them is."""
+
+
+def test_the_core_imports_no_package_but_that_of_traces():
+    guilty = {
+        (file.relative_to(PACKAGE).as_posix(), top)
+        for file in FILES
+        for top in {name.split(".")[0] for name in imports(file)}
+        if top in packages.MODULES
+    }
+    assert guilty == LEFT
+
+
+def test_the_core_names_no_module_of_a_package():
+    """What is imported or started by its name is an import too; packages are found through entry points."""
+    word = re.compile(rf"(?:{'|'.join(sorted(packages.MODULES))})(?:[.:]\w+)*")
+    guilty = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in FILES
+        for node in nodes(file)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and word.fullmatch(node.value)
+    }
+    assert guilty == {"__init__.py"}, "`mtrain.export` is that of mtrain-deploy while it is installed; nothing else is"
+
+
+@cache
+def needs(folder: Path, *, extras: bool) -> dict[str, set[str]]:
+    """Return the distributions that a project requires -> the extras of each, with those of its own extras if ``extras``."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = list(project["dependencies"])
+    for more in project.get("optional-dependencies", {}).values() if extras else ():
+        lines += more
+    found: dict[str, set[str]] = {}
+    for need in map(Requirement, lines):
+        found.setdefault(need.name, set()).update(need.extras)
+    return found
+
+
+def project_of(package: str) -> Path:
+    return ROOT / "packages" / package.replace("_", "-")
+
+
+def test_every_package_has_a_description_and_a_row_in_the_table_of_packages():
+    assert {*packages.MODULES, "mtrain_trace"} == set(PACKAGES)
+    assert all((project_of(package) / "pyproject.toml").is_file() for package in PACKAGES)
+
+
+def test_a_package_imports_another_one_only_if_its_description_names_it():
+    guilty = []
+    for name, file in OF_PACKAGES.items():
+        package = name.split("/")[0]
+        named = {each.replace("-", "_") for each in needs(project_of(package), extras=True)}
+        known = {*named, package, *({"mtrain_trace"} if "mtrain" in named else ())}  # which mtrain requires
+        tops = {each.split(".")[0] for each in imports(file)}
+        guilty += [f"{name}: {top}" for top in sorted(tops - known) if top in {"mtrain", *PACKAGES}]
+    assert guilty == []
+
+
+def test_a_package_imports_frameworks_only_where_it_is_loaded_by_one():
+    guilty = []
+    for name, file in OF_PACKAGES.items():
+        tops = {each.split(".")[0] for each in imports(file, runtime_only=True)}
+        allowed = HAVE_FRAMEWORKS.get(name.split("/")[0], set())
+        guilty += [f"{name}: {top}" for top in sorted(tops & {*FRAMEWORKS, "tensorflow", "keras"} - allowed)]
+    assert guilty == []
+
+
+def modules_of(names: set[str]) -> set[str]:
+    return {module for name in names for module in DISTRIBUTED.get(name, {name.replace("-", "_")})}
+
+
+def test_what_a_package_imports_while_it_is_loaded_is_in_its_description_or_in_mtrains():
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    guilty = []
+    for name, file in OF_PACKAGES.items():
+        package = name.split("/")[0]
+        own = needs(project_of(package), extras=True)
+        known = modules_of(set(own)) | HAVE_FRAMEWORKS.get(package, set())
+        if "mtrain" in own:
+            known |= BASE | {"mtrain_trace"}
+            known |= modules_of({Requirement(line).name for extra in own["mtrain"] for line in core[extra]})
+        outside = loaded_with(nodes(file)[0].body) - set(sys.stdlib_module_names) - {"mtrain", package}
+        guilty += [f"{name}: {top}" for top in sorted(outside - known)]
+    assert guilty == []
