@@ -5,14 +5,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.selection import under_torch
-from tests.sources import nodes, python_files
+from tests.sources import ROOT, nodes, python_files, source_files
 
 pytestmark = under_torch
 
-ROOT = Path(__file__).parents[2]
-TRACE = ROOT / "packages" / "mtrain-trace" / "src"
-"""It records what frameworks keep to themselves, in each of their versions."""
-SOURCES = (ROOT / "mtrain", *sorted({*ROOT.glob("packages/*/src")} - {TRACE}), ROOT / "examples")
 DOCUMENTED = ("_exit", "_fields")
 """Names of Python's own library that its documentation lists: ``os._exit``, and ``_fields`` of named tuples."""
 ALLOWED = {
@@ -27,7 +23,8 @@ READERS = ("getattr", "setattr", "hasattr", "delattr")
 
 
 def sources() -> list[Path]:
-    return sorted(file for folder in SOURCES for file in python_files(folder) if "build" not in file.parts)
+    examples = (file for file in python_files(ROOT / "examples") if "build" not in file.parts)
+    return sorted([*source_files().values(), *examples])
 
 
 def is_private(name: str) -> bool:

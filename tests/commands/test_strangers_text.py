@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import mtrain
 from mtrain.commands import main
 from mtrain.core.interfaces.queue import QueuedJob
 from mtrain.errors import MtrainError, UsageError
 from mtrain.records.console import Notes, Plain, Quiet
 from mtrain.records.rich import Rich
 from mtrain.spec import config, identifiers, terminal
-from tests.sources import nodes, python_files
+from tests.sources import nodes, source_files
 
 CLEAR, TITLE, RED = "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b[31m"
 NASTY = f"cat{CLEAR}{TITLE}{RED}\r\u202egod\udcff\x9b2J"
@@ -192,15 +191,16 @@ def test_the_file_of_a_spec_cannot_name_a_run_that_leads_out_of_the_folder_of_ru
 
 # ------------------------------------------------------------------------------------------------------------ the source
 PRINTS = {
-    "mtrain/spec/terminal.py": "the one place",
-    "mtrain/commands/completion.py": "the script of a shell, which is mtrain's own",
-    "mtrain/records/console.py": "control characters of the display, around safe text",
+    "spec/terminal.py": "the one place",
+    "commands/completion.py": "the script of a shell, which is mtrain's own",
+    "records/console.py": "control characters of the display, around safe text",
 }
 RANKS_AND_PROBES = (
     "backends",
     "launchers",
-    "testing",
-    "launchers/clusters/_ray",
+    "mtrain_kit",
+    "mtrain_clusters/_ray",
+    "mtrain_tensorflow",
     "rank",
     "_probe.py",
     "outline.py",
@@ -210,11 +210,10 @@ RANKS_AND_PROBES = (
 
 
 def test_every_module_that_prints_does_it_through_terminal():
-    package = Path(mtrain.__file__).parent
     found = {
-        str(file.relative_to(package.parent))
-        for file in python_files(package)
-        if not any(part in str(file.relative_to(package)) for part in RANKS_AND_PROBES)
+        name
+        for name, file in source_files().items()
+        if not any(part in name for part in RANKS_AND_PROBES)
         for node in nodes(file)
         if isinstance(node, ast.Call)
         and (

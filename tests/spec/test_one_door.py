@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import mtrain
-from tests.sources import nodes
+from tests.sources import nodes, source_files
 
-PACKAGE = Path(mtrain.__file__).parent
 READERS = (
-    "weights", "tasks", "data", "deploy/exported", "deploy/serve", "deploy/quantise", "core/checkpoint", "spec/importers", "cli/data.py",
+    "weights/", "tasks/", "data/", "core/checkpoint/", "spec/importers/", "commands/data.py",
+    "mtrain_deploy/exported/", "mtrain_deploy/serving/", "mtrain_deploy/quantising/", "mtrain_language/",
 )  # fmt: skip
-"""Folders and files of the package that read what others wrote."""
+"""Folders and files that read what others wrote."""
 MODULES = {
     "json": {"load", "loads"},
     "os": {"open"},
@@ -44,12 +43,12 @@ EXCEPTIONS = {
         "json.loads",
     },  # /proc, and a file that ranks of this user have written
     "data/images/handwritten.py": {"gzip.open", "np.loadtxt"},  # a file of scikit-learn
-    "tasks/language/readers/python_docs.py": {"read_bytes"},  # the standard library's own
+    "mtrain_language/readers/python_docs.py": {"read_bytes"},  # the standard library's own
     "tasks/own/layout.py": {"json.loads"},  # a name that this process has made
     "tasks/detection/annotation_table.py": {"json.loads"},
     "tasks/detection/convert.py": {"read_text", "yaml.safe_load"},  # what it has just written itself
     "tasks/detection/image_cache.py": {"np.load"},  # without pickles, of a file that open_file has opened
-    "deploy/serve/page.py": {"read_text"},  # files of the package
+    "mtrain_deploy/serving/page.py": {"read_text"},  # files of the package
     "tasks/classification/readers/webdataset.py": {
         "os.open",
         "tarfile.open",
@@ -77,18 +76,15 @@ def calls(file: Path) -> Iterator[str]:
                 yield name
 
 
-def files() -> list[Path]:
-    return sorted(
-        file
-        for name in READERS
-        for file in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
-    )
+def files() -> dict[str, Path]:
+    found = {name: file for name, file in source_files().items() if name.startswith(READERS)}
+    assert all(any(name.startswith(reader) for name in found) for reader in READERS)
+    return found
 
 
 def test_readers_open_parse_and_print_by_the_shared_functions_alone() -> None:
     guilty = {}
-    for file in files():
-        name = file.relative_to(PACKAGE).as_posix()
+    for name, file in files().items():
         found = set(calls(file)) - EXCEPTIONS.get(name, set())
         if found:
             guilty[name] = sorted(found)
@@ -98,7 +94,7 @@ def test_readers_open_parse_and_print_by_the_shared_functions_alone() -> None:
 
 
 def test_each_exception_is_needed() -> None:
-    known = {file.relative_to(PACKAGE).as_posix(): file for file in files()}
+    known = files()
     assert {name for name in EXCEPTIONS if not EXCEPTIONS[name] <= set(calls(known[name]))} == set()
 
 

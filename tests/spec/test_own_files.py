@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import mtrain
 from mtrain.commands import main
-from tests.sources import nodes, python_files
+from tests.sources import nodes, source_files
 
 SECONDS = 60
 
@@ -100,23 +99,26 @@ def test_an_enormous_file_of_code_takes_little_memory(tmp_path: Path) -> None:
 
 ALLOWED = {
     "files of mtrain or of a library": (
-        "core/compiling.py cli/plugin_skeleton.py jobs/preflight/interpreter_probe.py studies/compare/page.py "
-        "studies/compare/recorded_page.py "
-        "data/images/handwritten.py records/pages/app.py records/pages/rendering.py deploy/serve/page.py "
-        "tasks/language/readers/python_docs.py"
+        "core/compiling.py mtrain_kit/skeleton.py jobs/preflight/interpreter_probe.py compare/page.py "
+        "compare/recorded_page.py "
+        "data/images/handwritten.py mtrain_ui/pages/app.py mtrain_ui/pages/rendering.py mtrain_deploy/serving/page.py "
+        "mtrain_language/readers/python_docs.py"
     ),
     "files of the kernel": (
         "system/copied.py jobs/hosts/agent.py spec/bounds.py system/attempts.py jobs/preflight/facts.py launchers/withheld.py "
         "system/placement.py system/vectors.py data/once_per_host.py"
     ),
     "files that the same job has just written": (
-        "jobs/micro_batch.py api/prediction.py jobs/start.py launchers/clusters/_kubernetes/queue.py studies/compare/jobs.py "
-        "deploy/export/job.py deploy/prune/command.py deploy/prune/worker.py rank/export.py rank/predict.py rank/worker.py "
-        "records/reporters/tensorboard.py records/reporters/tracker.py records/reporters/visualdl.py system/runfolder.py "
-        "tasks/detection/convert.py testing/check_context.py testing/kit.py testing/plugin_kit.py testing/rank_records.py "
-        "testing/ranks.py testing/test_conformance.py"
+        "jobs/micro_batch.py api/prediction.py jobs/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
+        "mtrain_deploy/exporting/job.py mtrain_deploy/pruning/command.py mtrain_deploy/pruning/worker.py "
+        "mtrain_deploy/exporting/rank.py rank/predict.py rank/worker.py "
+        "records/reporters/tensorboard.py mtrain_ui/trackers/tracker.py mtrain_ui/trackers/visualdl.py system/runfolder.py "
+        "tasks/detection/convert.py mtrain_kit/check_context.py mtrain_kit/kit.py mtrain_kit/plugin_kit.py mtrain_kit/rank_records.py "
+        "mtrain_kit/ranks.py mtrain_kit/test_conformance.py"
     ),
-    "a mounted secret; an object store": "records/reporters/kubeflow.py launchers/clusters/_kubernetes/client.py weights/backup/place.py",
+    "a mounted secret; an object store": (
+        "mtrain_clusters/kubeflow_reporter.py mtrain_clusters/_kubernetes/client.py weights/backup/place.py"
+    ),
 }
 """Modules that open files without `mtrain.spec.files`, with the reason why nobody else chooses the file."""
 
@@ -135,6 +137,5 @@ def opens_by_itself(file: Path) -> bool:
 
 
 def test_files_that_others_choose_are_opened_in_one_place() -> None:
-    root = Path(mtrain.__file__).parent
-    found = {str(path.relative_to(root)) for path in python_files(root) if opens_by_itself(path)}
+    found = {name for name, file in source_files().items() if opens_by_itself(file)}
     assert found == {name for names in ALLOWED.values() for name in names.split()}

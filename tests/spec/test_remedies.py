@@ -9,12 +9,11 @@ from pathlib import Path, PurePath
 
 import pytest
 
-import mtrain
 from mtrain.commands import main
-from mtrain.spec import remedies
+from mtrain.spec import packages, remedies
+from tests.sources import source_files
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = Path(mtrain.__file__).parent
 
 
 def test_in_a_clone_the_folder_is_installed(monkeypatch):
@@ -68,9 +67,9 @@ def test_where_there_is_no_clone_the_requirements_are_named(monkeypatch):
 
 def test_an_extra_that_includes_others_names_their_requirements(monkeypatch):
     monkeypatch.setattr(remedies, "checkout", lambda: None)
-    serve, included = (set(shlex.split(remedies.install(extra))) for extra in ("serve", "onnx,prometheus,vision"))
-    assert included < serve
-    assert any(word.startswith("fastapi") for word in serve)
+    data, included = (set(shlex.split(remedies.install(extra))) for extra in ("data", "vision"))
+    assert included < data
+    assert any(word.startswith("webdataset") for word in data)
 
 
 def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatch):
@@ -82,9 +81,18 @@ def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatc
 def test_every_extra_that_a_remedy_names_exists():
     import tomllib
 
-    message = tomllib.loads((PACKAGE / "plugins.toml").read_text(encoding="utf-8"))
-    named = {entry["extra"] for kind in message.values() for entry in kind.values() if "extra" in entry}
-    assert named <= set(metadata.metadata("mtrain").get_all("Provides-Extra") or [])
+    files = source_files(endings=(".toml",)).values()
+    described = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files if file.name == "plugins.toml"]
+    named = {
+        entry["extra"] for kinds in described for kind in kinds.values() for entry in kind.values() if "extra" in entry
+    }
+    known = {
+        extra if name == "mtrain" else f"{name}[{extra}]"
+        for name in ("mtrain", *packages.PACKAGES)
+        for extra in metadata.metadata(name).get_all("Provides-Extra") or []
+    }
+    assert named <= known | set(packages.PACKAGES)
+    assert {"vision", "mtrain-language", "mtrain-ui[wandb]"} <= named
 
 
 @pytest.mark.job

@@ -36,7 +36,7 @@ from mtrain_trace.reading import TraceError
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.overview import _ends
 from mtrain_ui.pages.state import _is_held
-from tests.sources import nodes, python_files
+from tests.sources import ROOT, nodes, source_files
 
 SPEC = dict(mtrain.load_spec(TINY).values)
 STEP = "checkpoints/step-00000004"
@@ -228,15 +228,15 @@ def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) ->
 
 
 ABOVE = {
-    "api/queue": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
+    "mtrain_clusters/queue": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
     "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
     "jobs/choices": "what was chosen", "jobs/host_collector": "live metrics",
-    "jobs/hosts/host_log": "hosts", "jobs/submission": "submitted job", "launchers/clusters/_kubernetes/queue": "request",
-    "records/history": "records", "records/pages/folder": "summary on a page", "records/pages/overview": "records on a page",
-    "records/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
+    "jobs/hosts/host_log": "hosts", "jobs/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
+    "records/history": "records", "mtrain_ui/pages/folder": "summary on a page", "mtrain_ui/pages/overview": "records on a page",
+    "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",
-    "studies/compare/recorded": "spec of a compared run", "studies/sweep/definition": "sweep", "studies/sweep/journal": "journal",
-    "studies/sweep/recovered": "spec of a trial", "studies/sweep/trial_jobs": "log of a trial",
+    "compare/recorded": "spec of a compared run", "mtrain_sweep/definition": "sweep", "mtrain_sweep/journal": "journal",
+    "mtrain_sweep/recovered": "spec of a trial", "mtrain_sweep/trial_jobs": "log of a trial",
     "system/attempts": "lock of ranks", "system/failures": "failure", "system/runfolder": "summary",
     "weights/backup/form": "id of a copied run",
 }  # fmt: skip
@@ -245,44 +245,45 @@ ELSEWHERE = {
     "weights/backup/restoring": "tests/backup/test_copies.py", "weights/backup/run_copies": "tests/backup/test_copies.py",
     "weights/dcp": "tests/weights/test_torch_dcp.py", "weights/dcp_pieces": "tests/weights/test_torch_dcp.py",
     "weights/reading": "tests/weights/test_hostile_safetensors.py",
-    "records/pages/content": "packages/mtrain-ui/tests/pages/test_report_page.py",
-    "deploy/exported/graph_check": "packages/mtrain-deploy/tests/exporting/test_hostile_files.py",
+    "mtrain_ui/pages/content": "packages/mtrain-ui/tests/pages/test_report_page.py",
+    "mtrain_deploy/exported/graph_check": "packages/mtrain-deploy/tests/exporting/test_hostile_files.py",
     "spec/plugins": "tests/system/test_security.py",
-    "spec/references": "tests/own_model/test_plan.py", "studies/sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
-    "launchers/allocations/pbs": "tests/cluster/test_allocation.py", "cli/verbs": "tests/commands/test_verbs.py",
+    "spec/references": "tests/own_model/test_plan.py", "mtrain_sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
+    "mtrain_clusters/allocations/pbs": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {
     "of this start": (
-        "api/prediction", "deploy/export/job", "deploy/prune/command", "deploy/prune/worker", "jobs/micro_batch", "jobs/start",
-        "launchers/withheld", "rank/export", "rank/predict", "rank/worker", "studies/compare/jobs", "records/reporters/tensorboard",
-        "records/reporters/tracker", "records/reporters/visualdl", "launchers/clusters/_slurm/queue", "system/log_limit",
+        "api/prediction", "mtrain_deploy/exporting/job", "mtrain_deploy/exporting/rank", "mtrain_deploy/pruning/command",
+        "mtrain_deploy/pruning/worker", "jobs/micro_batch", "jobs/start", "launchers/withheld", "rank/predict", "rank/worker",
+        "compare/jobs", "records/reporters/tensorboard", "mtrain_ui/trackers/tracker", "mtrain_ui/trackers/visualdl",
+        "mtrain_clusters/_slurm/queue", "system/log_limit",
         "system/copied",
     ),
     "of the account, the installation or the kernel": (
-        "cli/options", "cli/plugin_skeleton", "core/compiling", "deploy/serve/page", "jobs/preflight/facts",
-        "jobs/preflight/interpreter_probe", "launchers/clusters/_kubernetes/client", "launchers/clusters/_kubernetes/own_code",
-        "rank/script/job", "rank/script_mode", "records/pages/app", "records/pages/rendering", "records/reporters/kubeflow",
-        "records/reporters/mlflow", "records/reporters/weights_and_biases", "spec/bounds", "spec/files", "studies/compare/page",
-        "studies/compare/recorded_page", "system/placement", "system/vectors",
+        "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
+        "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
+        "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering", "mtrain_clusters/kubeflow_reporter",
+        "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "compare/page",
+        "compare/recorded_page", "system/placement", "system/vectors",
     ),
 }  # fmt: skip
 """Modules that read what the same command has written, or nobody else can write."""
+FED_BY_DATA = ("tasks/", "data/", "models/", "mtrain_kit/", "mtrain_language/", "spec/importers/")
 NAMES = {"read_bytes", "read_text", "open_file", "safe_open"}
 
 
 def test_every_module_that_reads_files_is_on_a_list() -> None:
-    package = Path(mtrain.__file__).parent
     found = set()
-    for file in python_files(package):
-        module = str(file.relative_to(package).with_suffix(""))
+    for name, file in source_files().items():
+        module = name.removesuffix(".py")
         calls = [node.func for node in nodes(file) if isinstance(node, ast.Call)]
         names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
-        if names & NAMES and not module.startswith(("tasks/", "data/", "models/", "testing/", "spec/importers/")):
+        if names & NAMES and not module.startswith(FED_BY_DATA):
             found.add(module)
     assert found == {*ABOVE, *ELSEWHERE, *(module for modules in OWN.values() for module in modules)}
     assert set(ABOVE.values()) <= set(READ)
-    assert all((package.parent / test).is_file() for test in ELSEWHERE.values())
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
 
 def test_plugins_that_only_a_compared_run_declares_are_not_imported(tmp_path: Path) -> None:

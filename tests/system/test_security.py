@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from mtrain.errors import PluginError, SpecError, UsageError
 from mtrain.spec import config, plugins
 from mtrain.system.environment import cleaned, forwarded, redacted, redacted_words
 from mtrain.system.job_secret import CLUSTER_VARIABLE, VARIABLE, drawn
+from tests.sources import source_files
 
 BILLION_LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)
@@ -308,8 +308,7 @@ def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
 
 def test_no_module_builds_a_command_for_a_shell_of_its_own():
     """``system/quoting.py`` alone makes text for a shell; no other module may ask for one."""
-    package = Path(config.__file__).parents[1]
-    for file in package.rglob("*.py"):
+    for file in source_files(trace=True).values():
         text = file.read_text(encoding="utf-8")
         assert "shell=True" not in text, file
         assert "os.system(" not in text, file
@@ -318,7 +317,6 @@ def test_no_module_builds_a_command_for_a_shell_of_its_own():
 
 def test_no_module_unpickles_or_reads_yaml_that_builds_objects():
     """``core/serialization.py`` reads pickles that hold data alone; ``weights/pickles.py`` interprets them itself."""
-    package = Path(config.__file__).parents[1]
     forbidden = (
         "yaml.load(",
         "unsafe_load",
@@ -328,7 +326,7 @@ def test_no_module_unpickles_or_reads_yaml_that_builds_objects():
         "pickle.load",
         "allow_pickle=True",
     )
-    for file in package.rglob("*.py"):
+    for file in source_files(trace=True).values():
         text = file.read_text(encoding="utf-8")
         assert [word for word in (*forbidden, "gather_object(", "torch.load(", "paddle.load(") if word in text] == [], (
             file

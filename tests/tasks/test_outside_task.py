@@ -15,9 +15,9 @@ import mtrain
 from mtrain.commands.completing import complete_override
 from mtrain.data.images.drawing import save_image
 from mtrain.errors import SpecError
+from tests.sources import source_files
 
 OUTSIDE = Path(__file__).parent / "outside"
-ROOT = Path(mtrain.__file__).parent
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_section_that_cannot_be_part_of_a_spec_is_refused(here, before, after,
 
 
 def test_no_file_of_mtrain_names_it():
-    texts = (file.read_text(encoding="utf-8") for file in ROOT.rglob("*") if file.suffix in (".py", ".toml", ".yml"))
+    texts = (file.read_text(encoding="utf-8") for file in source_files(endings=(".py", ".toml", ".yml")).values())
     assert not any("grey_squares" in text or "BrightnessTask" in text for text in texts)
 
 

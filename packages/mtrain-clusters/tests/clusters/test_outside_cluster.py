@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.clusters.conftest import run, says
 
-import mtrain
 from mtrain.spec import config
 from tests.ports import held_port
+from tests.sources import source_files
 
 HOSTS = ("--cluster", "shell", "--ips", "127.0.0.1,127.0.0.2", "--nproc-per-node", "1")
 
@@ -67,7 +67,7 @@ def test_options_of_a_cluster_that_a_flag_replaces_are_left_out_with_a_note(here
 
 
 def test_no_file_of_mtrain_names_it():
-    files = [file for file in Path(mtrain.__file__).parent.rglob("*") if file.suffix in (".py", ".toml", ".yml")]
+    files = source_files(endings=(".py", ".toml", ".yml")).values()
     assert not any("outside_shell" in file.read_text(encoding="utf-8") for file in files)
 
 
