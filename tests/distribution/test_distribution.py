@@ -1,5 +1,7 @@
 """What is published: wheel, source distribution, version, and what an installation without a checkout can do."""
 
+import ast
+import configparser
 import os
 import re
 import shutil
@@ -10,64 +12,33 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import mtrain
-import mtrain_trace
-from tests.starts import starts_processes
+from mtrain.spec import packages
+from tests.distribution.base_environment import make
+from tests.distribution.building import NAMES, Built, project, sources
+from tests.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
-
-
-def sources() -> list[str]:
-    """Files of the checkout: tracked ones, and those that could be."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    return [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
-
-
-def build(source: Path, out: Path, *what: str) -> Path:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *what, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = out.iterdir()
-    return built
-
-
-@pytest.fixture(scope="module")
-@starts_processes
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout's files without its caches and former builds."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in sources():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / name).read_bytes())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sdist(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(copy, tmp_path_factory.mktemp("sdist"), "--sdist")
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that the source distribution builds, as `make dist` does."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.3
-        archive.extractall(folder)
-    (unpacked,) = folder.iterdir()
-    return build(unpacked, tmp_path_factory.mktemp("wheel"), "--wheel")
+Wheels = Mapping[str, Built]
+INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+DATA = {
+    "mtrain": {"plugins.toml", "py.typed", "configs/digits.yml", "core/nn.pyi", "backends/_horovod/build.sh"},
+    "mtrain_clusters": {"plugins.toml", "py.typed"},
+    "mtrain_deploy": {"plugins.toml", "py.typed", "serving/page.html"},
+    "mtrain_kit": {"plugins.toml", "py.typed", "templates/backends.py.txt"},
+    "mtrain_language": {"plugins.toml", "py.typed"},
+    "mtrain_sweep": {"plugins.toml", "py.typed", "spaces/yolov5.yml"},
+    "mtrain_tensorflow": {"py.typed"},
+    "mtrain_trace": {"py.typed"},
+    "mtrain_ui": {"plugins.toml", "py.typed", "pages/assets/report.html"},
+}
+"""Package -> files beside its modules without which it does not work."""
 
 
 def contents(wheel: Path) -> Mapping[str, bytes]:
@@ -75,42 +46,108 @@ def contents(wheel: Path) -> Mapping[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+def description(packed: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Return the files of the folder that describes a distribution, without its name."""
+    return {name.split("/", 1)[1]: text for name, text in packed.items() if name.split("/")[0].endswith(".dist-info")}
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.timeout(300)
-def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
-    packed = contents(wheel)
-    info = {name for name in packed if name.startswith("mtrain-") and ".dist-info/" in name}
-    written = "mtrain/spec/typed.py"  # by the build
-    assert set(packed) - info == {written, *(name for name in sources() if name.startswith("mtrain/"))}
-    assert {name.split("/", 1)[1] for name in info} == {
-        "METADATA",
-        "RECORD",
-        "WHEEL",
-        "entry_points.txt",
-        "licenses/LICENSE",
-        "top_level.txt",
+def test_a_wheel_has_every_file_of_its_package_its_licence_and_nothing_else(built: Wheels, name: str) -> None:
+    packed = contents(built[name].wheel)
+    below = "" if name == "mtrain" else f"packages/{name.replace('_', '-')}/src/"
+    expected = {
+        source.removeprefix(below): (ROOT / source).read_bytes()
+        for source in sources()
+        if source.startswith(f"{below}{name}/")
     }
+    if name == "mtrain_trace":
+        expected["mtrain_trace.pth"] = (ROOT / "packages/mtrain-trace/mtrain_trace.pth").read_bytes()
+    if name == "mtrain":
+        written = "mtrain/spec/typed.py"  # by the build
+        expected[written] = packed[written]
+        assert b"class Spec" in packed[written]
+    info = description(packed)
+    assert {file: text for file, text in packed.items() if ".dist-info/" not in file} == expected
+    assert {f"{name}/{file}" for file in DATA[name]} <= set(expected)
+    assert INFO - {"entry_points.txt"} <= set(info) <= INFO
+    assert info["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
 @pytest.mark.timeout(300)
-def test_the_source_distribution_has_the_documents_and_no_tests(sdist: Path) -> None:
-    with tarfile.open(sdist) as archive:
+def test_every_entry_point_of_a_wheel_names_something_that_it_has(built: Wheels) -> None:
+    seen = set()
+    for name in NAMES:
+        packed = contents(built[name].wheel)
+        points = configparser.ConfigParser(delimiters=("=",))
+        points.optionxform = str  # type: ignore[assignment,method-assign]
+        points.read_string(description(packed).get("entry_points.txt", b"").decode())
+        for group in points.sections():
+            for point, target in points[group].items():
+                module, _, attribute = target.partition(":")
+                place = module.replace(".", "/")
+                text = packed.get(f"{place}.py") or packed[f"{place}/__init__.py"]
+                assert not attribute or attribute in top_names(text), f"{name}: {group} {point} = {target}"
+                seen.add((group, point))
+    assert {("mtrain.commands", verb) for verb in ("train", "export", "submit", "sweep", "ui", "plugins.test")} <= seen
+
+
+def top_names(text: bytes) -> set[str]:
+    """Return the names that a module defines or imports at its top."""
+    names = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+@pytest.mark.timeout(300)
+def test_wheels_require_each_other_in_exactly_their_version(built: Wheels) -> None:
+    """Nothing else of the name lies on an index, and another version was not tested with it."""
+    found = {}
+    for name in NAMES:
+        lines = description(contents(built[name].wheel))["METADATA"].decode().splitlines()
+        assert f"Version: {mtrain.__version__}" in lines
+        needs = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+        # A requirement of mtrain without a version is an extra's that names another extra.
+        found[name] = {
+            need.name: str(need.specifier) for need in needs if need.name.startswith("mtrain") and need.specifier
+        }
+    pin = f"=={mtrain.__version__}"
+    assert found.pop("mtrain_trace") == {}
+    assert found.pop("mtrain") == {"mtrain-trace": pin}
+    assert all(needs == {"mtrain": pin} for needs in found.values()), found
+
+
+@pytest.mark.timeout(300)
+def test_the_source_distribution_has_the_documents_and_no_tests(built: Wheels) -> None:
+    with tarfile.open(built["mtrain"].sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/spec.md"} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "packages"))]
 
 
 @pytest.mark.timeout(300)
-def test_descriptions_of_the_distributions_pass_the_check_of_package_indexes(wheel: Path, sdist: Path) -> None:
-    command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist)]
+def test_descriptions_of_the_distributions_pass_the_check_of_package_indexes(built: Wheels) -> None:
+    files = [str(file) for each in built.values() for file in each]
+    command = [sys.executable, "-m", "twine", "check", "--strict", *files]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_checkout_and_source_distribution_build_the_same_wheel(copy: Path, wheel: Path, tmp_path: Path) -> None:
-    direct = contents(build(copy, tmp_path, "--wheel"))
-    assert {name: text for name, text in contents(wheel).items() if not name.endswith("RECORD")} == {
+def test_checkout_and_source_distribution_build_the_same_wheel(copy: Path, built: Wheels, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), "--wheel", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    direct = contents(wheel)
+    assert {name: text for name, text in contents(built["mtrain"].wheel).items() if not name.endswith("RECORD")} == {
         name: text for name, text in direct.items() if not name.endswith("RECORD")
     }
 
@@ -122,15 +159,23 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert {metadata.version("mtrain"), changelog[1], citation["version"]} == {mtrain.__version__}
 
 
-def test_each_package_has_the_version_of_mtrain_and_mtrain_requires_exactly_that() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_each_package_has_the_version_of_mtrain_and_requires_exactly_that(name: str) -> None:
     """A package is installed from the clone that mtrain is from; with another version of it mtrain was not tested."""
-    assert metadata.version("mtrain-trace") == mtrain_trace.__version__ == mtrain.__version__
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [line for line in project["dependencies"] if line.startswith("mtrain")]
-    assert needed == [f"mtrain-trace == {mtrain.__version__}"]
-    assert sorted(os.listdir(ROOT / "packages")) == ["mtrain-trace"], (
-        "each package that mtrain requires, and no other yet"
-    )
+    assert import_module(name).__version__ == metadata.version(name.replace("_", "-")) == mtrain.__version__
+    settings = tomllib.loads((project(ROOT, name) / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": f"{name}.__version__"}
+    needs = [Requirement(line) for line in settings["project"]["dependencies"] if line.startswith("mtrain")]
+    wanted = {"mtrain": ["mtrain-trace"], "mtrain_trace": []}.get(name, ["mtrain"])
+    assert [(need.name, str(need.specifier)) for need in needs] == [
+        (need, f"=={mtrain.__version__}") for need in wanted
+    ]
+    assert settings["project"]["name"] == name.replace("_", "-")
+
+
+def test_every_folder_of_packages_is_a_distribution_that_is_published() -> None:
+    assert sorted(os.listdir(ROOT / "packages")) == sorted(name.replace("_", "-") for name in NAMES if name != "mtrain")
+    assert {*packages.PACKAGES, "mtrain-trace"} == set(os.listdir(ROOT / "packages"))
 
 
 @pytest.mark.job
@@ -175,13 +220,11 @@ def test_the_citation_has_what_its_format_requires() -> None:
 
 
 class Installation:
-    """Wheels in an environment of its own, which borrows the libraries of the one that runs the tests."""
+    """Wheels in an environment of its own, which borrows the libraries of the one that runs the tests, but nothing of mtrain's."""
 
     def __init__(self, wheels: Sequence[Path], folder: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self._folder = folder
-        self._bin = folder / "bin"
-        self._libraries = Path(self._python("import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        self._bin = make(folder, everything=True, mtrain=False).parent
         command = [
             sys.executable,
             "-m",
@@ -193,8 +236,6 @@ class Installation:
             "--no-deps",
         ]
         subprocess.run([*command, "--no-index", *map(str, wheels)], check=True)
-        borrowed = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
-        (self._libraries / "zz_borrowed.pth").write_text("\n".join(dict.fromkeys(borrowed)), encoding="utf-8")
         self.place = Path(self._python("import mtrain; print(mtrain.__file__)").strip())
 
     def _python(self, code: str) -> str:
@@ -215,11 +256,25 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installation(copy: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    trace = build(copy / "packages" / "mtrain-trace", tmp_path_factory.mktemp("trace"), "--wheel")
-    made = Installation([trace, wheel], tmp_path_factory.mktemp("environment") / "venv")
+def installation(built: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    made = Installation([each.wheel for each in built.values()], tmp_path_factory.mktemp("environment") / "venv")
     assert ROOT not in made.place.parents
     return made
+
+
+LOAD_ALL = """
+from importlib.metadata import distributions
+points = [point for each in distributions() for point in each.entry_points if point.group.startswith("mtrain.")]
+for point in points:
+    point.load()
+assert len({point.value.partition(".")[0] for point in points}) == 7, points
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_plugin_of_the_installed_wheels_can_be_imported(installation: Installation, tmp_path: Path) -> None:
+    assert installation.run("python", "-c", LOAD_ALL, folder=tmp_path) == ""
 
 
 @pytest.mark.slow
