@@ -15,7 +15,9 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY . .
+# A pod of a job recognises by mtrain-clusters which rank it is; mtrain-ui writes report.html.
 RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[all]' \
+    ./packages/mtrain-clusters ./packages/mtrain-ui \
     && scripts/build-horovod /opt/venv/bin/python
 
 FROM python:3.11.13-slim-bookworm

@@ -18,7 +18,8 @@ WORKDIR /src
 RUN pip install --no-cache-dir "paddlepaddle-gpu==${PADDLE}" --index-url "${PADDLE_INDEX}"
 COPY . .
 # The extra `fleet` takes the Paddle that is there.
-RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[fleet,vision,report,tensorboard]'
+RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[fleet,vision,report,tensorboard]' \
+    ./packages/mtrain-clusters ./packages/mtrain-ui
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04
 # gcc compiles mtrain's kernels for the processor at hand, and Triton's launchers (python3-dev).

@@ -19,7 +19,9 @@ COPY constraints.txt ./
 # torch comes first, so that a change of mtrain does not install it again.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url "${TORCH_INDEX}"
 COPY . .
+# A pod of a job recognises by mtrain-clusters which rank it is; mtrain-ui writes report.html.
 RUN pip install --no-cache-dir -c constraints.txt ./packages/mtrain-trace '.[ddp,deepspeed,vision,report,tensorboard]' \
+    ./packages/mtrain-clusters ./packages/mtrain-ui \
     && HOROVOD_GPU_OPERATIONS=NCCL scripts/build-horovod /opt/venv/bin/python
 
 FROM nvidia/cuda:${CUDA}-cudnn-runtime-ubuntu24.04

@@ -30,7 +30,7 @@ def install(extra: str, *, python: str | None = None) -> str:
 
     Args:
         extra: name of an extra in ``pyproject.toml``, or several with commas between them; empty: mtrain itself. A word such as
-            ``mtrain-ui`` or ``mtrain-ui[wandb]`` is that package, for which mtrain itself is there already.
+            ``mtrain-ui``, also with extras in brackets, is that package, for which mtrain itself is there already.
         python: interpreter to install into; None: the one whose ``pip`` the shell finds.
     """
     pip = f"{shlex.quote(python)} -m pip install" if python else "pip install"
