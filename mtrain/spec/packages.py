@@ -6,7 +6,7 @@ installed.
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mtrain.errors import PluginError
 
@@ -65,31 +65,6 @@ def absent(package: str, what: str) -> str:
     from mtrain.spec import remedies
 
     return f"{what} of {package}, which is not installed: {remedies.install(package)}"
-
-
-def load(kind: str, name: str, key: str) -> Any:
-    """Import and return what a package brings for the core.
-
-    Args:
-        kind: kind of plugin.
-        name: its name.
-        key: key of the spec that asks for it, for the words where the package is absent.
-
-    Raises:
-        PluginError: the package is not installed, or it cannot be imported.
-    """
-    from mtrain.spec import plugins
-
-    if not is_installed(kind, name):
-        raise PluginError(absent(bringing(kind, name) or "", f"{key}: it needs what is"))
-    return plugins.load_object(kind, name)
-
-
-def is_installed(kind: str, name: str) -> bool:
-    """Return whether something brings this plugin."""
-    from mtrain.spec import plugins
-
-    return any(entry.name == name for entry in plugins.names(kind))
 
 
 def check_version(target: str) -> None:

@@ -28,7 +28,7 @@ from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
-from mtrain.spec import packages
+from mtrain.spec import package_parts
 
 
 class FsdpEngine(SplitEngine):
@@ -122,7 +122,7 @@ class FsdpEngine(SplitEngine):
         layers: Any = None
         if mesh.tensor > 1 or mesh.pipeline > 1:
             with spread:
-                layers = packages.load("meshes", "layers", "parallel")(model, mesh)
+                layers = package_parts.load("meshes", "layers", "parallel")(model, mesh)
             if layers.expected is not None:
                 spread.fill_for_good(layers.expected)
         self._fill_buffers(model, spread)
