@@ -128,13 +128,14 @@ def __getattr__(name: str) -> Any:
             if error.name != "mtrain.spec.typed":
                 raise
             return dict  # Installing mtrain writes that module; in a clone alone, a spec is any dict.
+    from mtrain.spec import packages
+
+    packages.check_version(package)
     try:
         return getattr(import_module(package), name)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        from mtrain.spec import packages
-
         raise AttributeError(packages.absent(package.replace("_", "-"), f"mtrain.{name} is")) from None
 
 

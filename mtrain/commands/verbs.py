@@ -97,7 +97,6 @@ def load(verb: Verb) -> "click.Command":
         from mtrain.spec import plugins
 
         command = plugins.load_object(KIND, verb.name)
-    packages.check_version(verb.target)
     if not isinstance(command, click.Command):
         raise PluginError(
             f"the command {verb.name!r} ({verb.target}) is {type(command).__name__}, expected a command of click"

@@ -19,7 +19,7 @@ from mtrain.jobs.hosts import allocated_hosts
 from mtrain.jobs.means import host_names, is_several
 from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding, State, worst
-from mtrain.jobs.preflight.libraries import extras, libraries, this_host
+from mtrain.jobs.preflight.libraries import extras, libraries, own_packages, this_host
 from mtrain.spec import config
 from mtrain.spec.hostnames import few
 from mtrain.system import environment
@@ -140,6 +140,7 @@ class _Examination:
             )
         )
         registry = self._loaded.registry
+        self._report(own_packages())
         self._report(extras([entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]))
         if self._request.config is None and Path(config.HERE).is_file():
             text = f"{self._loaded.source} says which hosts, ranks and backend; -c {config.HERE} looks at all of it"

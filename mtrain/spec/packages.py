@@ -4,7 +4,6 @@ The core imports none of them; they are found through entry points, as anybody's
 installed.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -67,22 +66,53 @@ def absent(package: str, what: str) -> str:
     return f"{what} of {package}, which is not installed: {remedies.install(package)}"
 
 
-def check_version(target: str) -> None:
-    """Refuse what has been imported from a package of another version.
+def installed_version(package: str) -> str | None:
+    """Return the version of a package as its source says; None: it is not installed.
 
     Raises:
-        PluginError: the package has another version than mtrain.
+        PluginError: it is installed, and cannot be imported.
     """
-    module = module_of(target)
-    if module not in MODULES:
-        return
+    from importlib import import_module, metadata
+
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return None
+    try:
+        return str(getattr(import_module(package.replace("-", "_")), "__version__", "unknown"))
+    except Exception as error:  # Half of it may be there, or another release's.
+        words = f"{package} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginError(f"{words}; install it anew: {_install_anew(package)}") from error
+
+
+def other_version(package: str, version: str) -> str | None:
+    """Return what is wrong with a version of a package, and the remedy; None: mtrain has it too."""
     from mtrain import __version__
+
+    if version == __version__:
+        return None
+    words = f"{package} has version {version}, mtrain {__version__}; they are released together"
+    return f"{words}, install both from one place: {_install_anew(package)}"
+
+
+def _install_anew(package: str) -> str:
     from mtrain.spec import remedies
 
-    found = getattr(sys.modules.get(module), "__version__", None)
-    if found != __version__:
+    return remedies.install(package, anew=True)
+
+
+def check_version(target: str) -> None:
+    """Refuse to import something from a package that has another version than mtrain.
+
+    Args:
+        target: of an entry point. Nothing but its package is imported, since the rest of another version may not fit.
+
+    Raises:
+        PluginError: the package has another version than mtrain, or it cannot be imported.
+    """
+    module = module_of(target)
+    if module in MODULES:
         package = module.replace("_", "-")
-        raise PluginError(
-            f"{package} has version {found}, mtrain {__version__}; they are released together, install both from one place: "
-            f"{remedies.install(package)}"
-        )
+        version = installed_version(package)
+        if version is not None and (problem := other_version(package, version)):
+            raise PluginError(problem)

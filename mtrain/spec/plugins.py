@@ -275,9 +275,8 @@ def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
     policy = policy or read_policy()
     entry = find(kind, name, policy=policy)
     try:
-        target = _import(entry, policy)
         packages.check_version(entry.target)
-        return target
+        return _import(entry, policy)
     except PluginError:
         raise
     except Exception as error:  # A foreign module may raise any exception when it is imported.

@@ -23,7 +23,7 @@ def checkout() -> Path | None:
     return folder if all((folder / package / "pyproject.toml").is_file() for package in REQUIRED) else None
 
 
-def install(extra: str, *, python: str | None = None) -> str:
+def install(extra: str, *, python: str | None = None, anew: bool = False) -> str:
     """Return the command that installs an extra of mtrain, ``pip install -e packages/mtrain-trace -e '.[ddp]'`` for example.
 
     Outside a clone the requirements are listed one by one, because mtrain is on no package index under its name.
@@ -32,6 +32,7 @@ def install(extra: str, *, python: str | None = None) -> str:
         extra: name of an extra in ``pyproject.toml``, or several with commas between them; empty: mtrain itself. A word such as
             ``mtrain-ui``, also with extras in brackets, is that package, for which mtrain itself is there already.
         python: interpreter to install into; None: the one whose ``pip`` the shell finds.
+        anew: the package itself is wanted, although it is installed: in another version, or broken.
     """
     pip = f"{shlex.quote(python)} -m pip install" if python else "pip install"
     words = extra.split(",") if extra else []
@@ -43,7 +44,7 @@ def install(extra: str, *, python: str | None = None) -> str:
     if folder is None:
         needed = [
             *(requirements(",".join(extras)) if extras else []),
-            *(need for each in packages for need in _wheel(each)),
+            *(need for each in packages for need in _wheel(each, anew=anew)),
         ]
         return f"{pip} {shlex.join(needed) if needed else 'WHEEL-OF-MTRAIN-TRACE WHEEL-OF-MTRAIN'}"
     # A named interpreter may be called from another folder, where only a full path leads to the clone.
@@ -58,12 +59,14 @@ def install(extra: str, *, python: str | None = None) -> str:
     return f"{pip} {' '.join(f'-e {shlex.quote(place)}' for place in places)}"
 
 
-def _wheel(package: str) -> list[str]:
-    """Return what installs a package outside a clone: what its extra requires, else its wheel."""
+def _wheel(package: str, *, anew: bool) -> list[str]:
+    """Return what installs a package outside a clone: its wheel, or what it requires where it is installed."""
     name, _, extra = package.rstrip("]").partition("[")
     try:
         metadata.distribution(name)
     except metadata.PackageNotFoundError:
+        anew = True
+    if anew:
         return [f"WHEEL-OF-{name.upper()}"]
     return requirements(extra, distribution=name)
 

@@ -6,12 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import mtrain
+import mtrain_ui
 from mtrain.commands import main
-from mtrain.jobs.preflight.libraries import libraries, this_host
+from mtrain.jobs.preflight.libraries import libraries, own_packages, this_host
+from mtrain.spec import packages
 from mtrain.spec.plugins import Entry
 from mtrain.system import placement
 
@@ -57,10 +61,42 @@ def test_the_host_and_the_library_of_a_backend_are_described(capsys):
     before = set(sys.modules)
     code, found = doctor(capsys, "--quick", "-b", "ddp")
     assert code == 0
-    assert list(found) == ["machine", "cores", "shm", "torch"]
+    of_packages = ["mtrain-trace", *packages.PACKAGES]
+    assert list(found) == ["machine", "cores", "shm", "torch", *of_packages]
+    assert {found[name][0]["text"] for name in of_packages} == {f"version {mtrain.__version__}"}
     assert sys.executable in found["machine"][0]["text"]
     assert found["torch"][0]["text"].startswith("torch 2.")
     assert "torch" not in set(sys.modules) - before, "frameworks are imported in processes of their own"
+
+
+@pytest.mark.job
+def test_a_package_of_another_version_is_in_the_way(capsys, monkeypatch):
+    monkeypatch.setattr(mtrain_ui, "__version__", "0.0.9")
+    code, found = doctor(capsys, "--quick", "-b", "ddp")
+    assert code == 1
+    assert [name for name, rows in found.items() if rows[0]["state"] == "bad"] == ["mtrain-ui"]
+
+
+def test_each_package_is_installed_absent_of_another_version_or_broken(monkeypatch):
+    installed = metadata.distribution
+
+    def distribution(name):
+        if name == "mtrain-deploy":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    monkeypatch.setattr(mtrain_ui, "__version__", "0.0.9")
+    monkeypatch.setitem(sys.modules, "mtrain_sweep", None)
+    found = {finding.check: finding for finding in own_packages()}
+    assert list(found) == ["mtrain-trace", *packages.PACKAGES]
+    deploy, ui, sweep = found.pop("mtrain-deploy"), found.pop("mtrain-ui"), found.pop("mtrain-sweep")
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert (deploy.state, deploy.text) == ("absent", "not installed; it brings export, quantise, prune, serve")
+    assert deploy.remedy.endswith(f"-m pip install -e {ROOT}/packages/mtrain-deploy")
+    assert (ui.state, ui.text) == ("bad", f"mtrain-ui has version 0.0.9, mtrain {mtrain.__version__}")
+    assert ui.remedy.endswith("packages/mtrain-ui")
+    assert (sweep.state, sweep.text.partition(":")[0]) == ("bad", "mtrain-sweep cannot be imported")
 
 
 @pytest.mark.job

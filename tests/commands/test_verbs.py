@@ -3,11 +3,17 @@
 import json
 import os
 import sys
+import sysconfig
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import mtrain
 from mtrain.commands import main, verbs
+from mtrain.errors import PluginError
+from mtrain.spec import packages, plugins, remedies
+from tests.sources import PACKAGES, ROOT
 
 VERB = "import click\n@click.command()\ndef {name}():\n    click.echo('{words}')\n"
 
@@ -138,3 +144,70 @@ def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here
     monkeypatch.setattr(verbs, "_installed", lambda path: {})
     assert main(["evaluate"]) == 2
     assert "install again" in capsys.readouterr().err
+
+
+OF_PACKAGES = [
+    (package, name) for package, each in packages.PACKAGES.items() for name in each.brings.get("commands", ())
+]
+
+
+@pytest.mark.parametrize(("package", "verb"), OF_PACKAGES)
+def test_a_verb_of_another_version_is_refused_before_it_is_imported(package, verb, monkeypatch, capsys):
+    module = verbs._installed(tuple(sys.path))[verb].target.partition(":")[0]
+    monkeypatch.setattr(import_module(package.replace("-", "_")), "__version__", "0.0.9")
+    monkeypatch.setitem(sys.modules, module, None)  # importing it would fail, as what another release has changed would
+    assert main(verb.split(".")) == 2
+    error = capsys.readouterr().err
+    assert f"{package} has version 0.0.9, mtrain {mtrain.__version__}; they are released together" in error
+    assert error.count("\n") == 1
+
+
+def test_plugins_and_python_names_of_another_version_are_refused_too(monkeypatch):
+    monkeypatch.setattr(import_module("mtrain_clusters"), "__version__", "0.0.9")
+    monkeypatch.setattr(import_module("mtrain_deploy"), "__version__", "0.0.9")
+    with pytest.raises(PluginError, match=r"mtrain-clusters has version 0\.0\.9"):
+        plugins.load("clusters", "slurm")
+    with pytest.raises(PluginError, match=r"mtrain-deploy has version 0\.0\.9"):
+        _ = mtrain.export
+
+
+def test_a_package_of_another_version_is_replaced_by_its_wheel_where_there_is_no_clone(monkeypatch):
+    monkeypatch.setattr(remedies, "checkout", lambda: None)
+    words = packages.other_version("mtrain-ui", "0.0.9")
+    assert words is not None
+    assert words.endswith("pip install WHEEL-OF-MTRAIN-UI")
+
+
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A search path with all libraries and, of mtrain's distributions, only mtrain and mtrain-trace."""
+    site = tmp_path_factory.mktemp("site")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(tuple(packages.MODULES)):
+            (site / path.name).symlink_to(path)
+    hidden = {sysconfig.get_path("purelib"), *(str(PACKAGES[module].parent) for module in packages.MODULES)}
+    return [*(entry for entry in sys.path if entry not in hidden), str(site)]
+
+
+@pytest.mark.parametrize("is_clone", [True, False])
+def test_a_verb_that_is_not_installed_names_its_package_and_the_command(
+    core_alone, is_clone, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "FOLDER", tmp_path / "cache")
+    monkeypatch.setattr(sys, "path", core_alone)
+    if not is_clone:
+        monkeypatch.setattr(remedies, "checkout", lambda: None)
+    for package, verb in OF_PACKAGES:
+        place = f"-e {ROOT}/packages/{package}" if is_clone else f"WHEEL-OF-{package.upper()}"
+        words = f"{verb.replace('.', ' ')} is a command of {package}, which is not installed: pip install {place}"
+        for further in ((), ("--help",), ("-c", "digits")):
+            assert main([*verb.split("."), *further]) == 2
+            assert capsys.readouterr() == ("", f"error: {words}\n")
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert {package for package, verb in OF_PACKAGES if f"Not installed: {package}." in shown} == {
+        package for package, verb in OF_PACKAGES if "." not in verb
+    }
+    assert main(["plugins", "--help"]) == 0
+    assert "Not installed: mtrain-kit." in capsys.readouterr().out

@@ -15,9 +15,10 @@ import psutil
 
 import mtrain
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS
+from mtrain.errors import PluginError
 from mtrain.jobs.preflight.facts import interpreter
 from mtrain.jobs.preflight.findings import Finding, State
-from mtrain.spec import remedies
+from mtrain.spec import packages, remedies
 from mtrain.spec.plugins import Entry
 from mtrain.system import placement, plugin_packages
 
@@ -153,6 +154,28 @@ def extras(entries: Sequence[Entry]) -> list[Finding]:
         remedy = f"install with {remedies.install(plugin_packages.PLOTS_EXTRA, python=sys.executable)}"
         text = f"{', '.join(plots)}: not installed; needed by results.png and report.html"
         findings.append(Finding(check=plugin_packages.PLOTS_EXTRA, state="absent", text=text, remedy=remedy))
+    return findings
+
+
+def own_packages() -> list[Finding]:
+    """Return a finding for each package of mtrain's: its version, that it is not installed, or that it does not fit."""
+    findings = []
+    for package, brought in {"mtrain-trace": packages.Package(), **packages.PACKAGES}.items():
+        try:
+            version = packages.installed_version(package)
+            problem = packages.other_version(package, version) if version else None
+        except PluginError as error:
+            version, problem = None, str(error)
+        if problem:
+            text, _, remedy = problem.partition("; ")
+            findings.append(Finding(check=package, state="bad", text=text, remedy=remedy))
+        elif version:
+            findings.append(Finding(check=package, state="ok", text=f"version {version}"))
+        else:
+            names = ", ".join(name.replace(".", " ") for each in brought.brings.values() for name in each)
+            text = f"not installed; it brings {names}" if names else "not installed"
+            remedy = _install(package, sys.executable)
+            findings.append(Finding(check=package, state="absent", text=text, remedy=remedy))
     return findings
 
 
