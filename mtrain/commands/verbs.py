@@ -11,9 +11,12 @@ path or one of those files changes.
 """
 
 import json
+import os
+import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -71,7 +74,7 @@ def _installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
     cache = FOLDER.expanduser() / f"{name:08x}.json"
     kept = _read_list(cache, folders)
     if kept is None:
-        kept, described = _find()
+        kept, described = _find(search_path)
         _write_list(
             cache, {"folders": folders, "files": {str(file): _time_of(file) for file in described}, "verbs": kept}
         )
@@ -106,35 +109,66 @@ def load(verb: Verb) -> "click.Command":
 
 def is_shipped(name: str) -> bool:
     """Return whether mtrain has a verb of this name, though its installation may be older than its sources."""
-    return name in _read_descriptions(_policy_file("mtrain"))
+    return name in _read_descriptions(_policy_file("mtrain", sys.path))
 
 
-def _find() -> tuple[list[Verb], list[Path]]:
+def _find(search_path: Sequence[str]) -> tuple[list[Verb], list[Path]]:
     """Return the verbs of all entry points, those of mtrain first, and the files that describe them."""
-    from importlib.metadata import entry_points
-
-    points = sorted(entry_points(group=GROUP), key=lambda point: not point.value.startswith("mtrain."))
+    points = sorted(_entry_points(search_path), key=lambda point: not point[1].startswith("mtrain."))
     described: dict[Path, Mapping[str, Any]] = {}
     verbs: dict[str, Verb] = {}
-    for point in points:
-        file = _policy_file(packages.module_of(point.value))
+    for name, target in points:
+        file = _policy_file(packages.module_of(target), search_path)
         if file not in described:
             described[file] = _read_descriptions(file)
-        words = described[file].get(point.name, {})
-        if point.value.startswith("mtrain.") and not words:
+        words = described[file].get(name, {})
+        if target.startswith("mtrain.") and not words:
             continue  # a list of entry points that an older installation has left
-        verb = Verb(point.name, point.value, str(words.get("heading", OTHER)), str(words.get("summary", "")))
+        verb = Verb(name, target, str(words.get("heading", OTHER)), str(words.get("summary", "")))
         verbs.setdefault(verb.name, verb)  # nobody replaces a verb of mtrain
     for package, each in packages.PACKAGES.items():
         for name in each.brings.get(KIND, ()):
             verbs.setdefault(name, Verb(name, "", each.heading, f"Not installed: {package}."))
-    rank = {name: number for number, name in enumerate(described.get(_policy_file("mtrain"), ()))}
+    rank = {name: number for number, name in enumerate(described.get(_policy_file("mtrain", search_path), ()))}
     return sorted(verbs.values(), key=lambda verb: rank.get(verb.name, len(rank))), list(described)
 
 
-def _policy_file(package: str) -> Path:
+def _entry_points(search_path: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and target of each entry point of the group.
+
+    The files are read here, because importing ``importlib.metadata`` and parsing all groups takes longer than the whole help. Of a
+    distribution that lies in several folders the first counts, as Python would import it.
+    """
+    seen = set()
+    for entry in search_path:
+        with suppress(OSError):
+            for info in sorted(os.listdir(entry or ".")):
+                name, dot, ending = info.rpartition(".")
+                owner = name.partition("-")[0].replace(".", "_").lower()
+                if dot and ending in ("dist-info", "egg-info") and owner not in seen:
+                    seen.add(owner)
+                    yield from _points_of(Path(entry, info, "entry_points.txt"))
+
+
+def _points_of(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and target of each entry point of the group in a file of entry points; none where it cannot be read."""
+    try:
+        text = read_text(file, limit=MAX_BYTES)
+    except (OSError, ValueError):
+        return
+    section = text.partition(f"[{GROUP}]")[2].partition("\n[")[0]
+    for line in section.splitlines():
+        name, is_point, target = line.partition("=")
+        if is_point and not line.lstrip().startswith(("#", ";")):
+            yield name.strip(), target.partition("[")[0].strip()
+
+
+def _policy_file(package: str, search_path: Sequence[str]) -> Path:
     """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
-    from importlib.util import find_spec
+    for entry in search_path:
+        if os.path.exists(os.path.join(entry, package, "__init__.py")):
+            return Path(entry, package, POLICY_FILE)
+    from importlib.util import find_spec  # it may be found by a hook, or have no file of its own
 
     try:
         spec = find_spec(package)
@@ -149,12 +183,27 @@ def _read_descriptions(file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        section = tomllib.loads(read_text(file, limit=MAX_BYTES)).get(KIND, {})
+        text = read_text(file, limit=MAX_BYTES)
+        try:
+            section = tomllib.loads(_sections_of_commands(text)).get(KIND, {})
+        except tomllib.TOMLDecodeError:
+            section = tomllib.loads(text).get(KIND, {})
     except (OSError, ValueError, RecursionError):
         return {}
     return (
         {name: words for name, words in section.items() if isinstance(words, dict)} if isinstance(section, dict) else {}
     )
+
+
+def _sections_of_commands(text: str) -> str:
+    """Return the sections of a ``plugins.toml`` that are about commands, and what stands before the first section.
+
+    Of a file with strings of several lines all is returned, since such a line may look like the head of a section.
+    """
+    if '"""' in text or "'''" in text:
+        return text
+    first, *sections = re.split(r"(?m)^[ \t]*(?=\[)", text)
+    return first + "".join(section for section in sections if re.match(rf"\[[ \t]*[\"']?{KIND}\b", section))
 
 
 def _time_of(path: str | Path) -> int:

@@ -6,7 +6,6 @@ there must not write to that file. The run folder itself, and the folders above 
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +61,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 def replaced_by(path: Path) -> Iterator[Path]:
     """Give a free name beside ``path`` for a file that a library writes; see ``replaced``."""
     # Processes of several hosts may write here, and their numbers and names may be equal: a random name is free.
-    temporary = path.with_name(f".{path.stem[:40]}.{secrets.token_hex(6)}{path.suffix[:20]}")
+    temporary = path.with_name(f".{path.stem[:40]}.{os.urandom(6).hex()}{path.suffix[:20]}")
     try:
         yield temporary
         temporary.replace(path)

@@ -1,7 +1,6 @@
 """Find the valid word that is most similar to a misspelt one, for error messages."""
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
@@ -15,6 +14,8 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
         return text.lower().replace("-", "_")
 
     def likeness(text: str) -> float:
+        from difflib import SequenceMatcher  # the help of all verbs needs none
+
         return SequenceMatcher(None, plain(word), text).ratio()
 
     def likeness_of_parts(text: str) -> float:

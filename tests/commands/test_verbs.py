@@ -4,7 +4,9 @@ import json
 import os
 import sys
 import sysconfig
-from importlib import import_module
+import tomllib
+from importlib import import_module, metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import mtrain
 from mtrain.commands import main, verbs
 from mtrain.errors import PluginError
 from mtrain.spec import packages, plugins, remedies
-from tests.sources import PACKAGES, ROOT
+from tests.sources import PACKAGES, ROOT, source_files
 
 VERB = "import click\n@click.command()\ndef {name}():\n    click.echo('{words}')\n"
 
@@ -144,6 +146,70 @@ def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here
     monkeypatch.setattr(verbs, "_installed", lambda path: {})
     assert main(["evaluate"]) == 2
     assert "install again" in capsys.readouterr().err
+
+
+def points_file(folder: Path, info: str, text: str) -> None:
+    (folder / info).mkdir(parents=True)
+    (folder / info / "entry_points.txt").write_text(text)
+
+
+def test_the_entry_points_of_this_environment_are_those_that_python_finds():
+    found = set(verbs._entry_points(sys.path))
+    assert found == {(point.name, point.value) for point in metadata.entry_points(group="mtrain.commands")}
+    assert ("train", "mtrain.commands.train:train") in found
+
+
+def test_files_of_entry_points_are_read_as_python_reads_them(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    points_file(
+        first,
+        "Some.Pack-1.0.dist-info",
+        "[console_scripts]\na = x:y\n\n[mtrain.commands]\n# b = no:no\nc=pack.c:verb\nd = pack.d:verb [fast]\n\n[mtrain.models]\ne = x:y\n",
+    )
+    points_file(first, "developed.egg-info", "[mtrain.commands]\nf = developed:verb")
+    points_file(first, "without-2.0.dist-info", "")
+    (first / "none-1.0.dist-info").mkdir()
+    points_file(second, "some_pack-2.0.dist-info", "[mtrain.commands]\ng = pack.g:verb\n")  # the first one is imported
+    points_file(second, "other-1.dist-info", "[mtrain.commands]\nh = other:verb\n")
+    monkeypatch.setattr(sys, "path", [str(first), str(tmp_path / "missing"), str(second)])
+    found = list(verbs._entry_points(sys.path))
+    assert sorted(found) == [("c", "pack.c:verb"), ("d", "pack.d:verb"), ("f", "developed:verb"), ("h", "other:verb")]
+    theirs = metadata.entry_points(group="mtrain.commands")
+    assert sorted(found) == sorted((point.name, f"{point.module}:{point.attr}") for point in theirs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(file.read_text() for name, file in source_files(endings=(".toml",)).items() if name.endswith("plugins.toml")),
+        '[models.a]\nsummary = "x"\n  [ "commands" . hello ]\nsummary = "y"\n[commands."plugins.new"]\nheading = "z"\n',
+        'commands.hello.summary = "above every section"\n[models]\n',
+        'commands = {hello = {summary = "in one line"}}\n',
+        '[models.a]\nsummary = """\n[commands.hello]\nsummary = 5\n"""\n',
+        "[commands.hello]\nsummary = Q\n[no section]\nQ\n".replace("Q", 3 * chr(39)),
+        '[commands.hello]\nlibraries = [\n["a"],\n["b"],\n]\nsummary = "y"\n',
+        '[commandsandmore.hello]\nsummary = "x"\n',
+        "",
+    ],
+)
+def test_what_describes_verbs_is_what_the_whole_file_says(text, tmp_path):
+    (tmp_path / "plugins.toml").write_text(text)
+    assert verbs._read_descriptions(tmp_path / "plugins.toml") == tomllib.loads(text).get("commands", {})
+
+
+def test_a_package_that_a_hook_finds_is_described_too(here, monkeypatch):
+    distribution(here, "hooked", policy='[commands.hello]\nsummary = "Found by a hook."\n')
+    hidden = here.parent / "hidden"
+    hidden.mkdir()
+    (here / "verbs_of_hooked").rename(hidden / "verbs_of_hooked")
+
+    class Hook:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return PathFinder.find_spec(name, [str(hidden)]) if name == "verbs_of_hooked" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    assert verbs.installed()["hello"].line == "Found by a hook."
 
 
 OF_PACKAGES = [
