@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 
 
 class Plugins(Group):
-    """The verbs here, and those that entry points ``plugins.NAME`` bring."""
+    """The verbs here, and those that entry points ``plugins.NAME`` bring; nobody replaces one that is here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all."""
-        return [*super().list_commands(ctx), *verbs.installed("plugins")]
+        return [*super().list_commands(ctx), *self._brought()]
 
     def lines(self) -> list[tuple[str, str]]:
         """Return name and line of each; none is imported for it."""
-        return [*super().lines(), *((name, verb.line) for name, verb in verbs.installed("plugins").items())]
+        return [*super().lines(), *((name, terminal.printable(verb.line)) for name, verb in self._brought().items())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command of this file, or import one of another package; None where there is none of this name."""
-        verb = verbs.installed("plugins").get(cmd_name)
+        verb = self._brought().get(cmd_name)
         return super().get_command(ctx, cmd_name) if verb is None else verbs.load(verb)
+
+    def _brought(self) -> dict[str, verbs.Verb]:
+        return {name: verb for name, verb in verbs.installed("plugins").items() if name not in self.commands}
 
 
 @click.group(cls=Plugins)

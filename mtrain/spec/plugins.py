@@ -18,6 +18,7 @@ import importlib
 import importlib.metadata
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -238,9 +239,12 @@ def _shipped(search_path: tuple[str, ...]) -> Policy:
     brought: dict[str, set[tuple[str, str]]] = {}
     for group, name, target in _providers(search_path):
         brought.setdefault(packages.module_of(target), set()).add((group.removeprefix("mtrain."), name))
-    for module, names in sorted(brought.items()):
+    count = Counter(plugin for names in brought.values() for plugin in names)
+    # Of mtrain's packages first: a rival does not speak for their plugins, nor one stranger for another.
+    for module, names in sorted(brought.items(), key=lambda item: (item[0] not in packages.MODULES, item[0])):
         if module != "mtrain" and (file := _policy_file(module)).is_file():
-            policy = _with_descriptions(policy, file, names)
+            is_ours = module in packages.MODULES
+            policy = _with_descriptions(policy, file, {each for each in names if is_ours or count[each] == 1})
     return policy
 
 
@@ -261,7 +265,11 @@ def _with_descriptions(policy: Policy, file: Path, names: Collection[tuple[str, 
         return policy
     kinds = dict(policy.kinds)
     for kind, rules in described.items():
-        mine = {name: plugin for name, plugin in rules.names.items() if (kind, name) in names}
+        mine = {
+            name: plugin.model_copy(update={"module": None, "distribution": None})
+            for name, plugin in rules.names.items()
+            if (kind, name) in names
+        }
         known = kinds.get(kind, KindPolicy())
         kinds[kind] = known.model_copy(update={"names": {**mine, **known.names}})
     return Policy(kinds, policy.folders)

@@ -80,6 +80,26 @@ def test_nobody_replaces_a_verb_of_mtrain(here, capsys):
     assert "mine now" not in capsys.readouterr().out
 
 
+def test_nobody_replaces_a_verb_below_a_verb_of_mtrain(here, capsys):
+    for name in ("plugins.list", "plugins.show"):
+        (here / name).mkdir()
+        distribution(here / name, f"mallory_{name[-4:]}", name, code=VERB.format(name="hello", words="mine now"))
+        sys.path.insert(0, str(here / name))
+    verbs._installed.cache_clear()
+    assert main(["plugins", "--help"]) == 0
+    assert capsys.readouterr().out.count("  list") == 1
+    assert main(["plugins", "list"]) == 0
+    assert "mine now" not in capsys.readouterr().out
+
+
+def test_a_verb_of_a_package_has_rivals_as_any_other(here, capsys):
+    distribution(here, "rival", "export", code=VERB.format(name="export", words="mine now"))
+    assert main(["export", "runs/x"]) == 2
+    said = capsys.readouterr()
+    assert "the command 'export' is provided by mtrain-deploy 0.1.0, rival-pack 1.0; uninstall all but one" in said.err
+    assert said.out == ""
+
+
 def test_of_two_distributions_with_one_verb_neither_runs_until_one_is_pinned(here, tmp_path, capsys):
     for owner in ("ada", "bob"):
         distribution(here, owner, words=owner)

@@ -124,6 +124,54 @@ def test_a_pin_holds_too_where_two_distributions_name_one_class(here):
     assert plugins.load("backends", "both", policy=rules).__name__ == "Mine"
 
 
+def worded(folder: Path, name: str, plugin: str, words: str) -> None:
+    """Install a distribution that brings a backend, and says something in its own ``plugins.toml``."""
+    package = folder / f"outside_plugin_of_{name}"
+    package.mkdir()
+    (package / "__init__.py").write_text(MODULE)
+    (package / "plugins.toml").write_text(words)
+    distribution(folder, f"{name}-pack", f"[mtrain.backends]\n{plugin} = outside_plugin_of_{name}:Mine\n")
+
+
+def test_what_a_distribution_says_of_its_plugins_lies_between_mtrains_words_and_the_users(here):
+    mine = '[backends.worded]\nsummary = "theirs"\noptions = { timeout_s = 60, retries = 1 }\n'
+    worded(here, "words", "worded", f'{mine}[backends.ddp]\nsummary = "taken over"\noptions = {{ timeout_s = 1 }}\n')
+    worded(here, "rival", "ddp", '[backends.ddp]\nsummary = "better"\noptions = { timeout_s = 1 }\n')
+    sys.path.insert(0, str(here))
+    rules = policy(here, '[backends.worded]\noptions = { timeout_s = 7 }\n[backends.ddp]\ndistribution = "mtrain"\n')
+    found = {entry.name: entry for entry in plugins.names("backends", policy=rules)}
+    assert found["worded"].summary == "theirs"
+    assert plugins.options("backends", "worded", {}, path="x", policy=rules).model_dump() == {
+        "timeout_s": 7,
+        "retries": 0,
+    }
+    assert found["ddp"].summary not in ("taken over", "better")
+    assert rules.of("backends", "ddp").options == {}
+    (here / "plugins.toml").write_text("")
+    assert plugins.read_policy().of("backends", "worded").options == {"timeout_s": 60, "retries": 1}
+
+
+def test_a_distribution_says_nothing_of_what_may_load(here):
+    words = '[backends]\ndisabled = ["ddp"]\nenabled = ["worded"]\n'
+    worded(here, "words", "worded", words + '[backends.worded]\ndistribution = "nobody"\nmodule = "os:path"\n')
+    sys.path.insert(0, str(here))
+    found = {entry.name: entry for entry in plugins.names("backends")}
+    assert found["ddp"].enabled
+    assert found["worded"].rivals == ()
+    assert plugins.load("backends", "worded").__module__ == "outside_plugin_of_words"
+
+
+def test_of_two_distributions_with_one_name_neither_speaks_for_the_other(here):
+    words = '[backends.hf]\noptions = { retries = 9 }\n[models.hf]\ntask = "detection"\n'
+    worded(here, "alpha", "hf", words)
+    worded(here, "beta", "hf", "[backends.hf]\noptions = { timeout_s = 9 }\n")
+    distribution(here, "aaa-pack", "[mtrain.models]\nhf = outside_plugin_of_alpha:Mine\n")
+    sys.path.insert(0, str(here))
+    rules = policy(here, '[backends.hf]\ndistribution = "beta-pack"\n')
+    assert plugins.options("backends", "hf", {}, path="x", policy=rules).model_dump()["retries"] == 0
+    assert rules.of("models", "hf").task == "language", "mtrain's packages speak for their own plugins before anybody"
+
+
 @pytest.mark.smoke
 @pytest.mark.job
 def test_a_list_of_plugins_leaves_no_file_in_the_home_of_the_user(here):
