@@ -9,12 +9,15 @@ from mtrain.system import environment
 from mtrain_kit import kit
 from mtrain_kit.jobs import PluginTestRequest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
+KIT = Path(__file__).parents[2]
+PATH = os.pathsep.join(map(str, (ROOT, KIT)))
+"""The package `tests` lies in both folders."""
 
 
 def wanted(backend: str, **settings: object) -> PluginTestRequest:
     """The kit on this interpreter, outside of any job."""
-    environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": str(ROOT)}
+    environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": PATH}
     return PluginTestRequest(name=backend, environ=environ, **settings)  # type: ignore[arg-type]
 
 
@@ -27,7 +30,7 @@ def solo_learns(folder: Path) -> Path:
 
 def mtrain(*argv: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     """The command line, run in ``cwd``."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    environ = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env}
     return subprocess.run(
         [sys.executable, "-m", "mtrain", *argv], cwd=cwd, env=environ, capture_output=True, text=True, timeout=540
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.testing.conftest import ROOT, solo_learns
+from tests.testing.conftest import KIT, solo_learns
 from tests.testing.faults import FAULTS
 
 from mtrain.core.interfaces import Array
@@ -31,7 +31,7 @@ def noticed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     argv += ["-m", "tests.testing.fault_ranks", str(references), str(folder / "found.json")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    process = subprocess.run(argv, cwd=KIT, env=env, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
     return json.loads((folder / "found.json").read_text())
 

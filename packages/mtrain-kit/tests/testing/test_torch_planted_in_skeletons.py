@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.testing.conftest import ROOT, mtrain
+from tests.testing.conftest import PATH, mtrain
 
 from mtrain_kit.skeleton import KINDS, _content
 
@@ -139,7 +139,7 @@ def test_a_fault_in_a_skeleton_is_named(name: str, tmp_path: Path) -> None:
     argv = ["plugins", "test", "my_thing", "--kind", KINDS[fault.word], "--only", fault.check, "--json", "found.json"]
     if fault.word == "task":  # of several plugins in a plugins.toml none is chosen without being named
         argv += ["-o", "model.name=my_thing_linear", "-o", "data.format=my_thing_squares"]
-    process = mtrain(*argv, cwd=tmp_path, PYTHONPATH=f"{site}:{ROOT}")
+    process = mtrain(*argv, cwd=tmp_path, PYTHONPATH=f"{site}:{PATH}")
     assert process.returncode == 1, process.stdout + process.stderr
     (found,) = json.loads((tmp_path / "found.json").read_text())["checks"]
     wrong = [f"{m['what']}: {m['value']:g} {m['detail']}" for m in found["measures"] if not m["ok"]]

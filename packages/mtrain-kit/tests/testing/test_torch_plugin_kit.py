@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.testing import test_torch_planted_in_skeletons
-from tests.testing.conftest import ROOT, mtrain
+from tests.testing.conftest import PATH, mtrain
 
 from mtrain_kit import plugin_checks, plugin_kit
 from mtrain_kit.jobs import PluginTestRequest
@@ -46,7 +46,7 @@ PROBED = ("lax", "heavy", "halfplan", "unseeded")
 def found(folder: Path, kind: str, name: str, *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """Checks by id, of one plugin."""
     line = ["plugins", "test", name, "--kind", kind, "--json", "found.json", "--out", "logs", "-o", f"plugins={POLICY}"]
-    process = mtrain(*line, *OTHERS[kind], *words, cwd=folder, PYTHONPATH=str(ROOT))
+    process = mtrain(*line, *OTHERS[kind], *words, cwd=folder, PYTHONPATH=PATH)
     assert process.returncode == code, process.stdout + process.stderr
     return {check["id"]: check for check in json.loads((folder / "found.json").read_text())["checks"]}
 

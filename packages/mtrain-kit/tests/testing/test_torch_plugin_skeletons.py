@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.testing.conftest import ROOT, mtrain
+from tests.testing.conftest import PATH, ROOT, mtrain
 
 from mtrain_kit.skeleton import KINDS, _content
 
@@ -34,7 +34,7 @@ def installed(folder: Path, word: str, name: str) -> Path:
 )
 def test_a_skeleton_installs_and_is_found_with_its_own_summary(word: str, tmp_path: Path) -> None:
     site = installed(tmp_path, word, "my_thing")
-    listed = mtrain("plugins", "list", KINDS[word], "--json", cwd=tmp_path, PYTHONPATH=f"{site}:{ROOT}")
+    listed = mtrain("plugins", "list", KINDS[word], "--json", cwd=tmp_path, PYTHONPATH=f"{site}:{PATH}")
     entry = {entry["name"]: entry for entry in json.loads(listed.stdout)}["my_thing"]
     assert (entry["distribution"], entry["state"]) == ("mtrain-my-thing", "ready")
     assert entry["summary"].endswith("my_thing.")
@@ -44,7 +44,7 @@ def test_a_skeleton_installs_and_is_found_with_its_own_summary(word: str, tmp_pa
 @pytest.mark.parametrize("word", KINDS)
 def test_a_skeleton_passes_every_check_at_once(word: str, tmp_path: Path) -> None:
     site = installed(tmp_path, word, "my_thing")
-    process = mtrain("plugins", "test", "my_thing", cwd=tmp_path, PYTHONPATH=f"{site}:{ROOT}")
+    process = mtrain("plugins", "test", "my_thing", cwd=tmp_path, PYTHONPATH=f"{site}:{PATH}")
     assert process.returncode == 0, process.stdout + process.stderr
 
 

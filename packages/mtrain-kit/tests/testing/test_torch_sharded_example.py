@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.testing.conftest import ROOT, mtrain
+from tests.testing.conftest import PATH, ROOT, mtrain
 
 from tests.script.runs import SCRIPTS, largest_difference, weights
 from tests.sharded_example import EXAMPLE, install
@@ -20,7 +20,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def path(installed: Path) -> str:
-    return f"{installed}:{ROOT}"
+    return f"{installed}:{PATH}"
 
 
 def test_its_name_is_listed_once_it_is_installed(installed: Path, tmp_path: Path) -> None:

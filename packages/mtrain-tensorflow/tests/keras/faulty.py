@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples/ports/horovod_keras"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "examples/ports/horovod_keras"))
 sys.argv.append("--fp64")
 
 import common  # noqa: E402

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 PORTS = ROOT / "examples/ports"
 PYTHON = ROOT / ".venv-tf/bin/python"
 """The interpreter that `make test-others` makes: TensorFlow, Horovod for it, numpy 1, and no torch."""
@@ -31,7 +31,8 @@ def command(script: Path, ranks: int, *words: str, arguments: tuple[str, ...] = 
 
 def environment() -> dict[str, str]:
     """Return the environment of a job: the interpreter of TensorFlow takes mtrain from this checkout too."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    places = [ROOT, *(ROOT / "packages" / package / "src" for package in ("mtrain-trace", "mtrain-tensorflow"))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def run(here: Path, script: Path, ranks: int, *words: str, arguments: tuple[str, ...] = ("--fp64",)):
