@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 KIND = "commands"
 GROUP = f"mtrain.{KIND}"
-POLICY_FILE = "plugins.toml"
 HEADINGS = ("Train", "Inspect", "Results", "Ship", "Scheduler", "Shell")
 """Headings of the help, in this order; others follow."""
 OTHER = "Other"
@@ -109,7 +108,7 @@ def load(verb: Verb) -> "click.Command":
 
 def is_shipped(name: str) -> bool:
     """Return whether mtrain has a verb of this name, though its installation may be older than its sources."""
-    return name in _read_descriptions(_policy_file("mtrain", sys.path))
+    return name in _read_descriptions(packages.find_policy_file("mtrain", sys.path))
 
 
 def _find(search_path: Sequence[str]) -> tuple[list[Verb], list[Path]]:
@@ -118,7 +117,7 @@ def _find(search_path: Sequence[str]) -> tuple[list[Verb], list[Path]]:
     described: dict[Path, Mapping[str, Any]] = {}
     verbs: dict[str, Verb] = {}
     for name, target in points:
-        file = _policy_file(packages.module_of(target), search_path)
+        file = packages.find_policy_file(packages.module_of(target), search_path)
         if file not in described:
             described[file] = _read_descriptions(file)
         words = described[file].get(name, {})
@@ -129,7 +128,9 @@ def _find(search_path: Sequence[str]) -> tuple[list[Verb], list[Path]]:
     for package, each in packages.PACKAGES.items():
         for name in each.brings.get(KIND, ()):
             verbs.setdefault(name, Verb(name, "", each.heading, f"Not installed: {package}."))
-    rank = {name: number for number, name in enumerate(described.get(_policy_file("mtrain", search_path), ()))}
+    rank = {
+        name: number for number, name in enumerate(described.get(packages.find_policy_file("mtrain", search_path), ()))
+    }
     return sorted(verbs.values(), key=lambda verb: rank.get(verb.name, len(rank))), list(described)
 
 
@@ -161,21 +162,6 @@ def _points_of(file: Path) -> Iterator[tuple[str, str]]:
         name, is_point, target = line.partition("=")
         if is_point and not line.lstrip().startswith(("#", ";")):
             yield name.strip(), target.partition("[")[0].strip()
-
-
-def _policy_file(package: str, search_path: Sequence[str]) -> Path:
-    """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
-    for entry in search_path:
-        if os.path.exists(os.path.join(entry, package, "__init__.py")):
-            return Path(entry, package, POLICY_FILE)
-    from importlib.util import find_spec  # it may be found by a hook, or have no file of its own
-
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    folder = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-    return Path(folder or "/nonexistent") / POLICY_FILE
 
 
 def _read_descriptions(file: Path) -> dict[str, Any]:

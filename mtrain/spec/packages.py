@@ -4,10 +4,15 @@ The core imports none of them; they are found through entry points, as anybody's
 installed.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.errors import PluginError
+
+POLICY_FILE = "plugins.toml"
+"""What a package, and a user, says of plugins."""
 
 
 class Package(NamedTuple):
@@ -52,6 +57,21 @@ def is_own(target: str) -> bool:
     """Return whether an entry point's target lies in mtrain or in one of its packages."""
     module = module_of(target)
     return module == "mtrain" or module in MODULES
+
+
+def find_policy_file(module: str, search_path: Sequence[str]) -> Path:
+    """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
+    for entry in search_path:
+        if os.path.exists(os.path.join(entry, module, "__init__.py")):
+            return Path(entry, module, POLICY_FILE)
+    from importlib.util import find_spec  # it may be found by a hook, or have no file of its own
+
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    folder = next(iter(spec.submodule_search_locations or ()), None) if spec else None
+    return Path(folder or "/nonexistent") / POLICY_FILE
 
 
 def bringing(kind: str, name: str) -> str | None:

@@ -37,7 +37,7 @@ from mtrain.spec.schema import Problem, describe, dotted, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
-POLICY_FILE = "plugins.toml"
+POLICY_FILE = packages.POLICY_FILE
 
 
 class PluginPolicy(BaseModel):
@@ -242,19 +242,10 @@ def _shipped(search_path: tuple[str, ...]) -> Policy:
     count = Counter(plugin for names in brought.values() for plugin in names)
     # Of mtrain's packages first: a rival does not speak for their plugins, nor one stranger for another.
     for module, names in sorted(brought.items(), key=lambda item: (item[0] not in packages.MODULES, item[0])):
-        if module != "mtrain" and (file := _policy_file(module)).is_file():
+        if module != "mtrain" and (file := packages.find_policy_file(module, search_path)).is_file():
             is_ours = module in packages.MODULES
             policy = _with_descriptions(policy, file, {each for each in names if is_ours or count[each] == 1})
     return policy
-
-
-def _policy_file(module: str) -> Path:
-    """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    return Path(next(iter((spec and spec.submodule_search_locations) or ()), "/nonexistent")) / POLICY_FILE
 
 
 def _with_descriptions(policy: Policy, file: Path, names: Collection[tuple[str, str]]) -> Policy:
