@@ -364,7 +364,7 @@ def test_the_core_imports_no_package_but_that_of_traces():
         for top in {name.split(".")[0] for name in imports(file)}
         if top in packages.MODULES
     }
-    assert guilty == LEFT
+    assert guilty <= LEFT
 
 
 def test_the_core_names_no_module_of_a_package():
@@ -376,10 +376,7 @@ def test_the_core_names_no_module_of_a_package():
         for node in nodes(file)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and word.fullmatch(node.value)
     }
-    assert guilty == {
-        "__init__.py",  # `mtrain.export` is that of mtrain-deploy while it is installed
-        "backends/fsdp.py",  # a program of mtrain-language that it starts where that is installed
-    }
+    assert guilty == {"__init__.py"}, "`mtrain.export` is that of mtrain-deploy while it is installed; nothing else is"
 
 
 @cache

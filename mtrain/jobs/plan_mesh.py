@@ -2,7 +2,7 @@
 
 from mtrain.core.interfaces import Mesh
 from mtrain.core.meshes import mesh_of
-from mtrain.spec import packages
+from mtrain.spec import package_parts
 from mtrain.spec.config import Loaded
 
 
@@ -16,8 +16,8 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
     if mesh is None:
         return {}
     found: dict[str, str] = {}
-    if loaded.script is None and packages.is_installed("meshes", "plan"):
-        found = packages.load("meshes", "plan", "parallel")(loaded, mesh, size=size, on_cpu=on_cpu)
+    if loaded.script is None and package_parts.is_installed("meshes", "plan"):
+        found = package_parts.load("meshes", "plan", "parallel")(loaded, mesh, size=size, on_cpu=on_cpu)
     return {"mesh": layout_words(mesh), **(found or {"memory per rank": UNKNOWN})}
 
 

@@ -92,7 +92,8 @@ def test_each_package_is_installed_absent_of_another_version_or_broken(monkeypat
     assert list(found) == ["mtrain-trace", *packages.PACKAGES]
     deploy, ui, sweep = found.pop("mtrain-deploy"), found.pop("mtrain-ui"), found.pop("mtrain-sweep")
     assert {finding.state for finding in found.values()} == {"ok"}
-    assert (deploy.state, deploy.text) == ("absent", "not installed; it brings export, quantise, prune, serve")
+    assert deploy.state == "absent"
+    assert deploy.text.startswith("not installed; it brings export, quantise, prune, serve")
     assert deploy.remedy.endswith(f"-m pip install -e {ROOT}/packages/mtrain-deploy")
     assert (ui.state, ui.text) == ("bad", f"mtrain-ui has version 0.0.9, mtrain {mtrain.__version__}")
     assert ui.remedy.endswith("packages/mtrain-ui")
