@@ -200,6 +200,7 @@ RANKS_AND_PROBES = (
     "launchers",
     "mtrain_kit",
     "mtrain_clusters/_ray",
+    "mtrain_language/meshes/estimate.py",
     "mtrain_tensorflow",
     "rank",
     "_probe.py",
