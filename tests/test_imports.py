@@ -334,10 +334,10 @@ def test_no_submodule_has_the_name_of_a_public_function():
 
 # ------------------------------------------------------------------------------- the core and the packages beside it
 LEFT = {
-    ("api/evaluation.py", "mtrain_deploy"),
-    ("api/prediction.py", "mtrain_deploy"),
-    ("api/training.py", "mtrain_ui"),
-    ("api/weights.py", "mtrain_language"),
+    ("commands/evaluate.py", "mtrain_deploy"),
+    ("commands/predict.py", "mtrain_deploy"),
+    ("commands/train.py", "mtrain_ui"),
+    ("commands/weights.py", "mtrain_language"),
     ("compare/recorded.py", "mtrain_ui"),
     ("rank/worker.py", "mtrain_deploy"),
 }

@@ -109,7 +109,7 @@ ALLOWED = {
         "system/placement.py system/vectors.py data/once_per_host.py"
     ),
     "files that the same job has just written": (
-        "jobs/micro_batch.py api/prediction.py jobs/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
+        "jobs/micro_batch.py commands/predict.py jobs/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
         "mtrain_deploy/exporting/job.py mtrain_deploy/pruning/command.py mtrain_deploy/pruning/worker.py "
         "mtrain_deploy/exporting/rank.py rank/predict.py rank/worker.py "
         "records/reporters/tensorboard.py mtrain_ui/trackers/tracker.py mtrain_ui/trackers/visualdl.py system/runfolder.py "
