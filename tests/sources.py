@@ -11,6 +11,8 @@ from mtrain.spec.collector import paused
 ROOT = Path(__file__).parents[1]
 PACKAGES = {file.parent.name: file.parent for file in sorted(ROOT.glob("packages/*/src/*/__init__.py"))}
 """Name of each package that is a distribution of its own -> its folder."""
+WRITTEN = {"spec/typed.py"}
+"""Files that installing mtrain writes: they are no source."""
 
 
 @cache
@@ -31,7 +33,7 @@ def source_files(*, endings: tuple[str, ...] = (".py",), trace: bool = False) ->
     for name, folder in PACKAGES.items():
         if trace or name != "mtrain_trace":
             found |= {file.relative_to(folder.parent).as_posix(): file for file in sorted(folder.rglob("*"))}
-    return {name: file for name, file in found.items() if file.suffix in endings}
+    return {name: file for name, file in found.items() if file.suffix in endings and name not in WRITTEN}
 
 
 @cache
