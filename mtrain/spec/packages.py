@@ -30,7 +30,9 @@ PACKAGES: Mapping[str, Package] = {
             "reporters": ("kubeflow",),
         },
     ),
-    "mtrain-deploy": Package("Ship", {"commands": ("export", "quantise", "prune", "serve")}),
+    "mtrain-deploy": Package(
+        "Ship", {"commands": ("export", "quantise", "prune", "serve"), "exported": ("onnx",)}
+    ),
     "mtrain-kit": Package("Inspect", {"commands": ("plugins.new", "plugins.test")}),
     "mtrain-language": Package(
         "",

@@ -12,6 +12,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
+from mtrain.jobs.exported import is_exported, spec_with
 from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
@@ -21,7 +22,6 @@ from mtrain.weights.names import COUNTER
 from mtrain.weights.own import own_kind_of, refuse_own
 from mtrain.weights.reading import asked_or_said
 from mtrain_deploy.exported.metadata import SUPPRESSED
-from mtrain_deploy.exported.model import is_exported, spec_with
 from mtrain_deploy.exporting import openvino_ir
 from mtrain_deploy.exporting.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain_deploy.exporting.rank import FACTS, REQUEST, program_of, whole_weights

@@ -12,11 +12,12 @@ from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run
+from mtrain.jobs.exported import SUFFIX, carried_spec
 from mtrain.spec import outputs, remedies
 from mtrain.spec.request import SpecRequest
 from mtrain.system import plugin_packages
 from mtrain_deploy.exported.metadata import Metadata
-from mtrain_deploy.exported.model import SUFFIX, read_metadata, spec_values
+from mtrain_deploy.exported.model import read_metadata
 from mtrain_deploy.exporting import job as exporting
 from mtrain_deploy.exporting.request import ExportRequest
 from mtrain_deploy.quantising import calibration, graph
@@ -89,7 +90,7 @@ def quantise(request: QuantiseRequest) -> Quantised:
             config = config or exporting.config_of(request.run)
         metadata = read_metadata(source)
         _check_model(request.weights or str(request.run), metadata)
-        config = spec_values(metadata, name=str(source)) if config is None else config
+        config = carried_spec(metadata.spec, name=str(source)) if config is None else config
         job = request.spec.read(config).job
         plugin_packages.check(job)
         batches = calibration.samples(job, metadata, count=request.samples, seed=request.seed)
