@@ -90,7 +90,7 @@ def export(request: ExportRequest) -> Exported:
         made = folder / f"program{SUFFIXES['onnx' if is_graph else request.format]}"
         write_json(folder / REQUEST, {**_rank_request(request, loaded, made, weights), "class_names": names})
         where = start.Where(run_dir=folder, checkpoint=weights.absolute())
-        code = start.run_job(loaded, where, mode="export", quiet=True).code
+        code = start.run_job(loaded, where, mode="mtrain_deploy.exporting.rank", quiet=True).code
         if code != 0:
             return Exported(code=code)
         facts = parse_json((folder / FACTS).read_bytes())

@@ -1,8 +1,9 @@
-"""Write a trained model as a program for inference: the job that ``mtrain export`` gives to one rank."""
+"""The program of the one rank that writes a trained model as a program for inference, see ``rank_program``."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.spec.references import is_reference
 from mtrain.spec.resolved import Resolved
+from mtrain.system.ending import end_with
+from mtrain.system.runfolder import RunFolder
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.own import exporting as own_exporting
@@ -25,14 +28,15 @@ from mtrain.tasks.own.model import OwnFacts
 from mtrain.weights.matching import match, refuse_folded
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.reading import read
+from mtrain_deploy import rank_program
 
 REQUEST = "export.json"
 FACTS = "exported.json"
 """File in the folder of the job in which the rank describes what it wrote."""
 
 
-def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[BaseException], None]) -> None:
-    """Write the program that ``export.json`` in ``folder`` asks for, and describe it in ``exported.json``.
+def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: Callable[[BaseException], None]) -> None:
+    """Write the program that ``export.json`` in the folder asks for, and describe it in ``exported.json``.
 
     The request has the keys ``format``, ``path``, ``raw``, ``half``, ``batch``, ``dynamic_size``, ``opset``,
     ``channels_first``, ``floats``, ``suppression`` (of a Paddle program) and ``class_names`` (of a file of weights; empty: those
@@ -40,13 +44,14 @@ def export(resolved: Resolved, folder: Path, weights: Path, *, leave: Callable[[
 
     Args:
         resolved: The spec and its plugins.
-        folder: Folder with the request.
+        run_folder: Folder with the request.
         weights: A checkpoint, whose averaged weights are used, or a file of weights.
         leave: Records an error, see ``process.Leaving``.
 
     Raises:
         UsageError: The weights do not fit, or the model cannot be written in this form.
     """
+    folder = run_folder.path
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     extra: Mapping[str, Any] = read(weights).labels
     spec, plugin = resolved.spec, resolved.model
@@ -225,3 +230,10 @@ def program_of(resolved: Resolved, plugin: Any, request: Mapping[str, Any]) -> P
     program = _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)
     plugin.check_program(program)
     return program
+
+
+main = partial(rank_program.run, export)
+
+
+if __name__ == "__main__":
+    end_with(main)

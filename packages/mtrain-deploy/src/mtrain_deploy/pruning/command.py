@@ -176,15 +176,7 @@ def _empty(out: Path) -> Path:
 def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
     """Run the rank that prunes, and return its exit code; a failure was printed."""
     where = start.Where(run_dir=work.absolute(), checkpoint=weights)
-    plan = start.planned(loaded, where, mode="prune")
-    commands = [
-        dataclasses.replace(
-            command,
-            argv=["mtrain_deploy.pruning.worker" if word == "mtrain.rank.worker" else word for word in command.argv],
-        )
-        for command in plan.commands
-    ]
-    plan = dataclasses.replace(plan, commands=commands, max_restarts=0)
+    plan = start.planned(loaded, where, mode="mtrain_deploy.pruning.worker")
     start.write_folder(loaded, plan)
     job = this_host.Job(
         display=Notes(sys.stderr),
