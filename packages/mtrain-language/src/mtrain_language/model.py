@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
+from mtrain.core.interfaces.model import WeightsFolder
 from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.pathnames import PathText
@@ -263,6 +264,22 @@ class HuggingFaceModel(Model):
             return None
         path = Path(self.options.path).expanduser()
         return path if path.is_dir() else path.parent
+
+    def write_folder(self, request: WeightsFolder) -> str:
+        """Write the weights for transformers, or adapters for peft; see ``Model.write_folder``."""
+        from mtrain_language import publishing
+
+        options = self.options.model_dump(exclude_unset=True)
+        trained = publishing.Trained(options=options, labels=request.labels, arrays=request.arrays)
+        names = publishing.write_folder(
+            request.path,
+            trained,
+            merge=request.merge,
+            force=request.force,
+            max_file_bytes=request.max_file_bytes,
+        )
+        reader = "peft" if "adapter_config.json" in names else "transformers"
+        return f"({', '.join(names)}), which {reader} and what reads its models can load"
 
     def _where(self) -> str:
         return str(self.options.path or f"config of type {self.options.config.get('model_type')}")
