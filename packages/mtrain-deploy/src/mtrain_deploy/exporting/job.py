@@ -59,7 +59,7 @@ class Exported:
 
 
 @store.holding()
-def export(request: ExportRequest) -> Exported:
+def export_weights(request: ExportRequest) -> Exported:
     """Write trained weights as a file for inference.
 
     Raises:

@@ -23,14 +23,13 @@ from mtrain.system.ending import end_with
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights import writing
 from mtrain_deploy import rank_program
+from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS
 from mtrain_deploy.pruning.measuring import Bench, Network
 from mtrain_deploy.pruning.network import Group, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
 from mtrain_deploy.pruning.sensitivity import Masked
 from mtrain_deploy.pruning.sensitivity import rows as table
 from mtrain_deploy.pruning.tracing import trace
-
-REQUEST, RESULT, WEIGHTS = "prune.json", "result.json", "weights.safetensors"
 
 
 def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
