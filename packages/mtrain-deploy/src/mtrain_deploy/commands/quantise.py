@@ -149,7 +149,10 @@ def _quantise(request: QuantiseRequest) -> Quantised:
         plugin_packages.check(job)
         batches = calibration.samples(job, metadata, count=request.samples, seed=request.seed)
         feeds = list(calibration.feeds(batches, metadata))
-        counts = write_quantised(source, metadata, feeds, method=request.method, out=out, folder=folder)
+        try:
+            counts = write_quantised(source, metadata, feeds, method=request.method, out=out, folder=folder)
+        except OSError as error:
+            raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
     return Quantised(code=0, path=out, measured=len(feeds), **counts)
 
 
