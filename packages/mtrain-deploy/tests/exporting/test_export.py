@@ -22,8 +22,8 @@ from mtrain.spec.resolved import Resolved
 from tests import warm
 from tests.starts import starts_processes
 
-pytest.importorskip("onnx", reason="needs mtrain[export]")
-onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+pytest.importorskip("onnx", reason="onnx is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("torch", reason="torch writes the graph")
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
