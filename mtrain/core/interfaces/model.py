@@ -92,11 +92,11 @@ class WeightsFolder:
     """The weights, under the names of the module's ``state_dict``."""
     labels: Mapping[str, Any]
     """What the checkpoint stores on its data."""
-    merge: bool
+    merge: bool = False
     """Whether adapters are added to the weights that they were trained on."""
-    force: bool
+    force: bool = False
     """Whether files in the folder are replaced."""
-    max_file_bytes: float
+    max_file_bytes: float = 5e9
     """Weights that are larger are divided among several files with an index."""
 
 

@@ -170,7 +170,7 @@ def test_a_missing_library_names_the_package(monkeypatch):
 
     found = importlib.util.find_spec
     monkeypatch.setattr(remedies, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    with pytest.raises(UsageError, match="needs uvicorn.*packages/mtrain-deploy"):
+    with pytest.raises(UsageError, match=r"needs uvicorn.*packages/mtrain-deploy"):
         mtrain.serve("colours.onnx")
 
 

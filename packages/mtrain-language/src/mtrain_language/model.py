@@ -269,15 +269,7 @@ class HuggingFaceModel(Model):
         """Write the weights for transformers, or adapters for peft; see ``Model.write_folder``."""
         from mtrain_language import publishing
 
-        options = self.options.model_dump(exclude_unset=True)
-        trained = publishing.Trained(options=options, labels=request.labels, arrays=request.arrays)
-        names = publishing.write_folder(
-            request.path,
-            trained,
-            merge=request.merge,
-            force=request.force,
-            max_file_bytes=request.max_file_bytes,
-        )
+        names = publishing.write_folder(self, request)
         reader = "peft" if "adapter_config.json" in names else "transformers"
         return f"({', '.join(names)}), which {reader} and what reads its models can load"
 

@@ -57,16 +57,8 @@ class OnnxFiles(ExportedFiles):
 
         if request.device == "cuda":
             raise UsageError(f"--device cuda: {path} runs on the CPU; leave the flag out")
-        prediction.predict(
-            loaded.job,
-            path,
-            _with_model_of(loaded, path),
-            names=files,
-            out=out,
-            confidence=request.confidence,
-            draw=request.draw,
-            strict=request.strict,
-        )
+        metadata = _with_model_of(loaded, path)
+        prediction.predict(loaded.job, path, metadata, names=files, out=out, request=request)
 
 
 def _with_model_of(loaded: "Loaded", path: Path) -> "Metadata":
