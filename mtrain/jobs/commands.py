@@ -24,8 +24,8 @@ def rank_words(loaded: Loaded, *, run_dir: Path, resume: Path | None, mode: str)
     resumed = ["--resume", str(resume)] if resume else []
     is_program = "." in mode
     chosen_mode = ["--mode", mode] if mode != "train" and not is_program else []
-    program = mode if is_program else "mtrain.rank.worker"
-    return ["-m", program, "--run-dir", str(run_dir), *chosen_mode, *resumed, *script_words(loaded)]
+    program = ["-m", mode] if is_program else ["-m", "mtrain.rank.worker"]
+    return [*program, "--run-dir", str(run_dir), *chosen_mode, *resumed, *script_words(loaded)]
 
 
 def script_words(loaded: Loaded) -> list[str]:

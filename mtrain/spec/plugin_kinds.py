@@ -51,7 +51,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "importers": ("mtrain.spec.importers.importer.Importer", ("expected", "recognises", "translate")),
     "reporters": ("mtrain.core.interfaces.reporter.Reporter", ("every_rank", "fatal", "is_on", "start", "failure")),
-    "exported": ("mtrain.jobs.exported.ExportedFiles", ("spec_values", "evaluate", "predict")),
+    "exported": ("mtrain.core.interfaces.exported.ExportedFiles", ("spec_values", "evaluate", "predict")),
 }
 """Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
 

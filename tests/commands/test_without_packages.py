@@ -76,7 +76,7 @@ def test_what_is_exported_is_known_without_a_package():
 
 def test_a_reader_of_exported_models_without_its_functions_is_refused(here, capsys, monkeypatch):
     (here / "mine_exported.py").write_text(
-        "from mtrain.jobs.exported import ExportedFiles\nclass Half(ExportedFiles):\n    pass\n"
+        "from mtrain.core.interfaces.exported import ExportedFiles\nclass Half(ExportedFiles):\n    pass\n"
     )
     (here / "plugins.toml").write_text(
         '[exported]\n[exported.onnx]\nmodule = "mine_exported:Half"\ndistribution = "plugins.toml"\n'

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.interfaces.exported import ExportedFiles
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import start
-from mtrain.jobs.exported import ExportedFiles, carried_spec
+from mtrain.jobs.exported import carried_spec
 from mtrain.records.console import make_display
 from mtrain.spec.references import is_reference
 from mtrain.system import plugin_packages, runfolder
