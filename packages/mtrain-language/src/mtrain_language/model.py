@@ -17,11 +17,8 @@ from mtrain.spec.pathnames import PathText
 from mtrain.tasks.model_config import check_sizes, entries_for_transformers
 from mtrain_language import adapters, folders, known_types, network
 from mtrain_language.adapters import LoraOptions
-from mtrain_language.base_weights import digest_of, weight_files
+from mtrain_language.base_weights import BASE, digest_of, weight_files
 from mtrain_language.loading import array_by_array
-
-BASE = "base"
-"""Key, in the details of a task, of the digest of the weights that are read and not trained."""
 
 
 class HuggingFaceOptions(BaseModel):

@@ -11,8 +11,8 @@ from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.model import WeightsFolder
 from mtrain.errors import CheckpointError, SpecError
 from mtrain_language import adapters
+from mtrain_language.base_weights import BASE
 from mtrain_language.chat import template_of
-from mtrain_language.model import BASE, HuggingFaceModel
 from mtrain_language.section import BYTES
 from mtrain_language.tokens import FILE, Bytes, FromFile, Tokenizer
 from mtrain_language.weight_files import write_arrays, write_model
@@ -21,10 +21,11 @@ END = "<|endoftext|>"
 """How the token after a document is written in the tokenizer of bytes."""
 
 
-def write_folder(plugin: HuggingFaceModel, request: WeightsFolder) -> list[str]:
+def write_folder(plugin: Any, request: WeightsFolder) -> list[str]:
     """Write config, weights and tokenizer into a folder, or adapters in the form of peft; return the names of the files.
 
-    The folder must not exist, or be empty, unless ``request.force`` is given.
+    ``plugin`` is the model plugin with the options of the run. The folder must not exist, or be empty, unless ``request.force``
+    is given.
 
     Raises:
         CheckpointError: The folder cannot be written, or the base of adapters is another one than they were trained on.
@@ -53,7 +54,7 @@ def write_folder(plugin: HuggingFaceModel, request: WeightsFolder) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-def _write_adapters(folder: Path, plugin: HuggingFaceModel, config: Any, request: WeightsFolder) -> None:
+def _write_adapters(folder: Path, plugin: Any, config: Any, request: WeightsFolder) -> None:
     options, base = plugin.options.lora, plugin.folder()
     assert options is not None, "the caller has asked"
     assert base is not None, "the options refuse adapters without a path"
@@ -62,7 +63,7 @@ def _write_adapters(folder: Path, plugin: HuggingFaceModel, config: Any, request
     write_arrays(folder / adapters.WEIGHTS, adapters.in_files(request.arrays))
 
 
-def _merged(plugin: HuggingFaceModel, config: Any, request: WeightsFolder) -> Mapping[str, Array]:
+def _merged(plugin: Any, config: Any, request: WeightsFolder) -> Mapping[str, Array]:
     """Return the weights of the whole model, float32.
 
     Raises:
@@ -80,7 +81,7 @@ def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:
     return Bytes() if name == BYTES else FromFile(Path(name).expanduser(), end_token=labels.get("end_token"))
 
 
-def _config(plugin: HuggingFaceModel, tokenizer: Tokenizer) -> Any:
+def _config(plugin: Any, tokenizer: Tokenizer) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = plugin.config(vocabulary=tokenizer.size, end=tokenizer.end)
