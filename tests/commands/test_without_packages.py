@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.api import weights as conversion
 from mtrain.commands import main
 from mtrain.jobs.commands import rank_words
 from mtrain.jobs.exported import is_exported
@@ -18,6 +17,7 @@ from mtrain.spec import config, plugins
 from mtrain.spec.registry import Registry
 from mtrain.spec.schema import leaves
 from mtrain.system import plugin_packages
+from mtrain.weights import reading
 from mtrain.weights.reading import Weights
 from tests.absent import absent
 
@@ -158,7 +158,7 @@ def of_library(monkeypatch: pytest.MonkeyPatch, here: Path) -> Iterator[list[str
         arrays = {"w": np.zeros(2, np.float32)}
         return Weights(path=path, arrays=arrays, layout="neutral", description="test", model=model[0], own="plugin")
 
-    monkeypatch.setattr(conversion, "read", read)
+    monkeypatch.setattr(reading, "read", read)
     return model
 
 
