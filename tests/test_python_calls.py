@@ -13,9 +13,9 @@ from mtrain.commands import python_calls
 from mtrain.core.interfaces.queue import QueueState
 from mtrain.jobs import submission
 from mtrain_clusters import queue
+from mtrain_deploy.commands import prune as prune_verb
+from mtrain_deploy.commands import quantise as quantise_verb
 from mtrain_deploy.exporting import job as export_job
-from mtrain_deploy.pruning import command as prune_command
-from mtrain_deploy.quantising import job as quantise_job
 from mtrain_sweep import search as sweeps
 from mtrain_sweep import starting
 from mtrain_ui.pages import report as report_page
@@ -36,7 +36,7 @@ class Asked:
 
 def test_export_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code=0, files=(Path("a.onnx"),))
-    monkeypatch.setattr(export_job, "export", asked)
+    monkeypatch.setattr(export_job, "export_weights", asked)
     given: dict[str, Any] = {"form": "nms", "batch": 3, "dynamic_size": True, "precision": "fp16", "force": True}
     files = mtrain.export(Path("runs/a"), out="b.onnx", checkpoint="c", weights="w", spec="digits", **given)
     assert files == [Path("a.onnx")]
@@ -50,7 +50,7 @@ def test_export_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_quantise_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code=0, path=Path("a-int8.onnx"))
-    monkeypatch.setattr(quantise_job, "quantise", asked)
+    monkeypatch.setattr(quantise_verb, "quantise_model", asked)
     given: dict[str, Any] = {"samples": 7, "seed": 5, "method": "percentile", "force": True}
     assert mtrain.quantise(weights="a.onnx", out="b.onnx", **given) == Path("a-int8.onnx")
     expected = {**given, "weights": "a.onnx", "out": Path("b.onnx"), "run": None}
@@ -62,7 +62,7 @@ def test_quantise_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_prune_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code=0, report={"flops": 3})
-    monkeypatch.setattr(prune_command, "prune", asked)
+    monkeypatch.setattr(prune_verb, "prune_network", asked)
     given: dict[str, Any] = {"target": 0.4, "by": "taylor", "sensitivity": True, "samples": 9, "shares": (0.3,)}
     assert mtrain.prune("runs/a", out="b", checkpoint="c", **given) == {"flops": 3}
     expected = {**given, "run": "runs/a", "out": "b", "checkpoint": "c", "weights": None}

@@ -66,10 +66,9 @@ def score(request: EvaluateRequest) -> "Outcome":
 
 
 def _score(request: EvaluateRequest) -> "Outcome":
-    from mtrain.jobs import beside_run, start
+    from mtrain.jobs import beside_run, exported, start
     from mtrain.jobs.hosts import allocated_hosts, many_hosts
     from mtrain.weights.own import refuse_own
-    from mtrain_deploy.exported import job as exported_model
 
     named = start.TrainedWeights(
         run=request.run or request.resume, checkpoint=request.checkpoint, weights=request.weights
@@ -77,7 +76,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
     source = named.checkpoint or named.run
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
-    config = exported_model.config_of(start.resumed_config(request.spec.config, source), named.weights)
+    config = exported.config_of(start.resumed_config(request.spec.config, source), named.weights)
     loaded = allocated_hosts.completed(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
         folder = Path(str(named.run))
@@ -99,14 +98,14 @@ def _weights_value(weights: str | None) -> dict[str, Any]:
 
 def _scored(loaded: "Loaded", *, source: str | None, quiet: bool) -> "Outcome":
     """Score a checkpoint or run folder; None: ``model.weights``, which may be an exported model."""
-    from mtrain.jobs import closing, job
-    from mtrain_deploy.exported import job as exported_model
+    from mtrain.jobs import closing, exported, job
 
     weights = loaded.spec.model.weights
-    if not exported_model.is_exported(weights):
+    if not exported.is_exported(weights):
         return job.evaluate(loaded, resume=source, quiet=quiet)
     if source is not None:
         raise UsageError(f"{source} and --weights {weights} are both given; keep one")
-    folder, summary = exported_model.evaluate(loaded, quiet=quiet)
+    file = Path(str(weights))
+    folder, summary = exported.reader_of(file).evaluate(loaded, file, quiet=quiet)
     lines = closing.metric_lines(summary, summary.get("metrics", {}))
     return job.Outcome(code=0, run_dir=folder, summary=summary, lines=lines)

@@ -158,10 +158,9 @@ def predict_on(request: PredictRequest) -> Prediction:
 
 def _predict(request: PredictRequest) -> Prediction:
     from mtrain.core.record_files import write_json
-    from mtrain.jobs import beside_run, start
+    from mtrain.jobs import beside_run, exported, start
     from mtrain.weights.own import refuse_own
     from mtrain.weights.reading import asked_or_said
-    from mtrain_deploy.exported import job as exported_model
 
     files = list_images(request.sources)
     named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
@@ -174,12 +173,12 @@ def _predict(request: PredictRequest) -> Prediction:
             absent = f"{weights} does not exist"
         raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
     refuse_own(weights, "predict: draws on images with the networks of model plugins")
-    if exported_model.is_exported(weights):
+    if exported.is_exported(weights):
         return _with_exported(request, files, weights)
     config = request.spec.config
     if config is None:
         config = start.resumed_config(None, request.run if request.weights else str(weights))
-    config = exported_model.config_of(config, request.weights)
+    config = exported.config_of(config, request.weights)
     loaded = _on_one_rank(config, request)
     if request.spec.config is not None:
         beside_run.say(request.spec.read(config), weights)
@@ -203,15 +202,16 @@ def _predict(request: PredictRequest) -> Prediction:
 
 def _with_exported(request: PredictRequest, files: Mapping[Path, str], weights: Path) -> Prediction:
     """Predict with an exported model in this process."""
-    from mtrain_deploy.exported import job as exported_model
+    from mtrain.jobs import exported
 
-    config = exported_model.config_of(request.spec.config, str(weights))
+    reader = exported.reader_of(weights)
+    config = exported.config_of(request.spec.config, str(weights))
     loaded = request.spec.read(config, {"model.weights": None})
     out = Path(request.out)
 
     def run_here(folder: Path) -> int:
         try:
-            exported_model.predict(loaded, weights, files=files, out=out, request=request)
+            reader.predict(loaded, weights, files=files, out=out, request=request)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # no rank has left a log there
         return 0

@@ -49,11 +49,14 @@ def run_training(request: TrainRequest, *, tell: Callable[[str], None] = lambda 
     for line in outcome.lines:
         tell(line)
     if loaded.spec.report.plots:
-        from mtrain_ui.pages.report import write_after  # the import takes a moment
+        from mtrain.records.choosing import write_page  # the import takes a moment
 
-        report = write_after(outcome.run_dir, code=outcome.code, warn=lambda text: terminal.say(text, err=True))
-        if report is not None:
-            tell(f"report:      open {report}")
+        def warn(text: str) -> None:
+            terminal.say(text, err=True)
+
+        page = write_page(loaded.registry, outcome.run_dir, code=outcome.code, warn=warn)
+        if page is not None:
+            tell(f"report:      open {page}")
     if outcome.code == 0 and outcome.run_dir is not None and can_predict(loaded, outcome.summary):
         files = "TEXT.txt" if loaded.job.model_class.kind == "language" else "IMAGES..."
         tell(f"next:        mtrain predict {files} --run {shlex.quote(str(outcome.run_dir))}")

@@ -14,7 +14,7 @@ from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
 
 if TYPE_CHECKING:
-    from mtrain.core.interfaces import Array
+    from mtrain.core.interfaces import Array, Model
     from mtrain.spec.registry import Registry
     from mtrain.weights.models import Expected
     from mtrain.weights.reading import Weights
@@ -239,25 +239,34 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _write_folder(request: ConvertRequest, tell: Tell) -> None:
-    """Write a language model as a folder that other libraries read.
+    """Write a model of another library as a folder that this library reads.
 
     Raises:
         UsageError: The weights are of another model, or the folder cannot be written.
     """
+    from mtrain.core.interfaces.model import WeightsFolder
+    from mtrain.weights.models import registry_for
     from mtrain.weights.reading import read
     from mtrain.weights.writing import check_target
-    from mtrain_language.publishing import Trained, write_folder
-    from mtrain_language.weight_files import GB
 
     file_weights = read(request.file)
     if file_weights.own != "plugin":
         check_target(request.target, force=request.force)
     tell(_described(file_weights))
-    trained = Trained(options=file_weights.options or {}, labels=file_weights.labels or {}, arrays=file_weights.arrays)
-    limit = request.max_file_gb * GB
-    written = write_folder(request.target, trained, merge=request.merge, force=request.force, max_file_bytes=limit)
-    reader = "peft" if "adapter_config.json" in written else "transformers"
-    tell(f"written: {request.target} ({', '.join(written)}), which {reader} and what reads its models can load")
+    options = file_weights.options or {}
+    model: Model = registry_for(file_weights).make("models", str(file_weights.model), options, path="model.options")
+    folder = WeightsFolder(
+        path=request.target,
+        arrays=file_weights.arrays,
+        labels=file_weights.labels or {},
+        merge=request.merge,
+        force=request.force,
+        max_file_bytes=request.max_file_gb * 1e9,
+    )
+    written = model.write_folder(folder)
+    if written is None:
+        check_target(request.target, force=request.force)
+    tell(f"written: {request.target} {written}")
 
 
 def _copy_own(file_weights: "Weights", request: ConvertRequest, tell: Tell) -> None:

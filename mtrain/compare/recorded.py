@@ -17,10 +17,10 @@ from mtrain.records.history import History, read_history
 from mtrain.spec import config
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.spec.model import Spec
+from mtrain.spec.schema import leaves
 from mtrain.system.runfolder import RunFolder
 from mtrain_trace.comparing import Comparison
 from mtrain_trace.reading import Trace, TraceError, read_all, refusing_what_is_broken
-from mtrain_ui.pages.folder import flattened
 
 MOST_KEYS = 6
 """Most keys of two specs that are listed."""
@@ -131,7 +131,7 @@ def _read_run(run: RunFolder) -> Trace:
         remark = f"{run.path}: its spec cannot be read, so settings but the rates are not seen ({error})"
         return replace(trace, remarks=[*trace.remarks, remark])
     trace = with_recipe(trace, recipe, ranks=ranks)
-    keys = dict(flattened(spec.model_dump(mode="json")))
+    keys = {key: json.dumps(value, ensure_ascii=False) for key, value in leaves(spec.model_dump(mode="json"))}
     process = {**trace.processes[0], "samples_per_update": spec.train.batch_size, "spec": keys}
     return replace(_with_clips(trace, recipe.clip_norm), processes=[process])
 

@@ -36,7 +36,7 @@ def note_on(loaded: "Loaded", weights: Path) -> str | None:
     Raises:
         UsageError: the checkpoint is one of another model.
     """
-    from mtrain.jobs.resumed_spec import leaves
+    from mtrain.spec.schema import leaves
 
     inside = weights / "checkpoints"
     found = (store.best(inside) or store.newest(inside)) if inside.is_dir() else weights

@@ -28,7 +28,10 @@ class Brief:
 
     loaded: Loaded
     mode: str
-    """What the ranks do: "train", "script", "evaluate" or ``TRIAL``; with ``PREFLIGHT_ONLY``, no rank is started."""
+    """What the ranks do: "train", "script", "evaluate", "predict" or ``TRIAL``; or the module of a package that is their program.
+
+    With ``PREFLIGHT_ONLY``, no rank is started.
+    """
     name: str
     """Name of a new run folder."""
     machine: Machine

@@ -19,11 +19,13 @@ AGENT = ("-m", "mtrain.jobs.hosts.agent")
 
 
 def rank_words(loaded: Loaded, *, run_dir: Path, resume: Path | None, mode: str) -> list[str]:
-    """Return the arguments of the interpreter that runs a rank."""
+    """Return the arguments of the interpreter that runs a rank; ``mode``: see ``Brief``."""
     mode = mode if loaded.script is None else "script"
     resumed = ["--resume", str(resume)] if resume else []
-    chosen_mode = ["--mode", mode] if mode != "train" else []
-    return ["-m", "mtrain.rank.worker", "--run-dir", str(run_dir), *chosen_mode, *resumed, *script_words(loaded)]
+    is_program = "." in mode
+    chosen_mode = ["--mode", mode] if mode != "train" and not is_program else []
+    program = ["-m", mode] if is_program else ["-m", "mtrain.rank.worker"]
+    return [*program, "--run-dir", str(run_dir), *chosen_mode, *resumed, *script_words(loaded)]
 
 
 def script_words(loaded: Loaded) -> list[str]:

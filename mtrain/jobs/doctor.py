@@ -141,7 +141,7 @@ class _Examination:
         )
         registry = self._loaded.registry
         self._report(own_packages())
-        self._report(extras([entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]))
+        self._report(extras(registry))
         if self._request.config is None and Path(config.HERE).is_file():
             text = f"{self._loaded.source} says which hosts, ranks and backend; -c {config.HERE} looks at all of it"
             self._report([Finding(check="spec", state="ok", text=text)])

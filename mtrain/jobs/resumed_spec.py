@@ -27,6 +27,7 @@ from mtrain.jobs.choices import (
 from mtrain.jobs.host_ranks import TYPED
 from mtrain.spec.addresses import is_address
 from mtrain.spec.config import RunValues
+from mtrain.spec.schema import leaves
 from mtrain.spec.yaml_reader import flow
 from mtrain.system import resuming, runfolder
 
@@ -213,13 +214,3 @@ def _script_notes(script: "ScriptCall", chosen: Chosen, *, shown: str) -> Iterab
 
 def _matters(path: str) -> bool:
     return path in TOLD_TOO or not path.startswith(NOT_TOLD)
-
-
-def leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the values in nested mappings that are none themselves, with their dotted paths."""
-    for key, value in values.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{path}.")
-        else:
-            yield path, value

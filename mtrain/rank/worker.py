@@ -1,6 +1,6 @@
-"""The program of one rank: it trains, evaluates, predicts, exports, adds up numbers or runs a script, as its arguments say.
+"""The program of one rank: it trains, evaluates, predicts, adds up numbers or runs a script, as its arguments say.
 
-A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|compare|evaluate|predict|export|allreduce|script]
+A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode train|compare|evaluate|predict|allreduce|script]
 [--resume CHECKPOINT] [-- SCRIPT ARGUMENTS]``.
 """
 
@@ -30,7 +30,7 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument(
         "--mode",
-        choices=("train", "compare", "evaluate", "predict", "export", "allreduce", "script"),
+        choices=("train", "compare", "evaluate", "predict", "allreduce", "script"),
         default="train",
     )
     parser.add_argument("--resume", type=Path)
@@ -66,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "compare": lambda stop, leave: train_rounds(resolved, run_folder, stop=stop, leave=leave),
         "evaluate": lambda stop, leave: evaluate_only(resolved, run_folder, arguments.resume, stop=stop, leave=leave),
         "predict": lambda stop, leave: predict_only(resolved, run_folder, arguments.resume, leave=leave),
-        "export": lambda stop, leave: export_only(resolved, run_folder, arguments.resume, leave=leave),
         "allreduce": lambda stop, leave: add_up(resolved, run_folder, leave=leave),
         "script": lambda stop, leave: run_own_script(resolved, run_folder, arguments, stop=stop, leave=leave),
     }
@@ -87,14 +86,6 @@ def predict_only(resolved: Resolved, run_folder: RunFolder, weights: Path | None
 
     log_to_stderr()
     predict(resolved, run_folder.path, weights, leave=leave)
-
-
-def export_only(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
-    """Write the program that ``export.json`` of the run folder asks for."""
-    from mtrain_deploy.exporting.rank import export
-
-    log_to_stderr()
-    export(resolved, run_folder.path, weights, leave=leave)
 
 
 def add_up(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leaving) -> None:

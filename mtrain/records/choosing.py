@@ -1,13 +1,18 @@
 """Make the reporters that a spec names."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.errors import MtrainError, PluginError, TrainingError
 from mtrain.records.reporter import worded
 from mtrain.spec.registry import Registry
+from mtrain.system import plugin_packages
 from mtrain.system.plugin_packages import TENSORBOARD, can_write_events
+
+log = logging.getLogger(__name__)
 
 
 def chosen(report: Any) -> dict[str, Mapping[str, Any]]:
@@ -46,6 +51,30 @@ def made(
         except Exception as error:  # A foreign class may raise any exception.
             failures.append((name, error))
     return reporters, failures
+
+
+def write_page(registry: Registry, folder: Path | None, *, code: int, warn: Callable[[str], None]) -> Path | None:
+    """Let the reporter ``html`` write the page of a job that has ended; return its path, None where there is none.
+
+    An error becomes one warning, because the job itself is done.
+
+    Args:
+        registry: The plugins of the job.
+        folder: The run folder; None where another host has it.
+        code: Exit code of the job. A job that was asked to end gets no page: who asked may give it seconds.
+        warn: Receives the warning.
+    """
+    is_allowed = registry.policy.allows("reporters", plugin_packages.PAGES)
+    # Where its package is missing, the preflight has said so.
+    if folder is None or code not in (0, 1) or not is_allowed or plugin_packages.lacking_for_pages(registry):
+        return None
+    try:
+        reporter: type[Reporter] = registry.load("reporters", plugin_packages.PAGES)
+        return reporter.write_page(folder)
+    except Exception as error:  # A foreign class may raise any exception.
+        log.debug("the page of %s could not be written", folder, exc_info=True)
+        warn(f"warning: {folder / 'report.html'} could not be written: {error}")
+        return None
 
 
 def _made(

@@ -34,7 +34,7 @@ PACKAGES: Mapping[str, Package] = {
             "reporters": ("kubeflow",),
         },
     ),
-    "mtrain-deploy": Package("Ship", {"commands": ("export", "quantise", "prune", "serve")}),
+    "mtrain-deploy": Package("Ship", {"commands": ("export", "quantise", "prune", "serve"), "exported": ("onnx",)}),
     "mtrain-kit": Package("Inspect", {"commands": ("plugins.new", "plugins.test")}),
     "mtrain-language": Package(
         "",
@@ -42,7 +42,9 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "mtrain-sweep": Package("Train", {"commands": ("sweep",)}),
     "mtrain-tensorflow": Package(),
-    "mtrain-ui": Package("Results", {"commands": ("report", "ui"), "reporters": ("mlflow", "visualdl", "wandb")}),
+    "mtrain-ui": Package(
+        "Results", {"commands": ("report", "ui"), "reporters": ("html", "mlflow", "visualdl", "wandb")}
+    ),
 }
 """Distribution -> what it brings. Its module has the same name, with an underscore."""
 MODULES = frozenset(name.replace("-", "_") for name in PACKAGES)

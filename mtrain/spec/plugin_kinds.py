@@ -16,6 +16,7 @@ SINGULAR: Mapping[str, str] = {
     "allocations": "reader of allocations",
     "importers": "importer",
     "reporters": "reporter",
+    "exported": "reader of exported models",
     "commands": "command",
     "meshes": "division of a model",
 }
@@ -50,6 +51,7 @@ DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "importers": ("mtrain.spec.importers.importer.Importer", ("expected", "recognises", "translate")),
     "reporters": ("mtrain.core.interfaces.reporter.Reporter", ("every_rank", "fatal", "is_on", "start", "failure")),
+    "exported": ("mtrain.core.interfaces.exported.ExportedFiles", ("spec_values", "evaluate", "predict")),
 }
 """Kind of plugin -> the class that a plugin of it derives from, and the members that mtrain uses without instance."""
 

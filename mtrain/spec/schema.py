@@ -17,6 +17,8 @@ from mtrain.spec.yaml_reader import Path, scalar, spelled_number
 _WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 _MOST_PROBLEMS = 100
 """Largest number of mistakes that one message explains. The search for a similar word takes milliseconds for each."""
+_DEEPEST = 20
+"""Levels of mappings that ``leaves`` enters; a stranger's file may have thousands."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
@@ -33,6 +35,16 @@ class Problem:
 def dotted(path: Sequence[str | int]) -> str:
     """Return a path in dotted form: ``optimizer.groups.0`` for ``("optimizer", "groups", 0)``."""
     return ".".join(map(str, path))
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested mappings that are none themselves, with their dotted paths; what is nested too deeply stays one."""
+    for key, value in values.items():
+        path = f"{above}{key}"
+        if isinstance(value, Mapping) and value and above.count(".") < _DEEPEST:
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:

@@ -14,9 +14,8 @@ from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
 
 TENSORBOARD = "tensorboard"
-PLOTS = ("matplotlib", "jinja2")
-"""Modules that ``report.plots`` needs; without them a job has no results.png and no report.html."""
-PLOTS_EXTRA = "report"
+PAGES = "html"
+"""The reporter that writes a page about a job that has ended."""
 
 
 def users(job: Resolved, *, is_script: bool = False) -> list[tuple[str, Entry]]:
@@ -64,11 +63,22 @@ def left_out(job: Resolved) -> list[str]:
     if report.tensorboard and TENSORBOARD not in report.reporters and not can_write_events(job.registry):
         text = f"report.tensorboard: no events are written: {_not_installed([TENSORBOARD])}"
         notes.append(text + _remedy([TENSORBOARD]))
-    lacking = [module for module in PLOTS if find_spec(module) is None]
-    if report.plots and lacking:
-        text = f"report.plots: no results.png or report.html: {_not_installed(lacking)}"
-        notes.append(text + _remedy([PLOTS_EXTRA]))
+    if report.plots and (lacking := plots_lacking(job.registry)):
+        files, needed, extras = zip(*lacking, strict=True)
+        notes.append(f"report.plots: no {' or '.join(files)}: {_not_installed(needed)}{_remedy(extras)}")
     return notes
+
+
+def plots_lacking(registry: Registry) -> list[tuple[str, str, str]]:
+    """Return what ``report.plots`` cannot write here: the file, the package that it needs, and what installs that."""
+    lacking = [("results.png", "matplotlib", "report")] if find_spec("matplotlib") is None else []
+    pages = lacking_for_pages(registry) if registry.policy.allows("reporters", PAGES) else []
+    return lacking + [("report.html", package, "mtrain-ui") for package in pages]
+
+
+def lacking_for_pages(registry: Registry) -> list[str]:
+    """Return the packages that the reporter of pages needs and does not find; the package that brings it, if there is none."""
+    return next((entry.missing() for entry in registry.names("reporters") if entry.name == PAGES), ["mtrain-ui"])
 
 
 def can_write_events(registry: Registry) -> bool:

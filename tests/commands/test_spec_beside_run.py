@@ -67,7 +67,7 @@ def test_differences_that_matter_are_told_and_no_others(
 
     monkeypatch.setattr(job, "evaluate", stop)
     monkeypatch.setattr(start, "run_job", stop)
-    monkeypatch.setattr("mtrain_deploy.pruning.command._run", stop)
+    monkeypatch.setattr("mtrain_deploy.commands.prune._run", stop)
     main([command, "--run", "runs/r", "-c", "other.yml", *COMMANDS[command]])
     told = capsys.readouterr().err + "\n".join(seen)
     assert "data.image_size 64 there, 96 here (other.yml:2)" in told

@@ -5,7 +5,7 @@ Read the modules in this order: the values (``recipe``, ``state``), what a backe
 and ``task``, which ties them to a job), then what starts the ranks (``launcher`` on one host, ``cluster`` on several).
 Their names are imported from here. Interfaces that few plugins implement are imported from their own modules: ``queue``
 and ``allocation`` (of schedulers), ``reporter``, ``live`` (predictions on images in memory), ``details`` (charts of an
-evaluation) and ``program`` (exports). Nothing here names a particular backend, framework or kind of task.
+evaluation), ``program`` (exports) and ``exported`` (readers of them). Nothing here names a particular backend, framework or kind of task.
 """
 
 from mtrain.core.interfaces.backend import NEUTRAL_FRAMEWORKS, Backend, PlannedArray

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
@@ -80,6 +81,23 @@ class Published:
     renamed: Sequence[tuple[str, str]] = ()
     """(pattern, replacement) for names that the model does not have: what older files, or a second name of the same
     array, are called. All are applied, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsFolder:
+    """A request to write trained weights as a folder that other libraries read."""
+
+    path: Path
+    arrays: Mapping[str, Array]
+    """The weights, under the names of the module's ``state_dict``."""
+    labels: Mapping[str, Any]
+    """What the checkpoint stores on its data."""
+    merge: bool = False
+    """Whether adapters are added to the weights that they were trained on."""
+    force: bool = False
+    """Whether files in the folder are replaced."""
+    max_file_bytes: float = 5e9
+    """Weights that are larger are divided among several files with an index."""
 
 
 class Model(Protocol):
@@ -223,6 +241,16 @@ class Model(Protocol):
         The default cannot: ``evaluate.augment`` is refused for the model.
         """
         raise NotImplementedError
+
+    def write_folder(self, request: WeightsFolder) -> str | None:
+        """Write trained weights as a folder; return words on its files and on who reads them, for a person.
+
+        None, the default: no library reads such a folder.
+
+        Raises:
+            UsageError: The folder cannot be written, or does not suit the options.
+        """
+        return None
 
     @staticmethod
     def fused(arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:

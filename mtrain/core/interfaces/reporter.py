@@ -123,6 +123,15 @@ class Reporter:
     def failure(self, record: Record) -> None:
         """Receive the summary of a job that has failed, with its exception as ``error``. A rank that is killed says nothing."""
 
+    @classmethod
+    def write_page(cls, folder: Path) -> Path | None:
+        """Write a page about the job of a run folder, which has ended; return its path.
+
+        The process that has started the job asks the reporter ``html`` for it, unless ``report.plots`` is false. An exception
+        becomes a warning. The default writes none.
+        """
+        return None
+
 
 METHODS: Mapping[str, str] = {
     "start": "start",

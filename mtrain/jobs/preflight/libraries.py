@@ -20,6 +20,7 @@ from mtrain.jobs.preflight.facts import interpreter
 from mtrain.jobs.preflight.findings import Finding, State
 from mtrain.spec import packages, remedies
 from mtrain.spec.plugins import Entry
+from mtrain.spec.registry import Registry
 from mtrain.system import placement, plugin_packages
 
 PROBE_TIMEOUT_S = 180.0
@@ -134,12 +135,9 @@ def libraries(
     return findings
 
 
-def extras(entries: Sequence[Entry]) -> list[Finding]:
-    """Return a finding for each extra of mtrain whose packages are missing here.
-
-    Args:
-        entries: plugins of kind "tasks", "datasets" and "reporters".
-    """
+def extras(registry: Registry) -> list[Finding]:
+    """Return a finding for each extra of mtrain whose packages are missing here."""
+    entries = [entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]
     lacking: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.enabled and entry.extra is not None and not entry.installed:
@@ -149,11 +147,11 @@ def extras(entries: Sequence[Entry]) -> list[Finding]:
         modules = ", ".join(dict.fromkeys(module for user in users for module in user.missing()))
         text = f"{modules}: not installed; needed by {', '.join(user.name for user in users)}"
         findings.append(Finding(check=extra, state="absent", text=text, remedy=users[0].remedy(sys.executable)))
-    plots = [module for module in plugin_packages.PLOTS if find_spec(module) is None]
-    if plots:
-        remedy = f"install with {remedies.install(plugin_packages.PLOTS_EXTRA, python=sys.executable)}"
-        text = f"{', '.join(plots)}: not installed; needed by results.png and report.html"
-        findings.append(Finding(check=plugin_packages.PLOTS_EXTRA, state="absent", text=text, remedy=remedy))
+    for file, package, extra in plugin_packages.plots_lacking(registry):
+        remedy = f"install with {remedies.install(extra, python=sys.executable)}"
+        findings.append(
+            Finding(check=extra, state="absent", text=f"{package}: not installed; needed by {file}", remedy=remedy)
+        )
     return findings
 
 

@@ -52,26 +52,11 @@ def export(  # noqa: PLR0913  # what the command takes
         UsageError: there are no weights, they do not fit the spec, or the model cannot be written in this form.
         JobFailed: the rank that writes the program failed.
     """
-    from mtrain_deploy.exporting import job
+    from mtrain_deploy.exporting.job import export_weights
     from mtrain_deploy.exporting.request import ExportRequest
 
     python_calls.need_main_thread("export")
-    request = ExportRequest(
-        format=format,
-        out=None if out is None else Path(out),
-        spec=python_calls.spec_request(spec, overrides=overrides),
-        run=python_calls.text_of(run),
-        checkpoint=python_calls.text_of(checkpoint),
-        weights=python_calls.text_of(weights),
-        form=form,
-        layout=layout,
-        input=input,
-        batch=batch,
-        dynamic_size=dynamic_size,
-        precision=precision,
-        force=force,
-    )
-    result = job.export(request)
+    result = export_weights(python_calls.request_of(ExportRequest, locals()))
     if result.code != 0:
         raise api.JobFailed("export", exit_code=result.code, run_dir=None)
     return list(result.files)
@@ -107,20 +92,10 @@ def quantise(  # noqa: PLR0913  # what the command takes
         UsageError: there is no such model, it is quantised already, or its data cannot be read.
         JobFailed: the run could not be exported.
     """
-    from mtrain_deploy.quantising import job
+    from mtrain_deploy.commands.quantise import QuantiseRequest, quantise_model
 
     python_calls.need_main_thread("quantise")
-    request = job.QuantiseRequest(
-        weights=python_calls.text_of(weights),
-        run=python_calls.text_of(run),
-        spec=python_calls.spec_request(spec, overrides=overrides),
-        out=None if out is None else Path(out),
-        samples=samples,
-        seed=seed,
-        method=method,
-        force=force,
-    )
-    result = job.quantise(request)
+    result = quantise_model(python_calls.request_of(QuantiseRequest, locals()))
     if result.code != 0 or result.path is None:
         raise api.JobFailed("quantise", exit_code=result.code, run_dir=None)
     return result.path
@@ -160,22 +135,10 @@ def prune(  # noqa: PLR0913  # what the command takes
         UsageError: there are no weights, the target cannot be reached, or the folder cannot be written.
         JobFailed: the rank that prunes failed.
     """
-    from mtrain_deploy.pruning import command
+    from mtrain_deploy.commands.prune import PruneRequest, prune_network
 
     python_calls.need_main_thread("prune")
-    request = command.PruneRequest(
-        target=target,
-        out=str(out),
-        spec=python_calls.spec_request(spec, overrides=overrides),
-        run=python_calls.text_of(run),
-        checkpoint=python_calls.text_of(checkpoint),
-        weights=python_calls.text_of(weights),
-        by=by,
-        sensitivity=sensitivity,
-        samples=samples,
-        shares=shares,
-    )
-    result = command.prune(request)
+    result = prune_network(python_calls.request_of(PruneRequest, locals()))
     if result.code != 0:
         raise api.JobFailed("prune", exit_code=result.code, run_dir=None)
     return dict(result.report)

@@ -22,8 +22,8 @@ from mtrain.spec.resolved import Resolved
 from tests import warm
 from tests.starts import starts_processes
 
-pytest.importorskip("onnx", reason="needs mtrain[export]")
-onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+pytest.importorskip("onnx", reason="onnx is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("torch", reason="torch writes the graph")
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
@@ -275,15 +275,16 @@ def test_other_classes_in_another_order_are_refused(exported):
 
 
 def test_code_that_only_the_file_names_is_not_run(exported):
-    from mtrain_deploy.exported.model import plugin_of, read_metadata, spec_values
+    from mtrain.jobs.exported import carried_spec
+    from mtrain_deploy.exported.model import plugin_of, read_metadata
 
     metadata = read_metadata(exported / "small.onnx")
     data = {**metadata.spec["data"], "format": "./evil.py:Data"}
     with pytest.raises(CheckpointError, match="not run from a file"):
-        spec_values(metadata.model_copy(update={"spec": {**metadata.spec, "data": data}}), name="x.onnx")
+        carried_spec({**metadata.spec, "data": data}, name="x.onnx")
     with pytest.raises(UsageError, match="not run from a file"):
         plugin_of(metadata.model_copy(update={"model": "./evil.py:Net"}))
-    kept = spec_values(metadata, name="x.onnx")
+    kept = carried_spec(metadata.spec, name="x.onnx")
     assert not {"plugins", "report", "backend", "cluster", "launcher"} & set(kept)
 
 

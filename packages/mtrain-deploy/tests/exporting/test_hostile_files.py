@@ -23,8 +23,8 @@ from mtrain_deploy.exported.graph_check import check_graph
 from mtrain_deploy.exported.model import ExportedModel
 from mtrain_deploy.exported.values import check_predictions
 
-onnx = pytest.importorskip("onnx", reason="needs mtrain[export]")
-pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 VAST = 2**60
 Change = Callable[[Any, dict[str, Any]], None]

@@ -8,8 +8,8 @@ from mtrain_deploy.exported.metadata import COUNTS, DETECTIONS
 from mtrain_deploy.exporting.onnx_file import _name_axes, _shape
 from mtrain_deploy.exporting.suppression import add_suppression
 
-onnx = pytest.importorskip("onnx", reason="needs mtrain[export]")
-onnxruntime = pytest.importorskip("onnxruntime", reason="needs mtrain[onnx]")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 
 def run(outputs: dict[str, np.ndarray], settings: dict[str, object]) -> np.ndarray:

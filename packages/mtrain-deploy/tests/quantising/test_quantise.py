@@ -22,7 +22,7 @@ from mtrain.spec.resolved import Resolved
 from mtrain_deploy.exported.metadata import Metadata
 from mtrain_deploy.exported.model import ExportedModel, read_metadata
 from mtrain_deploy.exporting.onnx_file import write_metadata
-from mtrain_deploy.quantising import graph, job
+from mtrain_deploy.quantising import graph, writing
 from tests.starts import starts_processes
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_that_it_was_to_replace(tmp
     metadata = Metadata.model_validate_json(onnx.load(str(source)).metadata_props[0].value)
     monkeypatch.setattr(onnx, "save", half)
     with pytest.raises(OSError, match="No space left on device"):
-        job._written(source, metadata, feeds, method="minmax", out=good, folder=tmp_path)
+        writing.write_quantised(source, metadata, feeds, method="minmax", out=good, folder=tmp_path)
     assert good.read_bytes() == b"good"
     assert not list(tmp_path.glob(".good*"))
 

@@ -161,7 +161,7 @@ def test_errors_of_users_are_one_sentence(tmp_path, flags, words, capsys, monkey
     assert len([line for line in message.splitlines() if line.lower().startswith("error")]) == 1
 
 
-def test_a_missing_library_names_the_extra(monkeypatch):
+def test_a_missing_library_names_the_package(monkeypatch):
     import importlib.util
 
     import mtrain
@@ -170,7 +170,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
 
     found = importlib.util.find_spec
     monkeypatch.setattr(remedies, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    with pytest.raises(UsageError, match=r"needs uvicorn.*\[serve\]"):
+    with pytest.raises(UsageError, match=r"needs uvicorn.*packages/mtrain-deploy"):
         mtrain.serve("colours.onnx")
 
 

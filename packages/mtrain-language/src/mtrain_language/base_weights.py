@@ -10,6 +10,8 @@ from mtrain.core.checkpoint.arrays_file import read_header
 from mtrain.errors import SpecError
 from mtrain.spec.files import open_file
 
+BASE = "base"
+"""Key, in the details of a task, of the digest of the weights that are read and not trained."""
 PATTERN = "*.safetensors"
 _CHUNK_BYTES = 1 << 24
 

@@ -10,17 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
+from mtrain.core.interfaces.model import WeightsFolder
 from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.pathnames import PathText
 from mtrain.tasks.model_config import check_sizes, entries_for_transformers
 from mtrain_language import adapters, folders, known_types, network
 from mtrain_language.adapters import LoraOptions
-from mtrain_language.base_weights import digest_of, weight_files
+from mtrain_language.base_weights import BASE, digest_of, weight_files
 from mtrain_language.loading import array_by_array
-
-BASE = "base"
-"""Key, in the details of a task, of the digest of the weights that are read and not trained."""
 
 
 class HuggingFaceOptions(BaseModel):
@@ -263,6 +261,14 @@ class HuggingFaceModel(Model):
             return None
         path = Path(self.options.path).expanduser()
         return path if path.is_dir() else path.parent
+
+    def write_folder(self, request: WeightsFolder) -> str:
+        """Write the weights for transformers, or adapters for peft; see ``Model.write_folder``."""
+        from mtrain_language import publishing
+
+        names = publishing.write_folder(self, request)
+        reader = "peft" if "adapter_config.json" in names else "transformers"
+        return f"({', '.join(names)}), which {reader} and what reads its models can load"
 
     def _where(self) -> str:
         return str(self.options.path or f"config of type {self.options.config.get('model_type')}")

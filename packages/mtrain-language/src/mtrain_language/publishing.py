@@ -2,96 +2,77 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mtrain.core.interfaces import Array
+from mtrain.core.interfaces.model import WeightsFolder
 from mtrain.errors import CheckpointError, SpecError
 from mtrain_language import adapters
+from mtrain_language.base_weights import BASE
 from mtrain_language.chat import template_of
-from mtrain_language.model import BASE, HuggingFaceModel, HuggingFaceOptions
 from mtrain_language.section import BYTES
 from mtrain_language.tokens import FILE, Bytes, FromFile, Tokenizer
-from mtrain_language.weight_files import GB, write_arrays, write_model
+from mtrain_language.weight_files import write_arrays, write_model
 
-MAX_FILE_BYTES = 5.0 * GB
 END = "<|endoftext|>"
 """How the token after a document is written in the tokenizer of bytes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """What a checkpoint holds of a language model."""
+def write_folder(plugin: Any, request: WeightsFolder) -> list[str]:
+    """Write config, weights and tokenizer into a folder, or adapters in the form of peft; return the names of the files.
 
-    options: Mapping[str, Any]
-    """The options of the model plugin ``hf``."""
-    labels: Mapping[str, Any]
-    """Those of the checkpoint; see ``LanguageTask.labels``."""
-    arrays: Mapping[str, Array]
-    """The weights, or those of the adapters, under the names of the module's ``state_dict``."""
-
-
-def write_folder(
-    folder: Path, trained: Trained, *, merge: bool, force: bool, max_file_bytes: float = MAX_FILE_BYTES
-) -> list[str]:
-    """Write config, weights and tokenizer into ``folder``, or adapters in the form of peft; return the names of the files.
-
-    Args:
-        folder: Where they are written; it must not exist, or be empty, unless ``force`` is given.
-        trained: What is written.
-        merge: Whether adapters are added to the weights of their base, and the whole model is written.
-        force: Whether files in the folder are replaced.
-        max_file_bytes: Weights that are larger are divided among several files with an index.
+    ``plugin`` is the model plugin with the options of the run. The folder must not exist, or be empty, unless ``request.force``
+    is given.
 
     Raises:
         CheckpointError: The folder cannot be written, or the base of adapters is another one than they were trained on.
         SpecError: transformers cannot make the config.
     """
+    folder, merge = request.path, request.merge
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"--to {folder}: exists and is no folder; give another name")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
+    if folder.is_dir() and any(folder.iterdir()) and not request.force:
         raise CheckpointError(f"--to {folder}: exists already and is not empty; give --force to replace its files")
-    plugin = HuggingFaceModel(HuggingFaceOptions(**trained.options))
     if merge and plugin.options.lora is None:
         raise CheckpointError("--merge: the run has trained a whole model and no adapters; leave the flag out")
-    tokenizer = _tokenizer(trained.labels)
+    tokenizer = _tokenizer(request.labels)
     config = _config(plugin, tokenizer)
-    arrays = _merged(plugin, config, trained) if merge else trained.arrays
+    arrays = _merged(plugin, config, request) if merge else request.arrays
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if plugin.options.lora is None or merge:
             config.save_pretrained(folder)
-            write_model(folder, _without_copies(config, arrays), max_bytes=max_file_bytes)
+            write_model(folder, _without_copies(config, arrays), max_bytes=request.max_file_bytes)
         else:
-            _write_adapters(folder, plugin, config, trained)
-        _write_tokenizer(folder, tokenizer, _template(trained.labels))
+            _write_adapters(folder, plugin, config, request)
+        _write_tokenizer(folder, tokenizer, _template(request.labels))
     except OSError as error:
         raise CheckpointError(f"--to {folder}: cannot be written: {error.strerror or error}") from error
     return sorted(file.name for file in folder.iterdir())
 
 
-def _write_adapters(folder: Path, plugin: HuggingFaceModel, config: Any, trained: Trained) -> None:
+def _write_adapters(folder: Path, plugin: Any, config: Any, request: WeightsFolder) -> None:
     options, base = plugin.options.lora, plugin.folder()
     assert options is not None, "the caller has asked"
     assert base is not None, "the options refuse adapters without a path"
     adapters.check_installed()
-    adapters.write_config(folder, options, arrays=trained.arrays, base=base, model_config=config)
-    write_arrays(folder / adapters.WEIGHTS, adapters.in_files(trained.arrays))
+    adapters.write_config(folder, options, arrays=request.arrays, base=base, model_config=config)
+    write_arrays(folder / adapters.WEIGHTS, adapters.in_files(request.arrays))
 
 
-def _merged(plugin: HuggingFaceModel, config: Any, trained: Trained) -> Mapping[str, Array]:
+def _merged(plugin: Any, config: Any, request: WeightsFolder) -> Mapping[str, Array]:
     """Return the weights of the whole model, float32.
 
     Raises:
         CheckpointError: The base is not the one that the adapters were trained on.
     """
     adapters.check_installed()
-    plugin.check_resumed({BASE: plugin.digest}, trained.labels.get("details") or {})
+    plugin.check_resumed({BASE: plugin.digest}, request.labels.get("details") or {})
     with tempfile.TemporaryDirectory() as folder:
-        _write_adapters(Path(folder), plugin, config, trained)
+        _write_adapters(Path(folder), plugin, config, request)
         return adapters.merged(plugin.module(config), Path(folder))
 
 
@@ -100,7 +81,7 @@ def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:
     return Bytes() if name == BYTES else FromFile(Path(name).expanduser(), end_token=labels.get("end_token"))
 
 
-def _config(plugin: HuggingFaceModel, tokenizer: Tokenizer) -> Any:
+def _config(plugin: Any, tokenizer: Tokenizer) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = plugin.config(vocabulary=tokenizer.size, end=tokenizer.end)

@@ -11,7 +11,6 @@ from mtrain.spec import outputs
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
-GB = 10**9
 _ONE_OF_SEVERAL = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 

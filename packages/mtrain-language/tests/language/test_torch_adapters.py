@@ -18,9 +18,9 @@ from mtrain.core.interfaces import Rates, Recipe, State, Task
 from mtrain.errors import CheckpointError, DataError, SpecError, UsageError
 from mtrain.spec import remedies
 from mtrain_language import adapters
-from mtrain_language.base_weights import digest_of
+from mtrain_language.base_weights import BASE, digest_of
 from mtrain_language.documents import Document
-from mtrain_language.model import BASE, HuggingFaceModel, HuggingFaceOptions
+from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 from mtrain_language.packing import pack
 from mtrain_language.source import RowSource
 from mtrain_language.tokens import Bytes

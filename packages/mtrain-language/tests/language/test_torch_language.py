@@ -1,6 +1,7 @@
 """Causal language models of transformers: mtrain's loss is theirs, documents stay apart, and others are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
-from mtrain.errors import PluginError, SpecError
+from mtrain.core.interfaces.model import WeightsFolder
+from mtrain.errors import CheckpointError, PluginError, SpecError
 from mtrain_language import publishing
 from mtrain_language.base_weights import digest_of
 from mtrain_language.documents import Document
@@ -123,11 +125,14 @@ def test_weights_above_a_size_are_written_as_several_files_that_transformers_and
     config = CONFIGS["llama"]
     model, folder = built(config).eval(), tmp_path / "m"
     arrays = {name: np.ascontiguousarray(x.numpy()) for name, x in model.state_dict().items()}
-    trained = publishing.Trained(options={"config": config}, labels={"tokenizer": "bytes"}, arrays=arrays)
-    publishing.write_folder(folder, trained, merge=False, force=False)
+    plugin = HuggingFaceModel(HuggingFaceOptions(config=config))
+    request = WeightsFolder(path=folder, arrays=arrays, labels={"tokenizer": "bytes"})
+    publishing.write_folder(plugin, request)
+    with pytest.raises(CheckpointError, match="is not empty; give --force"):
+        publishing.write_folder(plugin, request)
     digest = digest_of(folder)
     limit = sum(array.nbytes for array in arrays.values()) / 3
-    names = publishing.write_folder(folder, trained, merge=False, force=True, max_file_bytes=limit)
+    names = publishing.write_folder(plugin, replace(request, force=True, max_file_bytes=limit))
     files = [name for name in names if name.endswith(".safetensors")]
     assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     assert len(files) >= 3
@@ -142,7 +147,7 @@ def test_weights_above_a_size_are_written_as_several_files_that_transformers_and
     assert torch.equal(loaded(tokens).logits, model(input_ids=tokens).logits)
     again = built({}, path=str(folder))
     assert all(torch.equal(x, model.state_dict()[name]) for name, x in again.state_dict().items())
-    names = publishing.write_folder(folder, trained, merge=False, force=True)
+    names = publishing.write_folder(plugin, replace(request, force=True))
     assert [name for name in names if name.startswith("model")] == ["model.safetensors"]
 
 
@@ -153,8 +158,8 @@ def test_the_folder_that_is_written_is_the_model_for_transformers(config, tmp_pa
     model = built(config).eval()
     arrays = {name: np.ascontiguousarray(x.numpy()) for name, x in model.state_dict().items()}
     labels = {"tokenizer": "bytes", "end_token": None}
-    trained = publishing.Trained(options={"config": config}, labels=labels, arrays=arrays)
-    names = publishing.write_folder(tmp_path / "m", trained, merge=False, force=False)
+    request = WeightsFolder(path=tmp_path / "m", arrays=arrays, labels=labels)
+    names = publishing.write_folder(HuggingFaceModel(HuggingFaceOptions(config=config)), request)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
     stored = load_file(tmp_path / "m/model.safetensors")
     assert set(arrays) - set(stored) == ({"lm_head.weight"} if config["model_type"] == "gpt2" else set())

@@ -14,6 +14,8 @@ import mtrain
 from mtrain.commands import main
 from mtrain.core.interfaces.details import Chart, Matrix, Series
 from mtrain.errors import UsageError
+from mtrain.records.choosing import write_page
+from mtrain.spec.registry import Registry
 from mtrain.tasks.confusion import MAX_CLASSES, confusion
 from mtrain.tasks.detection.details import confusion_counts, details_of
 from mtrain.tasks.detection.scoring import Listed, Scored, score
@@ -21,7 +23,7 @@ from mtrain_ui.pages.content import collect
 from mtrain_ui.pages.details import read_details
 from mtrain_ui.pages.disclosed import disclosed
 from mtrain_ui.pages.folder import RunFiles
-from mtrain_ui.pages.report import page, write, write_after
+from mtrain_ui.pages.report import page, write
 from mtrain_ui.pages.timeline import Follower
 
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -190,10 +192,10 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 
 def test_a_report_that_fails_is_one_warning_of_the_job(tmp_path):
     run, warnings = write_run(tmp_path / "run"), []
-    assert write_after(run, code=0, warn=warnings.append) == run / "report.html"
+    assert write_page(Registry.read(), run, code=0, warn=warnings.append) == run / "report.html"
     (run / "report.html").unlink()
     (run / "report.html").mkdir()
-    assert write_after(run, code=0, warn=warnings.append) is None
+    assert write_page(Registry.read(), run, code=0, warn=warnings.append) is None
     assert len(warnings) == 1
     assert "could not be written" in warnings[0]
 
@@ -201,7 +203,7 @@ def test_a_report_that_fails_is_one_warning_of_the_job(tmp_path):
 @pytest.mark.parametrize("code", [130, 143, 2])
 def test_a_job_that_was_asked_to_end_gets_no_report(tmp_path, code):
     run = write_run(tmp_path / "run")
-    assert write_after(run, code=code, warn=pytest.fail) is None
+    assert write_page(Registry.read(), run, code=code, warn=pytest.fail) is None
     assert not (run / "report.html").exists()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, spec_request, values_and_output
+from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, take_request, values_and_output
 from mtrain.spec import terminal
 
 MIB = 2**20
@@ -65,20 +65,21 @@ def export(context: click.Context, /, **params: Any) -> None:
 
     RUN is a run folder: its spec and its best checkpoint. Default: runs/latest.
     """
-    from mtrain_deploy import deploying
+    from mtrain_deploy.exporting.job import export_weights
+    from mtrain_deploy.exporting.request import ExportRequest
 
-    overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
+    params["overrides"], out = values_and_output(params["overrides"], params.pop("out"))
     suppression = {name: params.pop(name) for name in ("confidence", "iou_threshold", "max_detections")}
     has_any_batch = params.pop("dynamic_batch")
-    request = deploying.ExportRequest(
+    request = take_request(
+        ExportRequest,
+        params,
         run=named_run(params),
-        spec=spec_request({"config": params.pop("config"), "overrides": overrides}),
         out=None if out is None else Path(out),
         batch=params.pop("batch") or (None if has_any_batch else 1),
         suppression={name: value for name, value in suppression.items() if value is not None},
-        **params,
     )
-    result = deploying.export(request)
+    result = export_weights(request)
     for path in result.files:
         terminal.say(f"written: {path} ({path.stat().st_size / MIB:.1f} MiB)")
     if result.facts.get("outputs"):

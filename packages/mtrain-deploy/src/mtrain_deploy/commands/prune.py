@@ -1,11 +1,67 @@
-"""``mtrain prune``: make a smaller network of a trained one."""
+"""``mtrain prune``: make a smaller network of a trained one, and write its spec and weights into a folder."""
 
-from typing import Any
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, spec_request, values_and_output
+from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, take_request, values_and_output
+from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
+from mtrain.spec.request import SpecRequest
+from mtrain_deploy.pruning import REQUEST, RESULT, SAMPLES, SHARES, WEIGHTS, By
+
+if TYPE_CHECKING:
+    from mtrain.spec.config import Loaded, Source
+
+WORK_FOLDER = ".run"
+SPEC, REPORT = "spec.yml", "pruned.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruneRequest:
+    """A request for a smaller network."""
+
+    target: float
+    """Share of the FLOPs that is to be left, above 0 and at most 1."""
+    out: str
+    spec: SpecRequest = field(default_factory=SpecRequest)
+    """The spec; none named: that of the run."""
+    run: str | None = None
+    """A run folder: its spec and its best checkpoint."""
+    checkpoint: str | None = None
+    weights: str | None = None
+    """A file of weights in place of a checkpoint."""
+    by: By = "l1"
+    sensitivity: bool = False
+    samples: int = SAMPLES
+    """Number of samples of the evaluation split that the sensitivity table scores."""
+    shares: Sequence[float] = SHARES
+    """Shares of the channels of each group that the sensitivity table masks."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruned:
+    """The result of a request."""
+
+    code: int
+    """Exit code of the rank; nothing was written where it is not 0."""
+    out: Path
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """Content of ``pruned.json``."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines for a person: what was cut, before and after, and the files."""
+        from mtrain_deploy.pruning import tables
+
+        yield from tables.lines(self.report)
+        yield f"written: {self.out / SPEC}, {self.out / WEIGHTS}"
 
 
 @click.command("prune", cls=JobCommand)
@@ -54,18 +110,165 @@ def prune(context: click.Context, /, **params: Any) -> None:
 
     RUN is a run folder: its spec and its best checkpoint.
     """
-    from mtrain_deploy import deploying
-
-    overrides, out = values_and_output(params.pop("overrides"), params.pop("out"))
+    params["overrides"], out = values_and_output(params["overrides"], params["out"])
     if out is None:
         raise click.UsageError("no folder to write: give -o FOLDER")
     try:
         params["shares"] = tuple(float(share) for share in params["shares"].split(","))
     except ValueError:
         raise click.UsageError(f"--shares {params['shares']}: expected numbers, such as 0.25,0.5") from None
-    spec = spec_request({"config": params.pop("config"), "overrides": overrides})
-    result = deploying.prune(deploying.PruneRequest(run=named_run(params), spec=spec, out=out, **params))
+    result = prune_network(take_request(PruneRequest, params, run=named_run(params), out=out))
     if result.code == 0:
         for line in result.lines():
             terminal.say(line)
     context.exit(result.code)
+
+
+def prune_network(request: PruneRequest) -> Pruned:
+    """Prune a trained network; see ``docs/pruning.md`` for what is written.
+
+    Raises:
+        CheckpointError: there are no weights to use.
+        UsageError: the spec, the output folder or the request is wrong.
+    """
+    from mtrain.core.checkpoint import store
+
+    with store.holding():
+        return _prune(request)
+
+
+def _prune(request: PruneRequest) -> Pruned:
+    from mtrain.core.record_files import write_json
+    from mtrain.jobs import beside_run
+
+    weights, source = _weights(request)
+    loaded = request.spec.read(source)
+    if request.spec.config is not None:
+        beside_run.say(loaded, weights)
+    if not loaded.spec.evaluate.enabled:
+        raise UsageError("evaluate.enabled: false given, but pruning compares scores; expected true")
+    one_rank = request.spec.read(source, _one_rank(loaded, request))
+    out = _empty(Path(request.out))
+    work = out / WORK_FOLDER
+    try:
+        work.mkdir(mode=0o700, parents=True)
+        asked = {
+            "target": request.target,
+            "by": request.by,
+            "sensitivity": request.sensitivity,
+            "samples": request.samples,
+            "shares": _shares(request.shares),
+        }
+        write_json(work / REQUEST, asked)
+    except OSError as error:
+        raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
+    try:
+        code = _run(one_rank, work, weights)
+        if code == 0:
+            report = json.loads((work / RESULT).read_text(encoding="utf-8"))
+            _write(out, loaded, report)
+            return Pruned(code=0, out=out, report=report)
+        return Pruned(code=code, out=out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if not any(out.iterdir()):
+            out.rmdir()
+
+
+def _shares(shares: Sequence[float]) -> list[float]:
+    """Return the shares in rising order, each once.
+
+    Raises:
+        UsageError: one is not a share, or there is none.
+    """
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise UsageError(
+            f"--shares {','.join(f'{share:g}' for share in shares)}: expected numbers above 0 and below 1, such as 0.25,0.5"
+        )
+    return sorted(set(shares))
+
+
+def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
+    """Return the weights to prune, and the spec of their model."""
+    from mtrain.jobs import start
+    from mtrain.weights.own import refuse_own
+
+    if request.weights and (request.run or request.checkpoint):
+        raise UsageError("--weights is given together with --run or --checkpoint; keep one")
+    if request.weights:
+        if not Path(request.weights).exists():
+            raise CheckpointError(f"--weights {request.weights}: no such file; give a file of weights")
+        return Path(request.weights).absolute(), request.spec.config
+    if not (request.run or request.checkpoint):
+        raise UsageError("nothing to prune: give --run FOLDER, --checkpoint PATH, or -c SPEC --weights FILE")
+    run = Path(request.run or "")
+    if request.run and not run.is_dir():
+        raise UsageError(f"--run {request.run}: no such run folder; give one such as runs/digits")
+    found = Path(request.checkpoint) if request.checkpoint else start.best_of(run)
+    if found is None or not found.is_dir():
+        where = f"--checkpoint {found}: no such checkpoint" if found else f"--run {run}: no intact checkpoint in it"
+        raise CheckpointError(f"{where}; `mtrain checkpoint list FOLDER` shows those of a run")
+    refuse_own(found, "prune: cuts the networks of model plugins")
+    config = request.spec.config or start.resumed_config(None, str(found))
+    if config is None:
+        raise UsageError(f"{found}: no spec.yml beside it; give the spec with -c")
+    return found.absolute(), config
+
+
+def _one_rank(loaded: "Loaded", request: PruneRequest) -> dict[str, Any]:
+    """Return the values of a spec for one process on this host, on the framework of the run."""
+    from mtrain.jobs import start
+
+    return start.one_process(start.framework_of(loaded), device=request.device) | {
+        "report.reporters": {},
+        "train.precision": "fp32",
+        "train.ema": None,
+        "train.prune": None,
+        "train.compile": False,
+        "train.freeze": [],
+    }
+
+
+def _empty(out: Path) -> Path:
+    """Return the folder of the results, which must not hold anything yet.
+
+    Raises:
+        UsageError: it is not empty, or no folder.
+    """
+    shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"-o {out}: exists already and is not an empty folder; give another one")
+    return out
+
+
+def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
+    """Run the rank that prunes, and return its exit code; a failure was printed."""
+    from mtrain.jobs import start
+    from mtrain.jobs.hosts import this_host
+    from mtrain.records.console import Notes
+    from mtrain.system import environment, job_secret
+
+    where = start.Where(run_dir=work.absolute(), checkpoint=weights)
+    plan = start.planned(loaded, where, mode="mtrain_deploy.pruning.worker")
+    start.write_folder(loaded, plan)
+    job = this_host.Job(
+        display=Notes(sys.stderr),
+        environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
+        replan=lambda _: plan,
+        stream=sys.stderr,
+    )
+    return this_host.run(plan, job).code
+
+
+def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
+    """Write the spec of the smaller network beside its weights, and the report."""
+    from mtrain.core.record_files import write_json
+    from mtrain.spec import outputs
+    from mtrain.spec.yaml_reader import dumped
+
+    weights = out / WEIGHTS
+    (out / WORK_FOLDER / WEIGHTS).replace(weights)
+    values = json.loads(json.dumps(dict(loaded.values)))
+    values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
+    outputs.write_text(out / SPEC, dumped(values, inline=True))
+    write_json(out / REPORT, dict(report))

@@ -47,8 +47,6 @@ from mtrain.spec import terminal
 @click.pass_context
 def serve(context: click.Context, /, weights: str, **settings: Any) -> None:
     """Answer HTTP requests with predictions: POST images to /v1/predict, or open the address in a browser."""
-    from mtrain_deploy import deploying
+    from mtrain_deploy.serving import serve as serve_model
 
-    context.exit(
-        deploying.serve(weights, say=lambda line: terminal.say(line, err=line.startswith("warning")), **settings)
-    )
+    context.exit(serve_model(weights, say=lambda line: terminal.say(line, err=line.startswith("warning")), **settings))

@@ -12,6 +12,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, HostBatch, Model
 from mtrain.errors import CheckpointError, UsageError
+from mtrain.jobs.exported import carried_spec
 from mtrain.spec import config, references, remedies
 from mtrain.spec.bounded_process import Failed
 from mtrain.spec.registry import Registry
@@ -24,14 +25,8 @@ from mtrain_deploy.exported.values import check_outputs, check_predictions
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
-SUFFIX = ".onnx"
 MAX_BYTES = 4 << 30
 """Largest file that is opened. One ONNX file holds at most 2 GiB."""
-
-
-def is_exported(path: str | Path | None) -> bool:
-    """Return whether a file of weights is an exported model, by the ending of its name."""
-    return path is not None and Path(path).suffix.lower() == SUFFIX
 
 
 class ExportedModel:
@@ -66,13 +61,13 @@ class ExportedModel:
         return plugin_of(self.metadata)
 
     def spec(self) -> "Spec":
-        """Return the spec in the file: see ``spec_values``.
+        """Return the spec in the file: see ``carried_spec``.
 
         Raises:
-            CheckpointError: see ``spec_values``.
+            CheckpointError: see ``carried_spec``.
             SpecError: This mtrain cannot read it.
         """
-        values = spec_values(self.metadata, name=str(self.path))
+        values = carried_spec(self.metadata.spec, name=str(self.path))
         return config.from_json(json.dumps(values), name=f"{self.path}: spec")
 
     def with_options(self, options: Mapping[str, Any]) -> "ExportedModel":
@@ -173,53 +168,6 @@ def check_predicts(metadata: Metadata, *, name: str) -> None:
         raise UsageError(
             f"{name}: has raw outputs, from which no predictions can be read; export it with --form decoded"
         )
-
-
-def spec_values(metadata: Metadata, *, name: str) -> dict[str, Any]:
-    """Return the spec in a file as plain values: model, data and what influences a score, which run no code.
-
-    Where and how its job ran is left out, and so are reporters. A file may come from anybody, so code that its spec names
-    is not run.
-
-    Raises:
-        CheckpointError: The spec names code of a user's own, or is damaged.
-    """
-    return carried_spec(metadata.spec, name=name)
-
-
-def spec_with(weights: str | None) -> dict[str, Any] | None:
-    """Return the spec that a file of weights carries, as values; None: it carries none.
-
-    Raises:
-        CheckpointError: The file cannot be read, or see ``spec_values``.
-    """
-    from mtrain.weights.reading import read
-
-    if weights is None or not Path(weights).is_file():
-        return None
-    spec = read(Path(weights)).spec
-    return carried_spec(spec, name=weights) if spec else None
-
-
-def carried_spec(spec: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """Return the part of a spec that a file carries as values that run no code; see ``spec_values``.
-
-    Raises:
-        CheckpointError: see ``spec_values``.
-    """
-    left_out = {"plugins", "backend", "cluster", "launcher", "report", "checkpoint"}
-    values = {key: value for key, value in spec.items() if key not in left_out}
-    odd = [key for key in ("data", "model") if not isinstance(values.get(key) or {}, Mapping)]
-    if odd:
-        raise CheckpointError(f"{name}: its spec has no section {odd[0]} with settings; export the model again")
-    named = [(values.get("data") or {}).get("format"), (values.get("model") or {}).get("name")]
-    own = next((text for text in named if references.is_reference(text)), None)
-    if own is not None:
-        raise CheckpointError(
-            f"{name}: its spec names code of a user's own, {own}, which is not run from a file; give -c SPEC"
-        )
-    values["model"] = {**(values.get("model") or {}), "weights": None}
-    return values
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtrain.rank.assembly import made_pool
 from mtrain.rank.predict import readable
@@ -18,16 +18,8 @@ BATCH = 1
 """Images computed at once."""
 
 
-def predict(  # noqa: PLR0913 - what a request for predictions has
-    job: "Resolved",
-    path: Path,
-    metadata: Metadata,
-    *,
-    names: Mapping[Path, str],
-    out: Path,
-    confidence: float,
-    draw: bool,
-    strict: bool,
+def predict(
+    job: "Resolved", path: Path, metadata: Metadata, *, names: Mapping[Path, str], out: Path, request: Any
 ) -> None:
     """Predict on images, and write the files that ``ImageData.write`` describes, and ``skipped.json``.
 
@@ -37,25 +29,23 @@ def predict(  # noqa: PLR0913 - what a request for predictions has
         metadata: What it says about itself.
         names: Each image file, with its name in the results.
         out: Folder of the results, which exists.
-        confidence: Lowest score that is kept.
-        draw: Whether images are written with their predictions.
-        strict: Whether an image that cannot be read is an error; otherwise it is skipped.
+        request: See ``ExportedFiles.predict``.
 
     Raises:
-        DataError: No image can be read, or with ``strict`` at least one cannot.
+        DataError: No image can be read, or with ``request.strict`` at least one cannot.
         UsageError: The spec does not fit the model.
     """
     check_predicts(metadata, name=str(path))
     spec = job.spec
-    if not strict:
+    if not request.strict:
         names = readable(names, job.task_named(metadata.kind).unreadable(spec, list(names)), out)
     images = image_data(job, metadata, list(names))
     pool = made_pool(dict(images.sources()), spec)
     with closing(pool):  # The workers were forked before ONNX Runtime has threads.
         model = ExportedModel.open(path, threads=threads_of(spec)).with_options(
-            {**metadata.options, "confidence": confidence}
+            {**metadata.options, "confidence": request.confidence}
         )
         evaluator = images.evaluator()
         for batch in pooled_batches(pool, count=images.length("val"), size=BATCH, prefetch=spec.data.prefetch):
             evaluator.add(batch, model.predictions(batch))
-    images.write(evaluator.partial(), out, confidence=confidence, draw=draw, names=names)
+    images.write(evaluator.partial(), out, confidence=request.confidence, draw=request.draw, names=names)

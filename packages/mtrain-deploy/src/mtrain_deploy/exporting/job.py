@@ -12,6 +12,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
+from mtrain.jobs.exported import is_exported, spec_with
 from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shortened
 from mtrain.spec.files import parse_json
@@ -21,7 +22,6 @@ from mtrain.weights.names import COUNTER
 from mtrain.weights.own import own_kind_of, refuse_own
 from mtrain.weights.reading import asked_or_said
 from mtrain_deploy.exported.metadata import SUPPRESSED
-from mtrain_deploy.exported.model import is_exported, spec_with
 from mtrain_deploy.exporting import openvino_ir
 from mtrain_deploy.exporting.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain_deploy.exporting.rank import FACTS, REQUEST, program_of, whole_weights
@@ -59,7 +59,7 @@ class Exported:
 
 
 @store.holding()
-def export(request: ExportRequest) -> Exported:
+def export_weights(request: ExportRequest) -> Exported:
     """Write trained weights as a file for inference.
 
     Raises:
@@ -90,7 +90,7 @@ def export(request: ExportRequest) -> Exported:
         made = folder / f"program{SUFFIXES['onnx' if is_graph else request.format]}"
         write_json(folder / REQUEST, {**_rank_request(request, loaded, made, weights), "class_names": names})
         where = start.Where(run_dir=folder, checkpoint=weights.absolute())
-        code = start.run_job(loaded, where, mode="export", quiet=True).code
+        code = start.run_job(loaded, where, mode="mtrain_deploy.exporting.rank", quiet=True).code
         if code != 0:
             return Exported(code=code)
         facts = parse_json((folder / FACTS).read_bytes())

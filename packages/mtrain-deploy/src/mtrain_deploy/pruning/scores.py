@@ -1,15 +1,15 @@
 """Score how important each set of channels is: by the scale of BatchNorm, by the size of filters, or by a Taylor expansion."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import UsageError
+from mtrain_deploy.pruning import By
 from mtrain_deploy.pruning.network import Prunable
 
-By: TypeAlias = Literal["bn", "l1", "taylor"]
 Gradients: TypeAlias = Callable[[], Iterator[Mapping[str, Array]]]
 """Returns the gradients of some updates, each by name of the parameter."""
 

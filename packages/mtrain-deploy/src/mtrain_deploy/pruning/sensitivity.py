@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrain.core.interfaces import Array
+from mtrain_deploy.pruning import SHARES
 from mtrain_deploy.pruning.measuring import Bench, Network
 from mtrain_deploy.pruning.network import Group, Prunable, least_important, mask
 
-SHARES = (0.25, 0.5, 0.75)
-"""Shares of a group that are masked, one after the other, unless others are asked for."""
-SAMPLES = 32
-"""Number of samples of the evaluation split that are scored unless another number is asked for."""
 _PAUSE_S = 2.0
 """Least time between two reports of progress, but for the last one."""
 

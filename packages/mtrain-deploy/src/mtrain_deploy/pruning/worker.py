@@ -1,15 +1,13 @@
-"""The program of the one rank that prunes: ``python -m mtrain_deploy.pruning.worker --run-dir FOLDER --resume WEIGHTS``.
+"""The program of the one rank that prunes, see ``rank_program``.
 
-``mtrain prune`` starts it. The request is ``prune.json`` in the folder, the answer is ``result.json``, and the weights of
+The request is ``prune.json`` in the folder, the answer is ``result.json``, and the weights of
 the smaller network are ``weights.safetensors``.
 """
 
-import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,13 @@ from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.rank import process
 from mtrain.rank.assembly import assembled, given_weights, open_task
-from mtrain.rank.records import log_to_stderr, reporter
-from mtrain.spec import config
+from mtrain.rank.records import reporter
 from mtrain.spec.resolved import Resolved
-from mtrain.system.runfolder import RunFolder, keep_private
+from mtrain.system.ending import end_with
+from mtrain.system.runfolder import RunFolder
 from mtrain.weights import writing
+from mtrain_deploy import rank_program
+from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS
 from mtrain_deploy.pruning.measuring import Bench, Network
 from mtrain_deploy.pruning.network import Group, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
@@ -31,12 +31,9 @@ from mtrain_deploy.pruning.sensitivity import Masked
 from mtrain_deploy.pruning.sensitivity import rows as table
 from mtrain_deploy.pruning.tracing import trace
 
-REQUEST, RESULT, WEIGHTS = "prune.json", "result.json", "weights.safetensors"
-
 
 def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
     """Prune as ``prune.json`` asks, and write the answer and the weights."""
-    log_to_stderr()
     request = json.loads((run_folder.path / REQUEST).read_text(encoding="utf-8"))
     details = store.load(weights).meta["extra"].get("details") if weights.is_dir() else None
     with assembled(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
@@ -128,22 +125,8 @@ def _fused_sizes(fused: Mapping[str, Array], weights: Mapping[str, Array]) -> di
     return {name.removesuffix(".weight"): [array.shape[1], array.shape[0]] for name, array in kernels.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the rank with the arguments that a plan wrote; return the exit code."""
-    parser = argparse.ArgumentParser(prog="mtrain_deploy.pruning.worker", description="started by `mtrain prune`")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--mode", default="prune")
-    parser.add_argument("--resume", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    keep_private()
-    run_folder = RunFolder(arguments.run_dir)
-    resolved = Resolved.of(config.read(run_folder.spec_to_read))
-    return process.run(
-        lambda _, leave: prune(resolved, run_folder, arguments.resume, leave=leave),
-        run_folder=run_folder,
-        environ=os.environ,
-    )
+main = partial(rank_program.run, prune)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -1,12 +1,14 @@
 """Compare runs: their final metrics side by side, and the values of their specs that differ."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mtrain.records.wording import number
+from mtrain.spec.schema import leaves
 from mtrain_ui.pages.content import Content
-from mtrain_ui.pages.folder import RunFiles, flattened
+from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.timeline import mapping_of, number_of
 
 MAX_KEYS = 200
@@ -36,7 +38,10 @@ def _is_metric(name: str, value: Any) -> bool:
 
 def differing_keys(runs: Mapping[str, RunFiles]) -> SideBySide:
     """Return the values of the specs that are not the same in all runs."""
-    specs = [dict(flattened(run.json("spec.json"))) for run in runs.values()]
+    specs = [
+        {key: json.dumps(value, ensure_ascii=False) for key, value in leaves(run.json("spec.json"))}
+        for run in runs.values()
+    ]
     keys = sorted({key for spec in specs for key in spec})
     rows = [
         (key[:MAX_VALUE], [spec.get(key, "-")[:MAX_VALUE] for spec in specs])

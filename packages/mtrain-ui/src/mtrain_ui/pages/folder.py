@@ -3,11 +3,10 @@
 Nothing outside the folder is read, also not through a link, and no file without a bound on its size.
 """
 
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -173,13 +172,3 @@ def readable(content: bytes) -> str:
     text = content.decode("utf-8", errors="replace")
     lines = (line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n"))  # of a progress bar, the end
     return _ESCAPES.sub("", "\n".join(lines))
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of a spec by dotted path, each as JSON text."""
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and prefix.count(".") < 20:
-            yield from flattened(value, f"{path}.")
-        else:
-            yield path, json.dumps(value, ensure_ascii=False)

@@ -1,12 +1,11 @@
 """Write ``report.html``: everything about one run in a file that needs nothing else."""
 
-import logging
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from mtrain import __version__
+from mtrain.core.interfaces.reporter import Reporter
 from mtrain.core.record_files import METRICS
 from mtrain.errors import UsageError
 from mtrain.spec import outputs, remedies
@@ -17,7 +16,6 @@ from mtrain_ui.pages.timeline import Follower
 
 NAME = "report.html"
 TEMPLATES = "jinja2"
-log = logging.getLogger(__name__)
 
 
 def page(run: RunFiles) -> str:
@@ -68,23 +66,15 @@ def write(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def write_after(folder: Path | None, *, code: int, warn: Callable[[str], object]) -> Path | None:
-    """Write the report of a job that has ended; return its path, None where there is none.
+class HtmlReport(Reporter):
+    """The report of a run, written once its job has ended; the ranks have none."""
 
-    An error becomes one warning, because the job itself is done.
+    @classmethod
+    def is_on(cls, rank: int) -> bool:
+        """Return False: a rank reports nothing to it."""
+        return False
 
-    Args:
-        folder: The run folder; None where another host has it.
-        code: Exit code of the job. A job that was asked to end gets no report: who asked may give it seconds.
-        warn: Receives the warning.
-    """
-    if folder is None or code not in (0, 1) or not (folder / METRICS).is_file():
-        return None
-    if find_spec(TEMPLATES) is None:  # The preflight has said so.
-        return None
-    try:
-        return write(folder)
-    except Exception as error:
-        log.debug("%s could not be written", NAME, exc_info=True)
-        warn(f"warning: {folder / NAME} could not be written: {error}")
-        return None
+    @classmethod
+    def write_page(cls, folder: Path) -> Path | None:
+        """Write the report, if the job has begun."""
+        return write(folder) if (folder / METRICS).is_file() else None
