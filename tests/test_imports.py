@@ -347,6 +347,8 @@ DISTRIBUTED = {"pyyaml": {"yaml"}, "pillow": {"PIL"}, "opencv-python-headless": 
 HAVE_FRAMEWORKS = {
     "mtrain_trace/": {"torch", "paddle", "tensorflow", "keras"},  # records what they do
     "mtrain_tensorflow/": {"tensorflow"},  # is loaded by scripts of it
+    "mtrain_deploy/exporting/paddle_program": {"paddle"},  # is loaded by the rank that exports
+    "mtrain_deploy/exporting/torch_program": {"torch"},
     "mtrain_language/meshes/": {"torch"},  # is loaded by the backend fsdp
 }
 """Folder of a package -> the frameworks that its modules import."""

@@ -45,7 +45,6 @@ from mtrain.core.interfaces import (
     Task,
 )
 from mtrain.core.interfaces.capabilities import Prepared
-from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -112,7 +111,6 @@ class TorchEngine(RankSession):
             profile=self.profile,
             operations=self.operations,
             stream=self.stream,
-            export=self.export,
             own_order=self._takes_own_order,
             follow=self.follow,
         )
@@ -357,12 +355,6 @@ class TorchEngine(RankSession):
         from mtrain.backends._torch import profiling  # imports torch.profiler, which training does not need
 
         return profiling.recorded(file, on_gpu=self.target.type == "cuda")
-
-    def export(self, build: Callable[[], nn.Module], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
-        """See ``Capabilities.export``."""
-        from mtrain.backends._torch import exporting  # imports torch.export, which training does not need
-
-        return exporting.write(build(), weights, program)
 
     def close(self) -> None:
         """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""

@@ -1,22 +1,20 @@
 """What only some sessions can do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from mtrain.core.interfaces.model import Model, Task
-from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.state import StateStream
-from mtrain.core.interfaces.tensors import Array, Module
+from mtrain.core.interfaces.tensors import Module
 
 Prepared: TypeAlias = tuple[Module, Any]
 """A model and its optimizer, as ``RankSession.prepare`` has returned them."""
 Follow: TypeAlias = Callable[[Prepared, Prepared, float, bool], None]
 """Moves the weights of a model that is not trained towards those of another one: (target, source, share, whether buffers are
 copied)."""
-Export: TypeAlias = Callable[[Callable[[], Module], Mapping[str, Array], Program], Sequence[str]]
 """Writes a model in evaluation mode as a program that needs nothing of mtrain.
 
 It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
@@ -74,5 +72,3 @@ class Capabilities:
     stream: StreamState | None = None
     """Returns what ``RankSession.state`` returns, array by array and on rank 0 alone. None: the session holds whole states
     only; ``core.streams.streamed`` then makes a stream of one. One stream is read at a time."""
-    export: Export | None = None
-    """Only ``mtrain export`` calls it, in place of ``prepare``. None: the session writes no program."""

@@ -98,7 +98,7 @@ class _Detector(Layer):
 
 
 def write(network: Layer, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """See ``Capabilities.export``.
+    """Write the program, and return the names of its outputs.
 
     Raises:
         SpecError: The network cannot be traced, or is mtrain's and reads several arrays.

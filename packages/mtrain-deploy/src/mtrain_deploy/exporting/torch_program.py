@@ -54,7 +54,7 @@ def _loaded(array: Tensor, given: ProgramInput) -> Tensor:
 
 
 def write(network: nn.Module, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """See ``Capabilities.export``.
+    """Write the program, and return the names of its outputs.
 
     Raises:
         SpecError: The network cannot be traced.
