@@ -34,16 +34,12 @@ def flags_of(*, backend: str | None, ranks: int | None, overrides: Mapping[str, 
     return flags
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested values by dotted path, as YAML would have given them; an empty mapping stays a value."""
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return nested values by dotted path, as YAML would have given them; an empty mapping stays a value."""
     from mtrain.spec.in_code import plain
+    from mtrain.spec.schema import leaves
 
-    for key, value in (plain(values, where="overrides") if not prefix else values).items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{path}.")
-        else:
-            yield path, value
+    return leaves(plain(values, where="overrides"))
 
 
 def source_of(spec: SpecSource) -> "Source":
