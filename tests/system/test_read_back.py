@@ -254,7 +254,7 @@ ELSEWHERE = {
 """Modules whose files have tests of traps elsewhere."""
 OWN = {
     "of this start": (
-        "commands/predict", "mtrain_deploy/exporting/job", "mtrain_deploy/exporting/rank", "mtrain_deploy/pruning/command",
+        "commands/predict", "mtrain_deploy/exporting/job", "mtrain_deploy/exporting/rank", "mtrain_deploy/commands/prune",
         "mtrain_deploy/pruning/worker", "jobs/micro_batch", "jobs/start", "launchers/withheld", "rank/predict", "rank/worker",
         "compare/jobs", "records/reporters/tensorboard", "mtrain_ui/trackers/tracker", "mtrain_ui/trackers/visualdl",
         "mtrain_clusters/_slurm/queue", "system/log_limit",
