@@ -1,7 +1,7 @@
 """The engine that every backend on Paddle shares: one rank's device, its model, its batches, and its state as numpy."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.interfaces.capabilities import Prepared
-from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -80,7 +79,6 @@ class PaddleEngine(RankSession):
             seed=device.seed,
             time_waits=self.time_waits,
             profile=self.profile,
-            export=self.export,
             own_order=True,
             follow=self.follow,
         )
@@ -252,12 +250,6 @@ class PaddleEngine(RankSession):
         from mtrain.backends._paddle import profiling  # imports paddle.profiler, which training does not need
 
         return profiling.recorded(file, on_gpu=self.target != "cpu")
-
-    def export(self, build: Callable[[], Layer], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
-        """See ``Capabilities.export``."""
-        from mtrain.backends._paddle import exporting
-
-        return exporting.write(build(), weights, program)
 
 
 def _statistics(layer: Layer) -> list[paddle.Tensor]:

@@ -1,7 +1,7 @@
 """The engine that every backend on torch shares: one rank's device, its model, its batches, and its state as numpy."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -35,17 +35,14 @@ from mtrain.core.interfaces import (
     Batch,
     Capabilities,
     HostBatch,
-    Model,
     Narrow,
     Part,
     RankSession,
     Recipe,
     State,
     StateStream,
-    Task,
 )
 from mtrain.core.interfaces.capabilities import Prepared
-from mtrain.core.interfaces.program import Program
 from mtrain.core.overriding import override
 from mtrain.core.quantising import fitted
 from mtrain.core.recipe import is_frozen, nothing_to_train
@@ -110,9 +107,7 @@ class TorchEngine(RankSession):
             seed=partial(device.seed, self.target),
             time_waits=self.time_waits,
             profile=self.profile,
-            operations=self.operations,
             stream=self.stream,
-            export=self.export,
             own_order=self._takes_own_order,
             follow=self.follow,
         )
@@ -346,23 +341,11 @@ class TorchEngine(RankSession):
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
 
-    def operations(self, plugin: Model, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
-        """See ``Capabilities.operations``."""
-        from mtrain.backends._fsdp import flops  # which few jobs need
-
-        return flops.of_plugin(plugin, task, rows, frozen)
-
     def profile(self, file: Path) -> AbstractContextManager[None]:
         """See ``Capabilities.profile``."""
         from mtrain.backends._torch import profiling  # imports torch.profiler, which training does not need
 
         return profiling.recorded(file, on_gpu=self.target.type == "cuda")
-
-    def export(self, build: Callable[[], nn.Module], weights: Mapping[str, Array], program: Program) -> Sequence[str]:
-        """See ``Capabilities.export``."""
-        from mtrain.backends._torch import exporting  # imports torch.export, which training does not need
-
-        return exporting.write(build(), weights, program)
 
     def close(self) -> None:
         """Drop what connects this rank to the others. A backend calls it in ``__exit__``."""

@@ -1,4 +1,4 @@
-"""The description of a program for inference that a session is asked to write: see ``Capabilities.export``."""
+"""The description of a program for inference that a model is written as."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

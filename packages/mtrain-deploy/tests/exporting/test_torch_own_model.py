@@ -12,15 +12,15 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from mtrain.backends._torch.exporting import _forget_source
 from mtrain.commands import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
 from mtrain.spec import config
-from mtrain.tasks.own.exporting import example_inputs
 from mtrain_deploy.exported.model import ExportedModel
 from mtrain_deploy.exporting.onnx_file import finish
+from mtrain_deploy.exporting.own_model import example_inputs
 from mtrain_deploy.exporting.request import ExportRequest
+from mtrain_deploy.exporting.torch_program import _forget_source
 
 CODE = """
 import numpy as np

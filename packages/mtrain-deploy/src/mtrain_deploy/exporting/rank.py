@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mtrain.core import binding, pruned
 from mtrain.core.digest import digest
-from mtrain.core.interfaces import Array, Module, RankSession
+from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Array, Module, RankSession
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.core.quantising import trained_ranges
 from mtrain.core.record_files import write_json
@@ -22,12 +23,12 @@ from mtrain.system.ending import end_with
 from mtrain.system.runfolder import RunFolder
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.description import describe_task
-from mtrain.tasks.own import exporting as own_exporting
 from mtrain.tasks.own.model import OwnFacts
 from mtrain.weights.matching import match, refuse_folded
 from mtrain.weights.outline import SpecOutline
 from mtrain.weights.reading import read
 from mtrain_deploy import rank_program
+from mtrain_deploy.exporting import own_model
 
 REQUEST = "export.json"
 FACTS = "exported.json"
@@ -59,12 +60,12 @@ def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: C
     with backend as session:
         try:
             made = make(resolved, weights, request, session)
-            write = session.capabilities.export
-            if write is None:
+            if backend.framework not in NEUTRAL_FRAMEWORKS:
                 raise SpecError(
                     f"backend.name: {resolved.spec.backend.name} writes no program of format {made.program.format}"
                 )
-            outputs = write(made.build, made.arrays, made.program)
+            writer: Any = import_module(f"mtrain_deploy.exporting.{backend.framework}_program")
+            outputs = writer.write(made.build(), made.arrays, made.program)
         except BaseException as error:
             leave(error)
             raise
@@ -128,14 +129,12 @@ def _make_own(resolved: Resolved, weights: Path, request: Mapping[str, Any], ses
     """Return a user's own module, whose inputs are the arrays of a batch of the user's data set."""
     spec, plugin = resolved.spec, resolved.model
     arrays = whole_weights(resolved, weights, classes=0)
-    inputs = own_exporting.example_inputs(
-        spec, open_data(spec.data, registry=resolved.registry), batch=request["batch"]
-    )
+    inputs = own_model.example_inputs(spec, open_data(spec.data, registry=resolved.registry), batch=request["batch"])
     task = OwnFacts(kind=plugin.kind, class_names=(), image_size=0, global_batch=1, seed=spec.train.seed)
     is_model = request["own"] == "model"
     return Made(
         program=_program(request, inputs),
-        build=lambda: own_exporting.exportable(plugin.build(task, session.collective), forward_gives_loss=is_model),
+        build=lambda: own_model.exportable(plugin.build(task, session.collective), forward_gives_loss=is_model),
         arrays=arrays,
         facts={
             "options": {},
