@@ -16,10 +16,11 @@ INTRODUCTION = """# Commands
 def page() -> str:
     """Return the page, with the sections of ``mtrain --help``."""
     from mtrain.commands import front, verbs
+    from mtrain.spec import packages
 
     parts = [INTRODUCTION]
     context = click.Context(front, info_name="mtrain")
-    own = (verb for verb in verbs.installed().values() if verb.is_own)
+    own = (verb for verb in verbs.installed().values() if packages.is_own(verb.target))
     for heading, section in itertools.groupby(own, key=lambda verb: verb.heading):
         parts.append(f"## {heading}\n")
         for verb in section:
@@ -36,8 +37,9 @@ def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
     yield f"{'#' * level} {path}\n"
     yield " ".join((command.help or "").split("\f")[0].split()).strip() + "\n"
     if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
-            if not inner.hidden:
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) and not inner.hidden:
                 yield from _parts(inner, f"{path} {name}", level=level + 1)
         return
     context = click.Context(command, info_name=path)
