@@ -114,10 +114,11 @@ def outputs_of(network, batch, to_numpy):
 def with_torch(model: str, folder: Path, threads: int) -> None:
     import torch
 
-    from mtrain.backends._torch import exporting, nn, ops, state
+    from mtrain.backends._torch import nn, ops, state
     from mtrain.core import binding
     from mtrain.core.collective import OneRank
     from mtrain.core.interfaces.program import Program, ProgramInput
+    from mtrain_deploy.exporting import torch_program
 
     torch.set_num_threads(threads)
     binding.bind(nn, ops)
@@ -141,7 +142,7 @@ def with_torch(model: str, folder: Path, threads: int) -> None:
         program = Program(
             format="onnx", path=folder / f"{raw}.onnx", inputs=[ProgramInput(key=key, shape=images.shape[1:])], raw=raw
         )
-        names = exporting.write(plugin.build(task, OneRank()), weights, program)
+        names = torch_program.write(plugin.build(task, OneRank()), weights, program)
         found |= dict(zip(names, computed(program.path, images, key, threads), strict=True))
     np.savez(folder / "onnx.npz", **found)
 

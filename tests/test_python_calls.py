@@ -11,8 +11,7 @@ import mtrain
 from mtrain import errors
 from mtrain.commands import python_calls
 from mtrain.core.interfaces.queue import QueueState
-from mtrain.jobs import submission
-from mtrain_clusters import queue
+from mtrain_clusters import queued_job, submission
 from mtrain_deploy.commands import prune as prune_verb
 from mtrain_deploy.commands import quantise as quantise_verb
 from mtrain_deploy.exporting import job as export_job
@@ -132,18 +131,18 @@ class Line:
 
 def test_a_submitted_job_is_waited_for_until_it_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job: Any = SimpleNamespace(id="7", name="a")
-    mine = queue.SubmittedJob(job, tmp_path)
+    mine = queued_job.SubmittedJob(job, tmp_path)
     line = Line("waiting", "running", "done")
-    monkeypatch.setattr(queue.SubmittedJob, "_queue", lambda self: line)
+    monkeypatch.setattr(queued_job.SubmittedJob, "_queue", lambda self: line)
     pauses: list[float] = []
-    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: float(sum(pauses)), sleep=pauses.append))
+    monkeypatch.setattr(queued_job, "time", SimpleNamespace(monotonic=lambda: float(sum(pauses)), sleep=pauses.append))
     assert mine.wait(every_s=3.0).phase == "done"
     assert pauses == [3.0, 3.0]
     pauses.clear()
-    monkeypatch.setattr(queue.SubmittedJob, "_queue", lambda self: Line("running"))
+    monkeypatch.setattr(queued_job.SubmittedJob, "_queue", lambda self: Line("running"))
     assert mine.wait(timeout_s=10.0, every_s=4.0).phase == "running"
     assert pauses == [4.0, 4.0, 4.0]
-    monkeypatch.setattr(queue.SubmittedJob, "_queue", lambda self: line)
+    monkeypatch.setattr(queued_job.SubmittedJob, "_queue", lambda self: line)
     assert (list(mine.logs(follow=True)), line.followed) == (["line"], [True])
     mine.cancel()
     assert line.cancelled == [job]

@@ -17,6 +17,7 @@ from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
 from mtrain.errors import SpecError
+from mtrain.spec import package_parts
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,8 @@ class Fsdp(TorchBackend):
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         check_parts(recipe, splits="backend fsdp")
+        if recipe.mesh is not None and recipe.mesh.tensor * recipe.mesh.pipeline > 1:
+            package_parts.need("meshes", "layers", "parallel.tensor" if recipe.mesh.tensor > 1 else "parallel.pipeline")
         if recipe.prune is not None:
             raise SpecError(
                 "train.prune: given with backend fsdp, which splits weights over the ranks, but masks need whole ones; use "

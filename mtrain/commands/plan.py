@@ -58,12 +58,14 @@ def plan_or_request(request: TrainRequest, *, tell: Callable[[str], None]) -> "P
     Raises:
         UsageError: the spec is wrong, there is nothing to resume, or the job cannot be submitted.
     """
-    from mtrain.jobs import submission
+    from mtrain.spec import package_parts
 
     loaded = request.load()
     cluster = loaded.job.cluster
     if cluster is not None and not loaded.spec.cluster.ips and cluster.queue() is not None:
-        return submission.prepare(loaded).request
+        key = f"cluster.name: {loaded.spec.cluster.name}"
+        text: str = package_parts.load("submissions", "queues", key).prepare(loaded).request
+        return text
     return _planned(request, loaded, tell)
 
 

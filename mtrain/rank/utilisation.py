@@ -39,12 +39,10 @@ class Utilisation:
         self, session: RankSession, plugin: Model, task: Task, *, peak_tflops: float | None, frozen: Sequence[str]
     ) -> None:
         self._peak = 0.0 if peak_tflops is None else peak_tflops * _TERA * session.collective.size
-        count = session.capabilities.operations
-        known = count is not None and peak_tflops is not None and session.collective.rank == 0
         self._of_sample: int | None = None
-        if known and count is not None:
+        if peak_tflops is not None and session.collective.rank == 0:
             try:
-                self._of_sample = count(plugin, task, 1, frozen)
+                self._of_sample = plugin.operations(task, rows=1, frozen=frozen)
             except Exception as error:  # of the model's own code, without values: no reason to end the job
                 log.warning("no mfu is recorded: %s could not be counted: %r", type(plugin).__name__, error)
 

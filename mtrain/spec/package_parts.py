@@ -17,9 +17,18 @@ def load(kind: str, name: str, key: str) -> Any:
     Raises:
         PluginError: the package is not installed, or it cannot be imported.
     """
+    need(kind, name, key)
+    return plugins.load_object(kind, name)
+
+
+def need(kind: str, name: str, key: str) -> None:
+    """Refuse what a key of the spec asks for where the package is absent that brings it; see ``load``.
+
+    Raises:
+        PluginError: it is.
+    """
     if not is_installed(kind, name):
         raise PluginError(packages.absent(packages.bringing(kind, name) or "", f"{key}: it needs what is"))
-    return plugins.load_object(kind, name)
 
 
 def is_installed(kind: str, name: str) -> bool:

@@ -32,6 +32,7 @@ PACKAGES: Mapping[str, Package] = {
             "clusters": ("slurm", "kubernetes", "ray"),
             "allocations": ("slurm", "lsf", "pbs", "pmi", "kubeflow", "sagemaker", "indexed_job"),
             "reporters": ("kubeflow",),
+            "submissions": ("queues",),
         },
     ),
     "mtrain-deploy": Package("Ship", {"commands": ("export", "quantise", "prune", "serve"), "exported": ("onnx",)}),

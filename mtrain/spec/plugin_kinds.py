@@ -19,6 +19,7 @@ SINGULAR: Mapping[str, str] = {
     "exported": "reader of exported models",
     "commands": "command",
     "meshes": "division of a model",
+    "submissions": "way into queues",
 }
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
 KINDS = tuple(SINGULAR)

@@ -39,8 +39,7 @@ def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
         for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            if inner is not None and not inner.hidden:
+            if (inner := command.get_command(context, name)) and not inner.hidden:
                 yield from _parts(inner, f"{path} {name}", level=level + 1)
         return
     context = click.Context(command, info_name=path)

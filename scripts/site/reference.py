@@ -17,8 +17,8 @@ PARTS = {
         "[Your own training script](your-own-script.md) shows how they are used.",
     ),
     "mtrain.rank.script.rules": ("Optimizers and schedules of your own scripts", ""),
-    "mtrain_clusters.submitted": ("Submitted jobs", "Jobs in the queue of a scheduler."),
-    "mtrain_clusters.queue": ("A submitted job", "What these functions return."),
+    "mtrain_clusters.commands.submit": ("Submitted jobs", "Jobs in the queue of a scheduler."),
+    "mtrain_clusters.queued_job": ("A submitted job", "What these functions return."),
     "mtrain.spec.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),
 }
 """Module that defines public names -> heading and first line of its part of the page; others come after these."""

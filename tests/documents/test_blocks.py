@@ -370,10 +370,11 @@ def check_python(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for word in words:
-        for extras in re.findall(r"(?:^\.|mtrain[\w.-]*)\[([\w,-]+)\]", word):
-            assert set(extras.split(",")) <= set(settings["project"]["optional-dependencies"])
+        for folder, extras in re.findall(r"(^\.|packages/mtrain-\w+|mtrain[\w.-]*)\[([\w,-]+)\]", word):
+            file = ROOT / (folder if folder.startswith("packages/") else "") / "pyproject.toml"
+            known = tomllib.loads(file.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+            assert set(extras.split(",")) <= set(known)
 
 
 CHECKS: Mapping[str, Callable[[list[str]], None]] = {

@@ -19,7 +19,7 @@ from mtrain.compare import recorded
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.errors import MtrainError
-from mtrain.jobs import choices, host_collector, submission
+from mtrain.jobs import choices, host_collector
 from mtrain.jobs.hosts.host_log import HostLog, words
 from mtrain.records.history import Tail, read_history
 from mtrain.records.reporters import csv_table
@@ -28,6 +28,7 @@ from mtrain.spec.yaml_reader import dumped
 from mtrain.system import attempts, failures, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
+from mtrain_clusters import submission
 from mtrain_clusters._kubernetes import queue as kubernetes
 from mtrain_sweep import definition as definitions
 from mtrain_sweep import recovered, starting, trial_jobs
@@ -228,10 +229,10 @@ def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) ->
 
 
 ABOVE = {
-    "mtrain_clusters/queue": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
+    "mtrain_clusters/queued_job": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
     "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
     "jobs/choices": "what was chosen", "jobs/host_collector": "live metrics",
-    "jobs/hosts/host_log": "hosts", "jobs/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
+    "jobs/hosts/host_log": "hosts", "mtrain_clusters/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
     "records/history": "records", "mtrain_ui/pages/folder": "summary on a page", "mtrain_ui/pages/overview": "records on a page",
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",

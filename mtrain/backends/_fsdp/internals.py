@@ -19,13 +19,6 @@ def forget_meshes() -> None:
     gc.collect()
 
 
-def exchange_attention(config: Any, name: str) -> str:
-    """Let a model of transformers, by its configuration, use the attention ``name``; return the name of the former one."""
-    former: str = config._attn_implementation
-    config._attn_implementation = name
-    return former
-
-
 def unsplit_kinds(model: nn.Module) -> set[str]:
     """Return the names of the classes that a model of transformers, or one in it, wants to stay in one piece."""
     return {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}

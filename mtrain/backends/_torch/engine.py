@@ -1,7 +1,7 @@
 """The engine that every backend on torch shares: one rank's device, its model, its batches, and its state as numpy."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -35,14 +35,12 @@ from mtrain.core.interfaces import (
     Batch,
     Capabilities,
     HostBatch,
-    Model,
     Narrow,
     Part,
     RankSession,
     Recipe,
     State,
     StateStream,
-    Task,
 )
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
@@ -109,7 +107,6 @@ class TorchEngine(RankSession):
             seed=partial(device.seed, self.target),
             time_waits=self.time_waits,
             profile=self.profile,
-            operations=self.operations,
             stream=self.stream,
             own_order=self._takes_own_order,
             follow=self.follow,
@@ -343,12 +340,6 @@ class TorchEngine(RankSession):
         """See ``Capabilities.time_waits``. Does nothing on CUDA, where the device waits and not the process."""
         if self.target.type == "cpu":
             self.waits = self.collective.time_waits()
-
-    def operations(self, plugin: Model, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
-        """See ``Capabilities.operations``."""
-        from mtrain.backends._fsdp import flops  # which few jobs need
-
-        return flops.of_plugin(plugin, task, rows, frozen)
 
     def profile(self, file: Path) -> AbstractContextManager[None]:
         """See ``Capabilities.profile``."""

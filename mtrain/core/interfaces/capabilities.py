@@ -1,12 +1,11 @@
 """What only some sessions can do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from mtrain.core.interfaces.model import Model, Task
 from mtrain.core.interfaces.state import StateStream
 from mtrain.core.interfaces.tensors import Module
 
@@ -15,15 +14,6 @@ Prepared: TypeAlias = tuple[Module, Any]
 Follow: TypeAlias = Callable[[Prepared, Prepared, float, bool], None]
 """Moves the weights of a model that is not trained towards those of another one: (target, source, share, whether buffers are
 copied)."""
-"""Writes a model in evaluation mode as a program that needs nothing of mtrain.
-
-It receives a function that builds the network, the network's whole state, and what to write and where. It returns the
-names of the program's outputs, in order.
-"""
-
-
-Operations: TypeAlias = Callable[[Model, Task, int, Sequence[str]], int | None]
-"""Returns the operations of (plugin of the model, task, number of samples, patterns of what is not trained)."""
 
 
 class StreamState(Protocol):
@@ -62,9 +52,6 @@ class Capabilities:
     profile: Callable[[Path], AbstractContextManager[None]] | None = None
     """Records what this rank and its device compute within the context, and then writes it into a file, in the format of
     Chrome's traces. None: the session records no profile."""
-    operations: Operations | None = None
-    """Counts the floating-point operations of so many samples, forward and backward; None, as is its result for a model that it
-    cannot count: not known."""
     own_order: bool = False
     """Whether ``Recipe.own_order`` can be followed, and so more than one model trained."""
     follow: Follow | None = None

@@ -181,15 +181,11 @@ class Model(Protocol):
         """
         ...
 
-    def without_values(self, task: Task) -> Module | None:
-        """Return the native network for a plan, which reads the shapes of its parameters alone.
+    def operations(self, task: Task, *, rows: int, frozen: Sequence[str]) -> int | None:
+        """Return the floating-point operations of ``rows`` samples, forward and backward; None, the default: not known.
 
-        It is called where the framework makes arrays without values. The default knows none.
+        ``frozen``: patterns of what is not trained, as in ``train.freeze``. A rank calls it.
         """
-        return None
-
-    def blank_batch(self, task: Task, *, rows: int) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
-        """Return shape and type of each array of a micro batch of training, for a plan; the default knows none."""
         return None
 
     def check_program(self, program: Program) -> None:

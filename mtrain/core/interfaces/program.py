@@ -1,4 +1,4 @@
-"""The description of a program for inference, which ``mtrain export`` writes."""
+"""The description of a program for inference that a model is written as."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

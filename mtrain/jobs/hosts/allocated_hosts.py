@@ -36,6 +36,8 @@ def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Lo
         return loaded
     allocation = allocations.recognised(environ, registry=loaded.registry)
     if allocation is None:
+        if not cluster.ips:
+            allocations.refuse_unread(environ, registry=loaded.registry)
         _refuse_unnamed(loaded)
         return loaded
     if cluster.ips:

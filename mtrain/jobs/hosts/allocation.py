@@ -3,11 +3,16 @@
 ``allocated_hosts`` gives its hosts to a spec.
 """
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from mtrain.core.interfaces.allocation import MAX_HOSTS, Allocation, AllocationReader
 from mtrain.errors import PluginError, UsageError
+from mtrain.spec import packages
+from mtrain.spec.files import read_text
 from mtrain.spec.plugins import POLICY_FILE
 from mtrain.spec.registry import Registry
 
@@ -17,6 +22,19 @@ EXPAND_S = 60.0
 MAX_ERROR = 200
 """Most characters of that command's error that a message shows."""
 
+_COUNT = r"([2-9]|[1-9]\d+)"
+SEVERAL: Mapping[str, Mapping[str, str]] = {
+    "slurm": {"SLURM_STEP_NUM_TASKS": _COUNT, "SLURM_NNODES": _COUNT},
+    "pmi": {"PMI_SIZE": _COUNT},
+    "lsf": {"LSB_MCPU_HOSTS": r"\S+\s+\S+\s+\S.*"},
+    "pbs": {"PBS_NODEFILE": r"\S+\s+\S.*"},
+    "kubeflow": {"PET_NNODES": f"(.*:)?{_COUNT}"},
+    "sagemaker": {"SM_HOSTS": r"\[[^\]]*,.*", "SM_RESOURCE_CONFIG": r'.*"hosts"\s*:\s*\[[^\]]*,.*'},
+    "indexed_job": {"JOB_COMPLETION_INDEX": r"\d+"},
+}
+"""Reader of a package -> its variables, each with the form that shows several processes or hosts (of a file: its words, each once)."""
+MAX_READ, MAX_NODEFILE_BYTES = 4096, 1 << 24
+"""Most characters of a variable that are looked at, and the largest file of hosts."""
 MAX_TYPED = 32
 """Most hosts that a message names."""
 
@@ -49,6 +67,32 @@ def recognised(environ: Mapping[str, str], *, registry: Registry | None = None) 
         if allocation is not None:
             return allocation
     return None
+
+
+def refuse_unread(environ: Mapping[str, str], *, registry: Registry) -> None:
+    """Refuse an allocation of several processes or hosts whose reader is of a package that is not installed.
+
+    Raises:
+        UsageError: there is one; the message names the variable that shows it, and the package.
+    """
+    known = {entry.name for entry in registry.names(KIND)}
+    for name, forms in SEVERAL.items():
+        shown = (
+            "" if name in known else next((each for each in forms if _shows_several(environ, each, forms[each])), "")
+        )
+        if shown and registry.policy.allows(KIND, name):
+            what = f"{shown}={environ[shown][:MAX_ERROR]} shows several processes or hosts, and what reads it is"
+            words = packages.absent(packages.bringing(KIND, name) or "", what)
+            raise UsageError(f"{words}; for a job of this process alone, add --nnodes 1")
+
+
+def _shows_several(environ: Mapping[str, str], variable: str, form: str) -> bool:
+    value = environ.get(variable, "")[:MAX_READ]
+    if value and variable.endswith("FILE"):  # of hosts, one of which may have several lines
+        file, value = value, ""
+        with suppress(OSError, ValueError):  # A shell that left its job may still have the variable, but not the file.
+            value = " ".join(dict.fromkeys(read_text(Path(file), limit=MAX_NODEFILE_BYTES).split()))
+    return re.fullmatch(form, value.strip(), re.DOTALL) is not None
 
 
 def job_id(environ: Mapping[str, str], *, registry: Registry | None = None) -> str | None:

@@ -15,10 +15,10 @@ from mtrain.errors import SpecError, UsageError
 from mtrain.jobs import means, plan
 from mtrain.jobs.hosts import many_hosts
 from mtrain.jobs.machine import Machine
-from mtrain.jobs.submission import queue_of
 from mtrain.spec import config
 from mtrain_clusters._ray.bridge import Bridge
 from mtrain_clusters._ray.placement import library
+from mtrain_clusters.submission import queue_of
 
 FLAGS = ("-c", "digits", "-b", "ddp", "--cluster", "ray", "--nproc-per-node", "1", "-o", "train.batch_size=12")
 

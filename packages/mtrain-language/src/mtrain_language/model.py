@@ -158,8 +158,8 @@ class HuggingFaceModel(Model):
         network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
 
-    def without_values(self, task: Task) -> Module | None:
-        """Return the network as its configuration describes it; see ``Model.without_values``."""
+    def without_values(self, task: Task) -> Module:
+        """Return the network as its configuration describes it, where torch makes arrays without values."""
         from transformers import AutoModelForCausalLM
 
         library: Any = AutoModelForCausalLM  # parts of it have no annotations
@@ -168,8 +168,14 @@ class HuggingFaceModel(Model):
         module = network.adapt(module, path=self._where())
         return module if self.options.lora is None else adapters.attach(module, self.options.lora)
 
+    def operations(self, task: Task, *, rows: int, frozen: Sequence[str]) -> int | None:
+        """Return the operations of ``rows`` samples; see ``Model.operations``."""
+        from mtrain_language.meshes import flops  # which few jobs need
+
+        return flops.of_plugin(self, task, rows, frozen)
+
     def blank_batch(self, task: Task, *, rows: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Return the shapes of ``RowSource``'s batches; see ``Model.blank_batch``."""
+        """Return shape and type of each array of ``RowSource``'s batches."""
         text = ((rows, task.details["length"]), "int64")
         return {"tokens": text, "positions": text, "labels": text, "scale": ((rows,), "float64")}
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import likelihoods, nn, ops
-from mtrain.core.likelihoods import Likelihoods, OfWhole
+from mtrain.core import nn, ops
 from mtrain.errors import SpecError
+from mtrain_language import likelihoods
+from mtrain_language.likelihoods import Likelihoods, OfWhole
 from mtrain_language.packing import NONE
 
 _CHECKED = 4

@@ -1,11 +1,13 @@
 """The result of a sweep as objects, for scripts and notebooks."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mtrain.spec import remedies
+from mtrain.spec.calls import explained
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -100,3 +102,21 @@ def result_of(
         best=None if best is None else rows[best.number],
         reason=reason,
     )
+
+
+def opened(folder: Path | None, reason: Reason = "unknown") -> SweepResult:
+    """Return the sweep in ``folder``, which may still run; None: the newest one."""
+    from mtrain_sweep import starting
+
+    found = starting.opened(folder)
+    return result_of(found.folder, found.definition, found.trials, reason)
+
+
+@explained
+def open_sweep(folder: str | os.PathLike[str] | None) -> SweepResult:
+    """Open the folder of a sweep, also while it runs.
+
+    Raises:
+        UsageError: it is not the folder of a sweep, or its files are damaged.
+    """
+    return opened(None if folder is None else Path(folder).absolute())

@@ -39,12 +39,12 @@ def prepare(request: SweepRequest) -> "SweepPlan":
 
 
 def need_libraries() -> None:
-    """Refuse to work without the libraries of the extra `sweep`.
+    """Refuse to work without the libraries of a sweep.
 
     Raises:
         UsageError: one is not installed.
     """
-    remedies.need(("optuna", "cmaes", "matplotlib"), what="a sweep", extra="sweep")
+    remedies.need(("optuna", "cmaes", "matplotlib"), what="a sweep", extra="mtrain-sweep")
 
 
 def newest_folder() -> Path:
@@ -217,7 +217,6 @@ def _plan(request: SweepRequest, definition: SweepDefinition, folder: Path) -> "
 
 def _is_queued(definition: SweepDefinition) -> bool:
     """Return whether trials go to the queue of a scheduler: the spec names one, and this process is no job of it."""
-    from mtrain.jobs import submission
     from mtrain.jobs.hosts import allocation
     from mtrain.jobs.means import AUTO
     from mtrain.spec import config
@@ -229,7 +228,8 @@ def _is_queued(definition: SweepDefinition) -> bool:
         or allocation.job_id(environment.caller(), registry=loaded.registry) is not None
     ):
         return False
-    return loaded.spec.cluster.name in submission.with_queue(loaded)
+    cluster = loaded.job.cluster
+    return cluster is not None and cluster.queue() is not None
 
 
 def _next_folder(loaded: "Loaded") -> Path:

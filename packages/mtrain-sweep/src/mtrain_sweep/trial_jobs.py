@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from mtrain.core.interfaces.queue import QueuedJob
+from mtrain.core.interfaces.queue import Queue, QueuedJob
 from mtrain.errors import UsageError
-from mtrain.jobs import submission
+from mtrain.spec import package_parts
 from mtrain.spec.files import open_file
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.system import environment, processes
@@ -114,7 +114,8 @@ class QueuedTrial:
     """A job in the queue of a scheduler; one that an earlier sweep process has submitted is taken over."""
 
     def __init__(self, place: Place, loaded: "Loaded") -> None:
-        self._queue = submission.queue_of(loaded)
+        submission = package_parts.load("submissions", "queues", f"cluster.name: {loaded.spec.cluster.name}")
+        self._queue: Queue = submission.queue_of(loaded)
         self._asked, self._unknown, self._errors = 0.0, 0, 0
         known = [job for job in submission.jobs(place.runs) if job.name == place.name]
         running = [job for job in known if not self._queue.state(job).ended]

@@ -9,7 +9,7 @@ from tests.sweeping.jobs import TINY, InstantJob, sweep_request
 import mtrain
 from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState, Submission
 from mtrain.errors import UsageError
-from mtrain.jobs import submission
+from mtrain_clusters import submission
 from mtrain_sweep import search as sweep
 from mtrain_sweep import starting, trial_jobs
 from mtrain_sweep.places import Place

@@ -206,7 +206,7 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys, monkeypatch):
     assert main(["ui", "--port", "70000"]) == 2
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", "."]) == 2
-    assert "[ui]" in capsys.readouterr().err
+    assert "mtrain-ui" in capsys.readouterr().err
 
 
 def test_new_lines_are_read_once_they_are_whole(tmp_path):

@@ -98,7 +98,7 @@ class _Detector(Layer):
 
 
 def write(network: Layer, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """Write the program, and return the names of its outputs.
+    """Write a network with ``weights`` as a program; return the names of its outputs, in order.
 
     Raises:
         SpecError: The network cannot be traced, or is mtrain's and reads several arrays.

@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrain.core import binding, pruned
 from mtrain.core.digest import digest
-from mtrain.core.interfaces import Array, Module, RankSession
+from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Array, Module, RankSession
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.core.quantising import trained_ranges
 from mtrain.core.record_files import write_json
@@ -31,8 +31,6 @@ from mtrain_deploy import rank_program
 from mtrain_deploy.exporting import own_model
 
 REQUEST = "export.json"
-WRITERS = {name: f"mtrain_deploy.exporting.{name}_program" for name in ("torch", "paddle")}
-"""Framework -> the module that writes its programs."""
 FACTS = "exported.json"
 """File in the folder of the job in which the rank describes what it wrote."""
 
@@ -62,11 +60,11 @@ def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: C
     with backend as session:
         try:
             made = make(resolved, weights, request, session)
-            if backend.framework not in WRITERS:
+            if backend.framework not in NEUTRAL_FRAMEWORKS:
                 raise SpecError(
                     f"backend.name: {resolved.spec.backend.name} writes no program of format {made.program.format}"
                 )
-            writer = import_module(WRITERS[backend.framework])  # which imports what training does not need
+            writer: Any = import_module(f"mtrain_deploy.exporting.{backend.framework}_program")
             outputs = writer.write(made.build(), made.arrays, made.program)
         except BaseException as error:
             leave(error)

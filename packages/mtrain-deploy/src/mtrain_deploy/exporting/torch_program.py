@@ -54,7 +54,7 @@ def _loaded(array: Tensor, given: ProgramInput) -> Tensor:
 
 
 def write(network: nn.Module, weights: Mapping[str, Array], program: Program) -> list[str]:
-    """Write the program, and return the names of its outputs.
+    """Write a network with ``weights`` as a program; return the names of its outputs, in order.
 
     Raises:
         SpecError: The network cannot be traced.

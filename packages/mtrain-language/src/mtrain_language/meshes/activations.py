@@ -11,13 +11,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._fsdp.internals import exchange_attention
-from mtrain.core import likelihoods
 from mtrain.core.interfaces import Mesh
-from mtrain.core.likelihoods import Likelihoods
 from mtrain.core.overriding import override
+from mtrain_language import likelihoods
+from mtrain_language.likelihoods import Likelihoods
 from mtrain_language.meshes import sequence, vocabulary
-from mtrain_language.meshes.internals import storage_of
+from mtrain_language.meshes.internals import exchange_attention, storage_of
 from mtrain_language.meshes.tensor_plan import Style, has_inputs_first, weight_axis
 
 ATTENTION = "mtrain_counted"

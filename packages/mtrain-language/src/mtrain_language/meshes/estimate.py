@@ -2,7 +2,7 @@
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
 task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, what is ``frozen``, the ``dtype`` of training, the ``device``,
-and the backend's ``unit``. The model is built without values. It prints the answer as JSON, or null where the model cannot be built so.
+and the backend's ``unit``. The model is built without values. It prints the answer as JSON, or null where stages cannot be counted.
 """
 
 import json
@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mtrain.backends._fsdp import flops
 from mtrain.backends._fsdp.units import units
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
-from mtrain_language.meshes import activations, fullest, vocabulary
+from mtrain_language.meshes import activations, flops, fullest, vocabulary
 from mtrain_language.meshes.sequence import blocks
 from mtrain_language.meshes.stage_memory import StageMemory, of_stage, staged
 from mtrain_language.meshes.stages import Division, divide
@@ -38,26 +37,23 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     )
     task = Task(kind=plugin.kind, class_names=[], image_size=0, global_batch=1, details=question["details"])
 
-    def build() -> nn.Module | None:
+    def build() -> nn.Module:
         with torch.device("meta"):
-            model: nn.Module | None = plugin.without_values(task)
-        if model is None:
-            return None
+            model: nn.Module = plugin.without_values(task)
         flops.freeze(model, question["frozen"])
         # Masters are float32 whatever the type of a model's files.
         return model.double() if question["dtype"] == "float64" else model.float()
 
     model = build()
-    if model is None:
-        return None
     mesh = Mesh(**question["mesh"])
     plan = whole_plan(model, mesh) if mesh.tensor > 1 else {}
     batch = plugin.blank_batch(task, rows=question["rows"])
-    operations = None if batch is None else flops.of_micro_batch(model, batch)
+    operations = flops.of_micro_batch(model, batch)
     if mesh.pipeline > 1:
         found = _in_stages(model, plan, mesh, device=question["device"])
-        memory = None if found is None else _memory_of_stages(build, batch, plan, mesh, question)
-        return None if found is None or memory is None else {**found, **memory, "operations": operations}
+        if found is None:
+            return None
+        return {**found, **_memory_of_stages(build, batch, plan, mesh, question), "operations": operations}
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
@@ -66,8 +62,8 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     ]
     sent = _sent_per_token(model, plan, mesh, device=question["device"])
     found = {"arrays": arrays, "sent_per_token": sent, "operations": operations}
-    kept = None if batch is None else activations.kept_bytes(model, batch, plan, mesh)
-    if batch is None or kept is None:
+    kept = activations.kept_bytes(model, batch, plan, mesh)
+    if kept is None:
         return {**found, "activations": None, "most": None}
     most = fullest.most_bytes(model, batch, parts, shards=mesh.shard, passes=question["passes"])
     return {**found, "activations": kept, "most": most}
@@ -104,8 +100,8 @@ def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, devic
 
 
 def _memory_of_stages(
-    build: Callable[[], nn.Module | None],
-    batch: activations.BatchShapes | None,
+    build: Callable[[], nn.Module],
+    batch: activations.BatchShapes,
     plan: Mapping[str, Style],
     mesh: Mesh,
     question: Mapping[str, Any],
@@ -113,11 +109,7 @@ def _memory_of_stages(
     """Return the bytes of activations, and the most at a time, of each stage; ``build`` makes a model for each."""
     found: list[StageMemory | None] = []
     for stage in range(mesh.pipeline):
-        model = None if batch is None else build()
-        if batch is None or model is None:
-            found.append(None)
-            continue
-        part = staged(model, plan, mesh, stage=stage)
+        part = staged(build(), plan, mesh, stage=stage)
         found.append(of_stage(part, batch, mesh, unit=question["unit"], passes=question["passes"]))
     return {
         "activations": [None if memory is None else memory.activations for memory in found],

@@ -15,6 +15,13 @@ TESTED = ("2.13.0",)
 """Versions of torch with which these internals were tested."""
 
 
+def exchange_attention(config: Any, name: str) -> str:
+    """Let a model of transformers, by its configuration, use the attention ``name``; return the name of the former one."""
+    former: str = config._attn_implementation
+    config._attn_implementation = name
+    return former
+
+
 def storage_of(tensor: Tensor) -> int:
     """Return what tells the memory of a tensor from that of others, also where it has no values and so no address."""
     return int(tensor.untyped_storage()._cdata)

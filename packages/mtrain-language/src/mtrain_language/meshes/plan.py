@@ -17,6 +17,7 @@ from mtrain.core.recipe import MOMENTS, micro_batch
 from mtrain.errors import SpecError
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
+from mtrain_language.model import HuggingFaceModel
 
 MIB = 1 << 20
 _ESTIMATE_S = 120
@@ -78,6 +79,8 @@ def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Es
 
 def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | None:
     """Return what ``meshes.estimate`` answers about a model, or None."""
+    if not issubclass(loaded.job.model_class, HuggingFaceModel):
+        return None
     spec = loaded.spec
     micro, passes = micro_batch(spec, size=size)
     question = {

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._fsdp.units import blocks
-from mtrain.core import likelihoods
-from mtrain.core.likelihoods import Likelihoods
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
+from mtrain_language import likelihoods
+from mtrain_language.likelihoods import Likelihoods
 from mtrain_language.meshes.internals import forget_hooks
 from mtrain_language.meshes.tensor_styles import output_of
 

@@ -13,9 +13,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from mtrain.core import likelihoods
-from mtrain.core.likelihoods import Likelihoods
 from mtrain.core.overriding import override
+from mtrain_language import likelihoods
+from mtrain_language.likelihoods import Likelihoods
 from mtrain_language.meshes.tensor_adapters import layer_of
 from mtrain_language.meshes.tensor_plan import Style
 

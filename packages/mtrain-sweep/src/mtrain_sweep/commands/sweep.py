@@ -1,19 +1,27 @@
 """``mtrain sweep``: search for good values of a spec, by trials that are jobs of their own."""
 
 import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.commands import functions, python_calls
 from mtrain.commands.options import JobCommand, host_options, load_job
+from mtrain.errors import UsageError
 from mtrain.spec import terminal
+from mtrain.spec.calls import explained
+from mtrain_sweep import starting
+from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
+from mtrain_sweep.request import SweepRequest
+from mtrain_sweep.results import SweepResult, opened
 
 if TYPE_CHECKING:
-    from mtrain_sweep.running import SweepTable
-
-SAMPLERS = ("grid", "random", "tpe", "cmaes", "evolve")
-PRUNERS = ("none", "median", "halving")
+    from mtrain_sweep.search import Verdict
+    from mtrain_sweep.table import SweepTable
 
 
 @click.command("sweep", cls=JobCommand)
@@ -56,27 +64,27 @@ PRUNERS = ("none", "median", "halving")
     "--show", type=click.Path(path_type=Path), metavar="FOLDER", help="Show the table of a sweep and start nothing."
 )
 @click.pass_context
-def sweep(context: click.Context, /, **params: Any) -> None:
+def command(context: click.Context, /, **params: Any) -> None:
     """Search for good values of a spec.
 
     Exit code: 0 done, 1 too many trials failed, 2 wrong use, 130 or 143 ended by a signal; --resume goes on.
     """
-    from mtrain_sweep import running as sweeping
+    from mtrain_sweep.table import table_of
 
-    sweeping.need_libraries()
     if params["show"] is not None:
-        show(sweeping.table_of(params["show"]))
+        show(table_of(params["show"]))
         return
-    own = {"space", "over", "trials", "jobs", "sampler", "pruner", "metric", "out", "resume", "max_failures"}
+    own = {field.name for field in fields(SweepRequest)}
     spec_params = {name: value for name, value in params.items() if name not in {*own, "show"}}
-    request = sweeping.SweepRequest(
+    request = python_calls.request_of(
+        SweepRequest,
+        params,
         load=lambda: load_job(spec_params),
         named=any(value not in (None, (), False) for value in spec_params.values()),
         tell=lambda text: terminal.say(text, err=True),
-        **{name: params[name] for name in own},
     )
-    folder, verdict = sweeping.sweep(request)
-    show(sweeping.table_of(folder))
+    folder, verdict = _run(request)
+    show(table_of(folder))
     if verdict.text:
         terminal.say(verdict.text if verdict.reason == "interrupted" else f"error: {verdict.text}", err=True)
     context.exit(verdict.code)
@@ -98,3 +106,75 @@ def show(result: "SweepTable") -> None:
         console.print(result.best_text, markup=False)
     for word, file in result.files.items():
         console.print(f"{word}: {file}", markup=False, soft_wrap=True)
+
+
+@explained
+def sweep(  # noqa: PLR0913 - what the command takes
+    spec: python_calls.SpecSource = None,
+    *,
+    space: python_calls.File | Mapping[str, Any] = None,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    trials: int | None = None,
+    jobs: int = 1,
+    sampler: Sampler | None = None,
+    pruner: Pruner | None = None,
+    metric: str | None = None,
+    out: python_calls.File = None,
+    resume: bool = False,
+    max_failures: int = 3,
+    backend: str | None = None,
+    ranks: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> SweepResult:
+    """Search for good values of a spec, by trials that are jobs of their own, and wait for the end.
+
+    Call it from the main thread: Ctrl-C asks the trials to save and to end, and ``resume`` goes on.
+
+    Args:
+        spec: see ``mtrain.commands.functions``; as ``backend``, ``ranks`` and ``overrides``.
+        space: the search space: a YAML file, the name of a shipped one, or a dict of its content.
+        over: values that are combined with all others, such as ``{"backend": ["ddp", "horovod"], "ranks": [1, 2]}``.
+        trials: number of trials in all; None: 20, or the whole grid.
+        jobs: number of trials at the same time.
+        sampler: ``grid``, ``random``, ``tpe``, ``cmaes`` or ``evolve``; None: ``tpe``, or ``grid`` where only ``over`` is given.
+        pruner: ``median`` or ``halving`` end bad trials early; None: no trial is ended.
+        metric: a metric of the evaluations; higher is better, ``NAME:min``: lower is; None: ``score``.
+        out: folder of the sweep; None: ``runs/NAME-sweep``.
+        resume: go on with the sweep in ``out``, by default the newest one.
+        max_failures: so many failed trials in a row end the sweep.
+        quiet: print nothing of what is going on.
+
+    Raises:
+        UsageError: the spec, the space or an option is wrong; nothing was started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("mtrain.sweep was called from another thread; call it from the main thread")
+    for name, value, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+        if value is not None and value not in known:
+            raise UsageError(f"{name}={value!r}: expected one of {', '.join(known)}")
+    request = python_calls.request_of(
+        SweepRequest,
+        locals(),
+        load=lambda: functions.load_spec(spec, backend=backend, ranks=ranks, overrides=overrides),
+        named=spec is not None or bool(overrides) or backend is not None or ranks is not None,
+        space=space if isinstance(space, Mapping) or space is None else Path(space),
+        over=[f"{name}={','.join(map(str, values))}" for name, values in (over or {}).items()],
+        tell=python_calls.teller(quiet=quiet),
+    )
+    folder, verdict = _run(request)
+    if verdict.text:
+        request.tell(verdict.text)
+    return opened(folder, verdict.reason)
+
+
+def _run(request: SweepRequest) -> "tuple[Path, Verdict]":
+    """Run a sweep to its end; return its folder and how it ended.
+
+    Raises:
+        UsageError: the spec, the space or an option is wrong; nothing was started.
+    """
+    from mtrain_sweep import search
+
+    plan = starting.prepare(request)
+    return plan.folder, search.run(plan)

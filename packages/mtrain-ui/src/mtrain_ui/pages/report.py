@@ -50,7 +50,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     """
     if find_spec(TEMPLATES) is None:
         raise UsageError(
-            f"a report needs {TEMPLATES}, which is not installed; install it with: {remedies.install('report')}"
+            f"a report needs {TEMPLATES}, which is not installed; install it with: {remedies.install('mtrain-ui')}"
         )
     if not (folder / METRICS).is_file():
         what = f"has no {METRICS}" if folder.is_dir() else "is a file" if folder.exists() else "no such folder"

@@ -61,7 +61,8 @@ class MLflow(Tracker):
             self._client: Any = MlflowClient(tracking_uri=options.tracking_uri)
         except ModuleNotFoundError as error:
             raise PluginError(
-                f"report.reporters.mlflow: the package {error.name} is not installed; install it with: {remedies.install('mlflow')}"
+                f"report.reporters.mlflow: the package {error.name} is not installed; install it with: "
+                f"{remedies.install('mtrain-ui[mlflow]')}"
             ) from error
         self._id = ""
 

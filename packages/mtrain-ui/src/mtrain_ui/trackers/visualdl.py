@@ -32,7 +32,7 @@ class VisualDL(Tracker):
         except ModuleNotFoundError as error:
             raise PluginError(
                 f"report.reporters.visualdl: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('visualdl')}"
+                f"{remedies.install('mtrain-ui[visualdl]')}"
             ) from error
         self._make_writer: Any = LogWriter
         self._writer: Any = None

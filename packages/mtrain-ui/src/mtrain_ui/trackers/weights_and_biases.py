@@ -46,7 +46,8 @@ class WandB(Tracker):
             import wandb
         except ModuleNotFoundError as error:
             raise PluginError(
-                f"report.reporters.wandb: the package {error.name} is not installed; install it with: {remedies.install('wandb')}"
+                f"report.reporters.wandb: the package {error.name} is not installed; install it with: "
+                f"{remedies.install('mtrain-ui[wandb]')}"
             ) from error
         self._wandb: Any = wandb
         self._run: Any = None

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from mtrain.backends._fsdp import flops
 from mtrain.backends._torch import nn as torch_nn
 from mtrain.backends._torch import ops as torch_ops
 from mtrain.commands import main
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Task
+from mtrain_language.meshes import flops
 from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
 VOCABULARY, WIDTH, LAYERS, LENGTH, ROWS = 257, 32, 3, 24, 2

@@ -6,29 +6,30 @@ operations of Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), by whi
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrain.backends._fsdp.internals import exchange_attention
-from mtrain.core import likelihoods
-from mtrain.core.interfaces import Model, Task
+from mtrain.core.interfaces import Task
 from mtrain.core.recipe import is_frozen
+from mtrain_language import likelihoods
+from mtrain_language.meshes.internals import exchange_attention
+
+if TYPE_CHECKING:
+    from mtrain_language.model import HuggingFaceModel
 
 ATTENTION = "mtrain_operations"
 """Name of the attention in plain matrix products among transformers' implementations."""
 
 
-def of_plugin(plugin: Model, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
-    """Return the operations of ``rows`` samples; None: they are not known for this model. ``frozen``: as in ``train.freeze``."""
+def of_plugin(plugin: "HuggingFaceModel", task: Task, rows: int, frozen: Sequence[str]) -> int | None:
+    """Return the operations of ``rows`` samples; None: they cannot be counted. ``frozen``: as in ``train.freeze``."""
     with torch.device("meta"):
-        model = plugin.without_values(task)
-    if model is not None:
-        freeze(model, frozen)
-    batch = plugin.blank_batch(task, rows=rows)
-    return None if model is None or batch is None else of_micro_batch(model, batch)
+        model: nn.Module = plugin.without_values(task)
+    freeze(model, frozen)
+    return of_micro_batch(model, plugin.blank_batch(task, rows=rows))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""``mtrain status``, ``mtrain logs`` and ``mtrain cancel``: jobs that were given to a scheduler."""
+"""``mtrain status``: the state of a job that was given to a scheduler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,19 +22,19 @@ def job_argument(command: F) -> F:
     return click.argument("job", metavar="[ID]", required=False)(command)
 
 
-@click.command(cls=Command)
+@click.command("status", cls=Command)
 @job_argument
 @click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None:
+def command(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None:
     """Show the state of a submitted job, and the hosts that take part; without ID, of the newest one."""
-    from mtrain_clusters import queue
+    from mtrain_clusters import queued_job, submission
 
     if every:
-        for line in queue.job_lines(folder):
+        for line in submission.summary_lines(submission.jobs(folder)):
             terminal.say(line)
         return
-    submitted = queue.find(folder, job)
+    submitted = queued_job.find(folder, job)
     queued, state, progress = submitted.job, submitted.state(), submitted.progress()
     if as_json:
         import json
@@ -55,32 +55,5 @@ def status(job: str | None, folder: Path, *, every: bool, as_json: bool) -> None
     hosts = f" on {few(state.hosts)}" if state.hosts else ""
     number = f"{state.id}, which continues job {queued.id}," if state.id else queued.id
     terminal.say(f"job {number} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
-    for line in queue.progress_lines(progress, is_running=state.phase == "running"):
+    for line in queued_job.progress_lines(progress, is_running=state.phase == "running"):
         terminal.say(line)
-
-
-@click.command(cls=Command)
-@job_argument
-@click.option("-f", "--follow", is_flag=True, help="Also show the lines to come, until the job ends.")
-def logs(job: str | None, folder: Path, *, follow: bool) -> None:
-    """Show what a submitted job has printed; without ID, the newest one."""
-    from mtrain_clusters import queue
-
-    for line in queue.find(folder, job).logs(follow=follow):
-        terminal.say(line)
-
-
-@click.command(cls=Command)
-@job_argument
-def cancel(job: str | None, folder: Path) -> None:
-    """End a submitted job, which saves its state first; without ID, the newest one."""
-    from mtrain_clusters import queue
-
-    submitted = queue.find(folder, job)
-    queued, state = submitted.job, submitted.state()
-    if state.ended:
-        terminal.say(f"job {state.id or queued.id} has ended already: {state.phase} [{state.text}]")
-        return
-    submitted.cancel()
-    terminal.say(f"job {state.id or queued.id} ({queued.cluster}), run {queued.name}: asked to end")
-    terminal.say(f"to go on with it later, submit the same again with --name {queued.name}")
