@@ -250,6 +250,7 @@ ELSEWHERE = {
     "mtrain_deploy/exported/graph_check": "packages/mtrain-deploy/tests/exporting/test_hostile_files.py",
     "spec/plugins": "tests/system/test_security.py",
     "spec/references": "tests/own_model/test_plan.py", "mtrain_sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
+    "jobs/hosts/allocation": "packages/mtrain-clusters/tests/clusters/test_absent_package.py",
     "mtrain_clusters/allocations/pbs": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""

@@ -4,13 +4,10 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from mtrain_sweep import starting
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.journal import REASON, UPDATE
 
@@ -21,10 +18,6 @@ STATES: Mapping[TrialState, str] = {
     TrialState.RUNNING: "unfinished",
     TrialState.WAITING: "unfinished",
 }
-
-
-FILES = {"table": "trials.csv", "best spec": "best.yml", "trials": "parallel.png", "importance": "importance.png"}
-"""What a file of a sweep shows -> its name."""
 
 
 def columns(definition: SweepDefinition) -> list[str]:
@@ -85,37 +78,3 @@ def shown(cell: Any) -> str:
 def shown_params(params: Mapping[str, Any]) -> str:
     """Return the values of a trial in one line."""
     return "  ".join(f"{name} {shown(value)}" for name, value in params.items())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepTable:
-    """The trials of a sweep as text, without columns in which no trial has a value."""
-
-    folder: Path
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    best: int | None
-    """Index of the row of the best trial; None: no trial has reached its end."""
-    best_text: str
-    files: Mapping[str, Path]
-    """The files of the sweep that exist, by what they show."""
-
-
-def table_of(folder: Path) -> SweepTable:
-    """Return the table of a sweep, also while it runs.
-
-    Raises:
-        UsageError: it is not the folder of a sweep, or its files are damaged.
-    """
-    opened = starting.opened(folder)
-    names, cells = columns(opened.definition), rows(opened.definition, opened.trials)
-    kept = [i for i in range(len(names)) if any(row[i] is not None for row in cells)]
-    best = best_trial(opened.definition, opened.trials)
-    return SweepTable(
-        folder=opened.folder,
-        columns=[names[i] for i in kept],
-        rows=[[shown(row[i]) for i in kept] for row in cells],
-        best=None if best is None else next(i for i, row in enumerate(cells) if row[0] == best.number),
-        best_text="" if best is None else f"best: trial {best.number}, {opened.definition.metric} {shown(best.value)}",
-        files={word: opened.folder / file for word, file in FILES.items() if (opened.folder / file).exists()},
-    )

@@ -6,7 +6,7 @@ operations of Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), by whi
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,11 @@ from mtrain.core.recipe import is_frozen
 from mtrain_language import likelihoods
 from mtrain_language.meshes.internals import exchange_attention
 
-if TYPE_CHECKING:
-    from mtrain_language.model import HuggingFaceModel
-
 ATTENTION = "mtrain_operations"
 """Name of the attention in plain matrix products among transformers' implementations."""
 
 
-def of_plugin(plugin: "HuggingFaceModel", task: Task, rows: int, frozen: Sequence[str]) -> int | None:
+def of_plugin(plugin: Any, task: Task, rows: int, frozen: Sequence[str]) -> int | None:
     """Return the operations of ``rows`` samples; None: they cannot be counted. ``frozen``: as in ``train.freeze``."""
     with torch.device("meta"):
         model: nn.Module = plugin.without_values(task)

@@ -17,11 +17,10 @@ from mtrain.spec.calls import explained
 from mtrain_sweep import starting
 from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain_sweep.request import SweepRequest
-from mtrain_sweep.results import SweepResult, opened
+from mtrain_sweep.results import SweepResult, SweepTable, opened, table_of
 
 if TYPE_CHECKING:
     from mtrain_sweep.search import Verdict
-    from mtrain_sweep.table import SweepTable
 
 
 @click.command("sweep", cls=JobCommand)
@@ -69,8 +68,6 @@ def command(context: click.Context, /, **params: Any) -> None:
 
     Exit code: 0 done, 1 too many trials failed, 2 wrong use, 130 or 143 ended by a signal; --resume goes on.
     """
-    from mtrain_sweep.table import table_of
-
     if params["show"] is not None:
         show(table_of(params["show"]))
         return
@@ -90,7 +87,7 @@ def command(context: click.Context, /, **params: Any) -> None:
     context.exit(verdict.code)
 
 
-def show(result: "SweepTable") -> None:
+def show(result: SweepTable) -> None:
     """Print the table of a sweep, its best trial and its files."""
     from rich.console import Console
     from rich.table import Table
