@@ -164,30 +164,72 @@ class UpdateOrder(ABC, Generic[Gradients]):
         return self._averaged_gradients
 
     def step(self, rates: Rates) -> float:
-        """See ``Optimizer.step``: exchange, norm, clip, apply, count, average, clear, seed, in this order.
+        """See ``Optimizer.step``. An update whose norm is not finite changes no weight, moment or average; it is counted."""
+        return self._update(rates)
 
-        An update whose norm is not finite changes no weight, moment or average; it is counted.
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]
+    ) -> Callable[[], tuple[float, Array]]:
+        """See ``Optimizer.step_later``: the same values as ``step``, bit for bit, without waiting for the device."""
+        self._update(rates, send=lambda norm: self._send(norm, numbers, tensors))
+        late = self._late
+        assert late is not None, "the update has sent it"
+
+        def read() -> tuple[float, Array]:
+            values = late.values()
+            return float(values[0]), values[1:]
+
+        return read
+
+    def _update(self, rates: Rates, *, send: Callable[[Any], Callable[[], Array]] | None = None) -> float:
+        """Change the weights once, by the gradients of this rank's micro batches: the order of every update, of all backends.
+
+        Args:
+            rates: learning rates and momentum.
+            send: sends the norm to the host, without waiting for it: the device decides by itself whether it applies the update,
+                and the host counts it one update later (``settle``). None: the host reads the norm, and decides.
+
+        Returns:
+            The norm of the gradients before they are clipped; where it was sent, NaN.
         """
+        # Whether the update before was applied is known now at the latest: it decides about the loss scale of this one.
         self.settle()
         # A script of its own order steps before its micro batch is left, so within mixed precision.
         self._end_forward()
         with self._without_graph(), self._backward_context() if self._recipe.own_order else nullcontext():
-            scale = self._scaler.scale
-            if self._averaged_gradients is None:
+            # Each rank has the gradients of its own samples up to here. From here on all have the mean over the ranks, and whatever
+            # follows is the same everywhere. Gradients at which a script has looked are means already, and may have been changed.
+            scale, looked_at, self._averaged_gradients = self._scaler.scale, self._averaged_gradients, None
+            if looked_at is None:
                 self._exchange.finish()
                 gradients = self._gradients()
-            else:  # somebody has looked at them, and may have changed them, or put others in their place
-                gradients, scale, self._averaged_gradients = self._as_changed(self._averaged_gradients), 1.0, None
-            norm = self._norm(gradients) / scale
-            if math.isfinite(norm):
+            else:
+                gradients, scale = self._as_changed(looked_at), 1.0
+            # The norm is taken once over all parameters, before clipping: it is what records show, and what decides.
+            norm = self._norm(gradients) / scale if send is None else self._late_norm(gradients, scale)
+            if send is not None:
+                if scale != 1 or math.isfinite(self._recipe.clip_norm):
+                    self._clip_late(gradients, norm)
+                self._apply_rules(gradients, rates, norm)
+            elif math.isfinite(norm):
+                # Clipping and the loss scale are one factor, so that gradients are read and written once.
                 self._clip(gradients, norm, scale)
                 self._apply_rules(gradients, rates)
+                # What was pruned stays away, whatever moments the rules have kept of it.
                 if self._masking is not None:
                     self._masking.follow(rates)
-            self._count(norm)
+            if send is None:
+                # The average follows the weights as they are now, and counts only updates that were made.
+                self._count(norm)
+            else:
+                # The average follows this update before the next one changes the weights, so its buffers are copied now.
+                self._late = _Late(send(norm))
+                if self._average is not None:
+                    self._average.remember()
+            # The next update begins with no gradient, and with random numbers that a resumed job draws again.
             self._clear_gradients()
             self._seed_next()
-        return norm
+        return norm if send is None else math.nan
 
     def _as_changed(self, averaged: Gradients) -> Gradients:
         """Return the gradients that ``gradients`` has shown, as a script has changed them."""
@@ -261,33 +303,6 @@ class UpdateOrder(ABC, Generic[Gradients]):
         return all(setting is None for setting in needs_it) and all(
             _follows(type(self), late, prompt) for prompt, late in LATE_METHODS.items()
         )
-
-    def step_later(
-        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]
-    ) -> Callable[[], tuple[float, Array]]:
-        """See ``Optimizer.step_later``: the same values as ``step``, bit for bit, without waiting for the device.
-
-        The average follows an update when the next one is about to change the weights, so its buffers are copied now.
-        """
-        self.settle()
-        with self._without_graph():
-            self._exchange.finish()
-            gradients = self._gradients()
-            norm = self._late_norm(gradients, self._scaler.scale)
-            if self._scaler.scale != 1 or math.isfinite(self._recipe.clip_norm):
-                self._clip_late(gradients, norm)
-            self._apply_rules(gradients, rates, norm)
-            late = self._late = _Late(self._send(norm, numbers, tensors))
-            if self._average is not None:
-                self._average.remember()
-            self._clear_gradients()
-            self._seed_next()
-
-        def read() -> tuple[float, Array]:
-            values = late.values()
-            return float(values[0]), values[1:]
-
-        return read
 
     def settle(self) -> None:
         """Count the update of the last ``step_later``, if that was not done yet; waits for the device."""
