@@ -20,7 +20,7 @@ def absent(package: str) -> Iterator[None]:
 
     def forget() -> None:
         plugins._listed_path.clear()
-        plugins._shipped.cache_clear()
+        plugins._read_shipped.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "_providers", others)

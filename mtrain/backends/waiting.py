@@ -35,7 +35,7 @@ class Waits:
         for name in names:
             original = getattr(owner, name)
             self._watched.append((owner, name, original))
-            setattr(owner, name, self._counted(original))
+            setattr(owner, name, self._count(original))
 
     def release(self) -> None:
         """Restore the methods that ``watch`` replaced."""
@@ -43,7 +43,7 @@ class Waits:
             owner, name, original = self._watched.pop()
             setattr(owner, name, original)
 
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _count(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def counted(*args: Any, **named: Any) -> Any:
             self.begin()

@@ -200,19 +200,19 @@ def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None
     raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 
 
-def _refused(flag: str, *, takes_value: bool) -> Option:
+def _refuse_option(flag: str, *, takes_value: bool) -> Option:
     name = flag.strip("-").replace("-", "_").replace(".", "_")
     return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
 
 
 MEGATRON_FLAGS = [
-    _refused(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()
+    _refuse_option(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()
 ]
 """Hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
 FOREIGN_FLAGS = [
     *YOLOV5,
     *PADDLEDETECTION,
-    *(_refused(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()),
+    *(_refuse_option(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()),
     *MEGATRON_FLAGS,
 ]
 """Flags that become values of the spec, and hidden ones that are refused with advice."""

@@ -49,7 +49,7 @@ def plan_job(request: TrainRequest, *, tell: Callable[[str], None] = lambda note
         UsageError: the spec is wrong, or there is nothing to resume.
     """
     request = request.settled()
-    return _planned(request, request.load(), tell)
+    return _make_plan(request, request.load(), tell)
 
 
 def plan_or_request(request: TrainRequest, *, tell: Callable[[str], None]) -> "Plan | str":
@@ -66,7 +66,7 @@ def plan_or_request(request: TrainRequest, *, tell: Callable[[str], None]) -> "P
         key = f"cluster.name: {loaded.spec.cluster.name}"
         text: str = package_parts.load("submissions", "queues", key).prepare(loaded).request
         return text
-    return _planned(request, loaded, tell)
+    return _make_plan(request, loaded, tell)
 
 
 def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
@@ -97,7 +97,7 @@ def read_for_showing(request: SpecRequest) -> "Loaded":
     return allocated_hosts.described(request.read(request.config))
 
 
-def _planned(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
+def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
     from mtrain.jobs import plan_mesh, plan_sent, start
     from mtrain.jobs.hosts import allocated_hosts
     from mtrain.system import plugin_packages

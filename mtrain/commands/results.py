@@ -149,7 +149,7 @@ class TrainResult:
         """Return a table of the best and the last evaluation, which notebooks show."""
         rows = [("best", self.best), ("last", self.last)]
         shown = [(name, evaluation) for name, evaluation in rows if evaluation is not None]
-        names = list(_shown(self.best or self.last, self.summary))
+        names = list(_without_absent(self.best or self.last, self.summary))
         lines = [
             [
                 name,
@@ -331,7 +331,7 @@ def _progress(summary: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _shown(evaluation: Evaluation | None, summary: Mapping[str, Any]) -> Mapping[str, float]:
+def _without_absent(evaluation: Evaluation | None, summary: Mapping[str, Any]) -> Mapping[str, float]:
     from mtrain.records.wording import headline_metrics
 
     metrics = {} if evaluation is None else evaluation.metrics
@@ -340,7 +340,7 @@ def _shown(evaluation: Evaluation | None, summary: Mapping[str, Any]) -> Mapping
 
 def _headline(word: str, evaluation: Evaluation | None, summary: Mapping[str, Any]) -> str:
     """Word the first metric of an evaluation: ``best AP50 0.912 after 600 updates``."""
-    metrics = _shown(evaluation, summary)
+    metrics = _without_absent(evaluation, summary)
     if evaluation is None or not metrics:
         return ""
     name, value = next(iter(metrics.items()))

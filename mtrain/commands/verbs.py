@@ -59,14 +59,14 @@ def installed(group: str = "") -> dict[str, Verb]:
     Args:
         group: a verb whose own verbs are returned: an entry point ``plugins.test`` is ``mtrain plugins test``.
     """
-    found = _installed(tuple(sys.path))
+    found = _read_installed(tuple(sys.path))
     prefix = f"{group}." if group else ""
     within = {name.removeprefix(prefix): verb for name, verb in found.items() if name.startswith(prefix)}
     return {name: verb for name, verb in within.items() if "." not in name}
 
 
 @lru_cache(maxsize=1)
-def _installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
+def _read_installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
     folders = {entry: _time_of(entry) for entry in search_path if entry}
     # Two paths with one number take the file from each other: it says which one it is of.
     name = zlib.crc32("\0".join((sys.prefix, *folders)).encode(errors="surrogateescape"))

@@ -154,14 +154,14 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
     else:
         check_target(target, force=request.force)
     file_weights = read(request.file)
-    tell(_described(file_weights))
+    tell(_describe(file_weights))
     if file_weights.own is not None:
         _copy_own(file_weights, request, tell)
         return
     target_model = _target_model(file_weights, request)
-    arrays = _fitted(file_weights, target_model, tell=tell, warn=warn)
+    arrays = _fit(file_weights, target_model, tell=tell, warn=warn)
     if request.deploy:
-        arrays = _fused(arrays, target_model, registry=registry_for(file_weights))
+        arrays = _fuse(arrays, target_model, registry=registry_for(file_weights))
         tell(f"for inference: {len(arrays)} arrays")
     layout = "torch" if request.form == "dcp" else LAYOUTS[target.suffix]
     _write(request, exported(arrays, target_model.published, layout=layout), tell=tell)
@@ -196,7 +196,7 @@ def describe_weights(file: Path) -> list[str]:
     width = max((len(name) for name in file_weights.arrays), default=0)
     arrays = file_weights.arrays.items()
     rows = [f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}" for name, array in arrays]
-    return [_described(file_weights), *rows]
+    return [_describe(file_weights), *rows]
 
 
 def _target_model(file_weights: "Weights", request: ConvertRequest) -> "Expected":
@@ -252,7 +252,7 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
     file_weights = read(request.file)
     if file_weights.own != "plugin":
         check_target(request.target, force=request.force)
-    tell(_described(file_weights))
+    tell(_describe(file_weights))
     options = file_weights.options or {}
     model: Model = registry_for(file_weights).make("models", str(file_weights.model), options, path="model.options")
     folder = WeightsFolder(
@@ -291,7 +291,7 @@ def _copy_own(file_weights: "Weights", request: ConvertRequest, tell: Tell) -> N
     _write(request, arrays, tell=tell, note=", with the names of the module's state_dict")
 
 
-def _fitted(file_weights: "Weights", target_model: "Expected", *, tell: Tell, warn: Tell) -> Mapping[str, "Array"]:
+def _fit(file_weights: "Weights", target_model: "Expected", *, tell: Tell, warn: Tell) -> Mapping[str, "Array"]:
     """Return the file's arrays under the model's names and in its types; tell what does not fit.
 
     Counters that the file does not hold are 0.
@@ -313,7 +313,7 @@ def _fitted(file_weights: "Weights", target_model: "Expected", *, tell: Tell, wa
     return {name: arrays[name] for name in target_model.state if name in arrays}
 
 
-def _fused(arrays: Mapping[str, "Array"], target_model: "Expected", *, registry: "Registry") -> Mapping[str, "Array"]:
+def _fuse(arrays: Mapping[str, "Array"], target_model: "Expected", *, registry: "Registry") -> Mapping[str, "Array"]:
     """Return the state for inference, made by the model's own ``fused``."""
     from mtrain.core.interfaces import Model
 
@@ -331,7 +331,7 @@ def _fused(arrays: Mapping[str, "Array"], target_model: "Expected", *, registry:
     return fused_arrays
 
 
-def _described(file_weights: "Weights") -> str:
+def _describe(file_weights: "Weights") -> str:
     size = sum(array.nbytes for array in file_weights.arrays.values())
     types = ", ".join(sorted({str(array.dtype) for array in file_weights.arrays.values()}))
     return f"{file_weights.path}: {file_weights.description}: {len(file_weights.arrays)} arrays of {types}, {size / MIB:.1f} MiB"

@@ -88,7 +88,7 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     Raises:
         UsageError: the spec, the script or the options of the backend are wrong.
     """
-    loaded = _loaded(request, variant)
+    loaded = _load(request, variant)
     registry = loaded.registry
     plugin = registry.load("backends", variant.name)
     spec_backend = loaded.spec.backend
@@ -142,7 +142,7 @@ def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Ro
     )
 
 
-def _loaded(request: CompareRequest, variant: Variant) -> "Loaded":
+def _load(request: CompareRequest, variant: Variant) -> "Loaded":
     """Read the spec, or what a script's job has of one, with the overrides of this backend.
 
     Raises:

@@ -95,7 +95,7 @@ def compare(request: CompareRequest) -> Comparison:
         facts=_facts(first),
         profile=profile,
         updates=_updates(request, benches),
-        rows=[_finished(bench) for bench in benches],
+        rows=[_finish(bench) for bench in benches],
         against=against,
         referee=referee,
         load=load,
@@ -287,7 +287,7 @@ def _source(loaded: "Loaded") -> str:
     return str(loaded.source) if script is None else shlex.join([str(script.path), *script.arguments])
 
 
-def _finished(bench: Bench) -> Row:
+def _finish(bench: Bench) -> Row:
     row = bench.row
     assert row is not None
     if row.outcome != "done" or bench.traced is None:

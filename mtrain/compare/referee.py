@@ -90,11 +90,11 @@ def measured(profile: Profile, referee: Referee) -> Profile:
     # So it widens the bounds on later updates and never narrows them.
     all_over = {name: widened(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}
     return replace(
-        profile, at_start=_replaced(first, profile.at_start), throughout=_replaced(all_over, profile.throughout)
+        profile, at_start=_replace(first, profile.at_start), throughout=_replace(all_over, profile.throughout)
     )
 
 
-def _replaced(bounds: Mapping[str, float], profile_bounds: Mapping[str, float]) -> dict[str, float]:
+def _replace(bounds: Mapping[str, float], profile_bounds: Mapping[str, float]) -> dict[str, float]:
     return {name: bounds.get(name, bound) for name, bound in profile_bounds.items()}
 
 

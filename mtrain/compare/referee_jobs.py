@@ -123,7 +123,7 @@ def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None
         return None
     start = settling.out / NUDGED
     try:
-        save_file(nudged(_start_weights(entry.loaded, state), _trained(state)), start)
+        save_file(nudged(_start_weights(entry.loaded, state), _trained_names(state)), start)
         values = deepcopy(dict(entry.loaded.values))
         values["model"]["weights"] = str(start.resolve())
         return _trace(settling, entry, with_values(entry.loaded, values), "nudged")
@@ -141,5 +141,5 @@ def _start_weights(loaded: "Loaded", state: State) -> dict[str, Array]:
     return dict(start.make(weights_file=spec.model.weights, training=True)[0])
 
 
-def _trained(state: State) -> set[str]:
+def _trained_names(state: State) -> set[str]:
     return {key.split("/", 1)[1] for key in state.moments}

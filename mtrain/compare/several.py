@@ -25,33 +25,33 @@ def explain(comparison: Comparison) -> list[str]:
     if causes.is_rounding(comparison, first, place) or not models:
         return found
     told = _unlike_models(comparison, place, first, models)
-    return [told] if told else [f"{_named(models)}: {found[0]}", *found[1:]]
+    return [told] if told else [f"{_names_of(models)}: {found[0]}", *found[1:]]
 
 
-def _named(models: Iterable[str]) -> str:
+def _names_of(models: Iterable[str]) -> str:
     """Return how sentences name models."""
     names = list(models)
     return f"model {names[0]}" if len(names) == 1 else f"models {', '.join(names)}"
 
 
-def _trained(trace: Trace, place: int) -> frozenset[str]:
+def _trained_names(trace: Trace, place: int) -> frozenset[str]:
     return trace.updates[place].trained or frozenset()
 
 
 def _other_trained(a: Trace, b: Trace, last: int) -> str:
     """Report the first update up to ``last`` that does not train the same models; empty if there is none."""
-    ever = frozenset().union(*(_trained(a, place) for place in range(len(a.updates))))
+    ever = frozenset().union(*(_trained_names(a, place) for place in range(len(a.updates))))
     for place in range(last + 1):
-        ours, theirs = _trained(a, place), _trained(b, place)
+        ours, theirs = _trained_names(a, place), _trained_names(b, place)
         if never := sorted(theirs - ever):
             return (
-                f"in {ordinal(place)} it trains {_named(never)}, which the reference never trains: a target network or a teacher is "
+                f"in {ordinal(place)} it trains {_names_of(never)}, which the reference never trains: a target network or a teacher is "
                 "changed by updates of its own"
             )
         if further := sorted(theirs - ours):
-            return f"in {ordinal(place)} it trains {_named(further)}, and the reference does not"
+            return f"in {ordinal(place)} it trains {_names_of(further)}, and the reference does not"
         if missing := sorted(ours - theirs):
-            return f"in {ordinal(place)} it does not train {_named(missing)}, and the reference does"
+            return f"in {ordinal(place)} it does not train {_names_of(missing)}, and the reference does"
     return ""
 
 
@@ -85,18 +85,18 @@ def _unlike_models(comparison: Comparison, place: int, first: str, models: Seque
     others = [name for name in ours.model_norms if name not in models]
     if first == LOSS and len(models) == 1 and (source := _loss_besides(comparison, place, models[0])):
         return (
-            f"the loss of {_named(models)} is larger by that of model {source}, whose gradient is left in it: give each loss to the "
+            f"the loss of {_names_of(models)} is larger by that of model {source}, whose gradient is left in it: give each loss to the "
             "optimizer of its own model alone"
         )
     if first == GRADIENT and others:
         pairs = [(theirs.model_norms[name], ours.model_norms[name]) for name in models]
         sizes = ", ".join(f"{other:.4g} instead of {mine:.4g}" for other, mine in pairs)
         return (
-            f"the losses are the same and the gradient of {_named(models)} is not ({sizes}), that of {_named(others)} is: the gradient of "
+            f"the losses are the same and the gradient of {_names_of(models)} is not ({sizes}), that of {_names_of(others)} is: the gradient of "
             "another model's loss is left in it, or one of its own losses is missing"
         )
     never = {name for name in models if not any(name in (update.trained or ()) for update in comparison.a.updates)}
-    return _untrained(comparison, place, models) if first == BUFFERS and never == set(models) else ""
+    return _explain_untrained(comparison, place, models) if first == BUFFERS and never == set(models) else ""
 
 
 def _loss_besides(comparison: Comparison, place: int, model: str) -> str:
@@ -110,13 +110,13 @@ def _loss_besides(comparison: Comparison, place: int, model: str) -> str:
     return ""
 
 
-def _untrained(comparison: Comparison, place: int, models: Sequence[str]) -> str:
+def _explain_untrained(comparison: Comparison, place: int, models: Sequence[str]) -> str:
     """Explain other weights of models that no update trains, such as targets and slow averages."""
     ours, theirs, before = (
         np.concatenate([trace.rows(BUFFERS, at)[model].sketch for model in models])
         for trace, at in ((comparison.a, place), (comparison.b, place), (comparison.a, place - 1))
     )
-    which = f"the trained models are the same, and {_named(models)}, which no update trains,"
+    which = f"the trained models are the same, and {_names_of(models)}, which no update trains,"
     if np.array_equal(theirs, before):
         return f"{which} is not: nothing moves it"
     remainder, factor = steps.fit(theirs - ours, ours - before)

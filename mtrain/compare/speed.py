@@ -49,7 +49,7 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
     timed_records = [record for records in records_by_job for record in records[left_out(len(records)) :]]
     seconds = seconds_of(timed_records)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
-    sent = [step for records in records_by_job for step in _sent(records[left_out(len(records)) :])]
+    sent = [step for records in records_by_job for step in _sent_bytes(records[left_out(len(records)) :])]
     begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=False)]
     return Speed(
         jobs=len(histories) if timed else 0,
@@ -64,7 +64,7 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
     )
 
 
-def _sent(records: Sequence[Record]) -> list[int]:
+def _sent_bytes(records: Sequence[Record]) -> list[int]:
     totals = [record["sent_bytes"] for record in records if "sent_bytes" in record]
     return [after - before for before, after in pairwise(totals)]
 

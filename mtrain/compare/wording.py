@@ -33,7 +33,7 @@ def summary(result: Comparison) -> list[Sentence]:
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
     sentences += _against_float64(result)
-    sentences += [_drifted(row) for row in result.rows if row.drifted]
+    sentences += [_describe_drift(row) for row in result.rows if row.drifted]
     sentences += [_not_done(row) for row in result.rows if row.outcome != "done"]
     sentences += [
         Sentence(
@@ -142,7 +142,7 @@ def _growth(against: Against, result: Comparison) -> str:
     return f"Largest over {result.updates} updates: {', '.join(sizes)}"
 
 
-def _drifted(row: Row) -> Sentence:
+def _describe_drift(row: Row) -> Sentence:
     assert row.trace is not None
     assert row.trace.drifted is not None
     since = f"after {ordinal(row.trace.drifted - 1)}" if row.trace.drifted else "at the start"

@@ -47,7 +47,7 @@ class Feed(Protocol):
         ...
 
 
-def _unchanged(batch: HostBatch) -> HostBatch:
+def _leave(batch: HostBatch) -> HostBatch:
     return batch
 
 
@@ -58,7 +58,7 @@ class LoaderFeed:
     session: RankSession
     loader: Loader
     global_batch: int
-    arranged: Callable[[HostBatch], HostBatch] = _unchanged
+    arranged: Callable[[HostBatch], HostBatch] = _leave
     """Arranges a micro batch for the network before it is sent to the device, see ``Model.arranged``."""
     spans_epochs: bool = False
 

@@ -278,7 +278,7 @@ class Loop(Iterator[MicroBatch]):
             requests = self._agree(leaves=leaves)
         else:
             former, self._unread, self._started = self._unread, self._started, None
-            self.progress = self._moved(self.progress, ended=False)
+            self.progress = self._move_on(self.progress, ended=False)
             requests = NO_REQUESTS if former is None else self._read(former)
         evaluate, save = self.cadences.evaluations.due(self.progress), self.cadences.saves.due(self.progress)
         at_end = self.progress.update >= self.job.total_updates
@@ -308,7 +308,7 @@ class Loop(Iterator[MicroBatch]):
         )
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
         requests, means = self._agreement.agree(self._requests(), place, metrics)
-        self.progress = counted(self._moved(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
+        self.progress = counted(self._move_on(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
         check_finite(before, self.progress, max_nonfinite=self.cadences.max_nonfinite)
         if is_reported:
             self._report(before, measures, all_rates(steppers), norm, means)
@@ -329,7 +329,7 @@ class Loop(Iterator[MicroBatch]):
             self._report(before, measures, unread.rates, norm, [*numbers[HEAD + 1 :], numbers[HEAD]])
         return requests
 
-    def _moved(self, progress: Progress, *, ended: bool) -> Progress:
+    def _move_on(self, progress: Progress, *, ended: bool) -> Progress:
         feed = self.job.feed
         return moved(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.samples(progress), ended=ended)
 

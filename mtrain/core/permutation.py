@@ -39,7 +39,7 @@ class Permutation:
         numbers = np.arange(*positions.indices(self.length), dtype=np.uint64)
         outside = np.ones(len(numbers), dtype=bool)
         while outside.any():
-            numbers[outside] = self._mixed(numbers[outside])
+            numbers[outside] = self._mix(numbers[outside])
             outside = numbers >= np.uint64(self.length)
         return numbers.astype(np.int64)
 
@@ -47,7 +47,7 @@ class Permutation:
         """Return bytes that are equal for equal permutations, as an array's are."""
         return np.array([self.length, *self.keys], dtype=np.uint64).tobytes()
 
-    def _mixed(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _mix(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return where the network sends numbers below the next power of two."""
         bits = max((self.length - 1).bit_length(), 2)
         low_bits = bits // 2
@@ -55,13 +55,13 @@ class Permutation:
         low, high = numbers & low_mask, numbers >> np.uint64(low_bits)
         for number, key in enumerate(self.keys):
             if number % 2:
-                low ^= _keyed(high, key) & low_mask
+                low ^= _key(high, key) & low_mask
             else:
-                high ^= _keyed(low, key) & high_mask
+                high ^= _key(low, key) & high_mask
         return high << np.uint64(low_bits) | low
 
 
-def _keyed(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+def _key(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
     """Return well mixed numbers of 64 bits, another function for each key."""
     mixed = (numbers ^ np.uint64(key)) * _ODD
     mixed = (mixed ^ mixed >> _HALF) * _ODD

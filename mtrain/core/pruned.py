@@ -49,7 +49,7 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
                 f"model.pruned: {list(given)} given for a {kind}, expected {len(SIZE_ARGUMENTS[kind])} numbers: "
                 f"{', '.join(SIZE_ARGUMENTS[kind])}"
             )
-        return make(*_resized(kind, given, args, kwargs), **kwargs)
+        return make(*_resize(kind, given, args, kwargs), **kwargs)
 
     with constructors(sized):
         return plugin.build(task, collective)
@@ -109,7 +109,7 @@ def _check(sizes: Sizes, names: Sequence[str], *, fused: bool) -> None:
         )
 
 
-def _resized(kind: str, sizes: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _resize(kind: str, sizes: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the positional arguments with the new sizes; sizes among ``kwargs`` are replaced in place.
 
     A depthwise convolution has as many groups as inputs and keeps that; other groups stay as they are.

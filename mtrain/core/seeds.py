@@ -37,7 +37,7 @@ def _constants(first: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]
         constant = following
 
 
-def _hashed(values: _Words, constants: tuple[np.uint32, np.uint32]) -> _Words:
+def _hash(values: _Words, constants: tuple[np.uint32, np.uint32]) -> _Words:
     values = (values ^ constants[0]) * constants[1]
     return values ^ values >> SHIFT
 
@@ -45,10 +45,10 @@ def _hashed(values: _Words, constants: tuple[np.uint32, np.uint32]) -> _Words:
 def _pool(entropy: Sequence[_Words]) -> list[_Words]:
     """Mix each word into every other one."""
     constants = _constants(0x43B0D7E5, 0x931E8875)
-    pool = [_hashed(words, next(constants)) for words in entropy]
+    pool = [_hash(words, next(constants)) for words in entropy]
     for source in range(POOL):
         for target in (place for place in range(POOL) if place != source):
-            hashed = _hashed(pool[source], next(constants))
+            hashed = _hash(pool[source], next(constants))
             mixed = pool[target] * np.uint32(0xCA01F9DD) - hashed * np.uint32(0x4973F715)
             pool[target] = mixed ^ mixed >> SHIFT
     return pool
@@ -57,4 +57,4 @@ def _pool(entropy: Sequence[_Words]) -> list[_Words]:
 def _state(pool: Sequence[_Words]) -> Iterator[_Words]:
     constants = _constants(0x8B51F9DD, 0x58F38DED)
     for words in pool:
-        yield _hashed(words, next(constants))
+        yield _hash(words, next(constants))

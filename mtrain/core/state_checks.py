@@ -73,12 +73,12 @@ def check_equal_start(collective: Collective, own: str) -> None:
     ranks = differing(collective, own)
     if ranks:
         raise TrainingError(
-            f"ranks {_listed(ranks)} start from other weights than rank 0; the model must be built from the seed alone "
+            f"ranks {_list_names(ranks)} start from other weights than rank 0; the model must be built from the seed alone "
             "and every rank must read the same file"
         )
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _list_names(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 

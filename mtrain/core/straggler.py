@@ -123,11 +123,11 @@ class Stragglers:
             self._since = update, self._sent()
         # All ranks have the same counts, so all of them look, or none.
         elif self._stretch is None and update - self._since[0] >= self._wait_updates:
-            self._stretch = self._ended(self._since, update)
+            self._stretch = self._end_stretch(self._since, update)
         look, self._look = self._look, None
         return look
 
-    def _ended(self, since: tuple[int, int | None], update: int) -> _Stretch:
+    def _end_stretch(self, since: tuple[int, int | None], update: int) -> _Stretch:
         """Return the stretch that ends with ``update``, and begin the next one."""
         updates, before, sent = update - since[0], since[1], self._sent()
         stretch = _Stretch(
@@ -159,9 +159,9 @@ class Stragglers:
         steps, most = round(means[1] * self._size), (1 << SHARE_BITS) - 1
         stretch.shares.extend((steps >> SHARE_BITS * place & most) / most for place in range(GROUP))
         if len(stretch.shares) >= self._size:
-            self._look, self._stretch = self._judged(stretch, stretch.shares[: self._size], means[0]), None
+            self._look, self._stretch = self._judge(stretch, stretch.shares[: self._size], means[0]), None
 
-    def _judged(self, stretch: _Stretch, shares: Sequence[float], elapsed_s: float) -> Look:
+    def _judge(self, stretch: _Stretch, shares: Sequence[float], elapsed_s: float) -> Look:
         found = slowest(shares) if elapsed_s >= CONFIRM_S else self._suspects
         sentence = ""
         if found == self._suspects and found != self.slow:
@@ -176,20 +176,20 @@ class Stragglers:
     def _sentence(self, found: Sequence[int], shares: Sequence[float]) -> str:
         """Word the change from ``slow`` to ``found``."""
         if not found:
-            return f"the ranks no longer wait for {_named(self.slow)}"
+            return f"the ranks no longer wait for {_name_ranks(self.slow)}"
         several = len(set(self.hosts)) > 1
         owners = list(dict.fromkeys(self.hosts[rank] for rank in found)) if several else []
         where = f" ({', '.join(owners[:3])}{' ...' if len(owners) > 3 else ''})" if several else ""
         own = fmean(shares[rank] for rank in found)
         others = fmean(share for rank, share in enumerate(shares) if rank not in found)
         return (
-            f"the other ranks wait for {_named(found)}{where}: they wait {100 * others:.0f} % of the time, "
+            f"the other ranks wait for {_name_ranks(found)}{where}: they wait {100 * others:.0f} % of the time, "
             f"{'it' if len(found) == 1 else 'these'} {100 * own:.0f} %; look for other processes, a slow disk or a throttled "
             "processor there, or see where its time goes with report.profile"
         )
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     words = ", ".join(map(str, ranks[:MOST_NAMED]))
     more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {words}{more}"

@@ -26,11 +26,11 @@ def sent_bytes() -> int | None:
     for entry in os.listdir(_OPEN_FILES):
         with suppress(OSError):  # The file was closed meanwhile, or is not a TCP connection.
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
-                total += _acknowledged(int(entry))
+                total += _count_acknowledged(int(entry))
     return total
 
 
-def _acknowledged(descriptor: int) -> int:
+def _count_acknowledged(descriptor: int) -> int:
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
             return 0

@@ -147,13 +147,13 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def gradients(self) -> Mapping[str, Any]:
         """See ``Optimizer.gradients``."""
         with self._without_graph():
-            return self._named(self._exchanged())
+            return self._by_name(self._exchange_gradients())
 
     def gradients_of(self, loss: Any, *, retain_graph: bool = False) -> Mapping[str, Any]:
         """See ``Optimizer.gradients_of``."""
         raise SpecError(NO_GRADIENTS_OF)
 
-    def _exchanged(self) -> Gradients:
+    def _exchange_gradients(self) -> Gradients:
         """Return the means of the gradients over the ranks, without the loss scale; every rank must call."""
         if self._averaged_gradients is None:
             self.settle()
@@ -246,7 +246,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._clear_gradients()
             loss = evaluate()
             with self._without_graph():
-                gradients = self._exchanged()
+                gradients = self._exchange_gradients()
                 norms.append(self._norm(gradients))
                 if not math.isfinite(norms[0]):
                     raise _FirstNotFinite
@@ -267,7 +267,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """See ``Optimizer.skip``."""
         self._end_forward()
         with self._without_graph():
-            norm = self._norm(self._exchanged())
+            norm = self._norm(self._exchange_gradients())
             self._averaged_gradients = None
             self._clear_gradients()
         return norm
@@ -412,7 +412,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def _gradients(self) -> Gradients:
         """Return the exchanged gradients; a parameter that took no part in the update has none and is left alone."""
 
-    def _named(self, gradients: Gradients) -> Mapping[str, Any]:
+    def _by_name(self, gradients: Gradients) -> Mapping[str, Any]:
         """Return the gradients themselves by name of the parameter.
 
         Raises:

@@ -67,11 +67,11 @@ def read_once(
     path = os.path.join(tempfile.gettempdir(), f"{PREFIX}{os.geteuid()}-{name}")
     _sweep(os.path.dirname(path))
     try:
-        descriptor = _locked(path)
+        descriptor = _lock(path)
     except OSError:
         return read()
     try:
-        return _shared(descriptor, path, read, form, ranks)
+        return _share(descriptor, path, read, form, ranks)
     finally:
         # The map has a descriptor of its own, which would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -87,7 +87,7 @@ def _began(process: int) -> str:
         return ""
 
 
-def _locked(path: str) -> int:
+def _lock(path: str) -> int:
     """Open the file, which is this user's own, and lock it for this rank alone."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -104,7 +104,7 @@ def _locked(path: str) -> int:
         os.close(descriptor)  # The last rank of a former content has removed it meanwhile.
 
 
-def _shared(descriptor: int, path: str, read: Callable[[], Content], form: Form, ranks: int) -> Content:
+def _share(descriptor: int, path: str, read: Callable[[], Content], form: Form, ranks: int) -> Content:
     if os.fstat(descriptor).st_size < _HEAD.size:
         content, parts = read(), None
         try:
@@ -122,7 +122,7 @@ def _shared(descriptor: int, path: str, read: Callable[[], Content], form: Form,
     os.pwrite(descriptor, _HEAD.pack(users + 1, length), 0)
     if users + 1 >= ranks:
         _remove(path, os.fstat(descriptor).st_ino)
-    return form.put_together(*_mapped(descriptor, length)) if length else read()
+    return form.put_together(*_map(descriptor, length)) if length else read()
 
 
 def _write(descriptor: int, parts: tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]] | None) -> None:
@@ -150,7 +150,7 @@ def _start(described_bytes: int) -> int:
     return -(-(_HEAD.size + described_bytes) // ALIGN) * ALIGN
 
 
-def _mapped(descriptor: int, length: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def _map(descriptor: int, length: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     described = json.loads(os.pread(descriptor, length, _HEAD.size))
     content, start = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), _start(length)
     arrays = {}

@@ -58,7 +58,7 @@ class SeededReader:
         """Expect from now on that samples draw nothing, if no call of ``sample`` has."""
         if not self._drew and not hasattr(self._dataset, "set_random_seed"):
             seed_by(PROBE, self._dataset, self._seed_framework)
-            self._untouched = _drawn()
+            self._untouched = _draw_next()
             seed_by(self._last, self._dataset, self._seed_framework)
 
     def _read(self, numbers: Sequence[int], words: Sequence[Sequence[int]]) -> list[Any]:
@@ -82,10 +82,10 @@ class SeededReader:
         try:
             samples = [self._dataset[number % length] for number in numbers]
         except Exception:
-            if self._untouched == _drawn():
+            if self._untouched == _draw_next():
                 raise
             return None
-        return samples if self._untouched == _drawn() else None
+        return samples if self._untouched == _draw_next() else None
 
 
 def _generators() -> tuple[Any, ...] | None:
@@ -97,7 +97,7 @@ def _generators() -> tuple[Any, ...] | None:
     return random.getstate(), kind, np.asarray(words).tobytes(), numpys, _torchs_state()
 
 
-def _drawn() -> tuple[Any, ...] | None:
+def _draw_next() -> tuple[Any, ...] | None:
     """Return what the generators draw next, or their state where that takes less time; None as for ``_generators``."""
     if "paddle" in sys.modules:
         return None

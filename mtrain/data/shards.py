@@ -32,7 +32,7 @@ def files_of(
     root = need_root(root, kind)
     key = f"data.{'train' if split == 'all' else split}"
     if value is not None:
-        return _named(root, value, suffixes, key=key)
+        return _files_of(root, value, suffixes, key=key)
     files = _with_suffix(walk(root), suffixes)
     if split != "all":
         chosen = [file for file in files if _belongs(file.relative_to(root), split)]
@@ -55,7 +55,7 @@ def files_of(
     return [file for file in files if file.stem.lower() in also] or files
 
 
-def _named(root: Path, value: str, suffixes: Sequence[str], *, key: str) -> list[Path]:
+def _files_of(root: Path, value: str, suffixes: Sequence[str], *, key: str) -> list[Path]:
     path = root / value
     try:
         if path.is_dir():

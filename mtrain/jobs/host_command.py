@@ -132,7 +132,7 @@ class HostCommand:
         events += shown
         events += self._new_failures()
         if has_ended:
-            events.append(self._ended())
+            events.append(self._end())
         elif time.monotonic() > self._kill_at:  # A collective may block the other ranks for ever.
             self.kill()
         return events
@@ -207,7 +207,7 @@ class HostCommand:
                     self._kill_at = min(self._kill_at, time.monotonic() + self._orders.failure_s)
         return events
 
-    def _ended(self) -> dict[str, Any]:
+    def _end(self) -> dict[str, Any]:
         former, starter_log = self._former_sizes, self._run.starter_log
         logs = self._run.rank_logs(self._ranks).items()
         return {

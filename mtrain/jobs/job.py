@@ -132,7 +132,7 @@ def run(
             start.own_node(brief.loaded)
         plan = start.planned(brief.loaded, where, mode=brief.mode, machine=brief.machine)
         remarks = _check(brief, plan)
-        decided = _decided(brief, plan)
+        decided = _decide(brief, plan)
         created = start.created(decided, where)
         if decided is not brief or created.run_dir != plan.run_dir:  # Another job may have taken the name meanwhile.
             plan = start.planned(decided.loaded, created, mode=brief.mode)
@@ -154,7 +154,7 @@ def _check(brief: Brief, plan: Plan) -> Sequence[str]:
     return ()
 
 
-def _decided(brief: Brief, plan: Plan) -> Brief:
+def _decide(brief: Brief, plan: Plan) -> Brief:
     """Return the brief with the micro batch that fits on this host, where the spec leaves it to trials."""
 
     def show(text: str) -> None:  # There is no display yet.

@@ -30,17 +30,17 @@ def layout_words(mesh: Mesh) -> str:
     if mesh.pipeline > 1:
         each = mesh.data_size * mesh.tensor
         stages = [f"{first}-{first + each - 1}" if each > 1 else f"{first}" for first in range(0, mesh.size, each)]
-        lengths += f" x pipeline {mesh.pipeline}; stages: ranks {_listed(stages)}"
+        lengths += f" x pipeline {mesh.pipeline}; stages: ranks {_list_groups(stages)}"
         if each == 1:
             return lengths
     if mesh.tensor > 1:
         groups = [f"{first}-{first + mesh.tensor - 1}" for first in range(0, mesh.size, mesh.tensor)]
         sequence = ", with texts divided too" if mesh.sequence else ""
-        return f"{lengths}; tensor groups: ranks {_listed(groups)}{sequence}"
+        return f"{lengths}; tensor groups: ranks {_list_groups(groups)}{sequence}"
     groups = [f"{first}-{first + mesh.shard - 1}" for first in range(0, mesh.size, mesh.shard)]
     whole = "stages" if mesh.pipeline > 1 else "models"
-    return f"{lengths}; whole {whole}: ranks {_listed(groups)}"
+    return f"{lengths}; whole {whole}: ranks {_list_groups(groups)}"
 
 
-def _listed(groups: list[str]) -> str:
+def _list_groups(groups: list[str]) -> str:
     return ", ".join(groups if len(groups) <= 4 else [*groups[:2], "...", groups[-1]])

@@ -32,7 +32,7 @@ def allreduce(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leavi
     with backend as session:
         try:
             check_session(session, backend=backend, name=resolved.spec.backend.name)
-            summary = _added(session, began=began)
+            summary = _add(session, began=began)
         except BaseException as error:
             leave(error)
             raise
@@ -40,7 +40,7 @@ def allreduce(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leavi
             write_json(run_folder.path / SUMMARY, summary)
 
 
-def _added(session: RankSession, *, began: float) -> dict[str, Any]:
+def _add(session: RankSession, *, began: float) -> dict[str, Any]:
     """Add numbers over ranks on host and device, time a larger array, and return the summary; every rank must call."""
     collective = session.collective
     value = np.full(4, collective.rank + 1.0, dtype=np.float32)

@@ -219,7 +219,7 @@ def assembled(
             entered = _Entered(
                 resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
             )
-            assembly = _prepared(entered, details=details, training=training)
+            assembly = _prepare(entered, details=details, training=training)
             weights_file = None if restored else spec.model.weights
             messages = start(assembly, weights_file=weights_file, training=training)
             yield replace(assembly, messages=[*choices, *messages])
@@ -237,7 +237,7 @@ class _Entered:
     plugin: Model
 
 
-def _prepared(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
+def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
     """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
     spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(

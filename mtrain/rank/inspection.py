@@ -30,7 +30,7 @@ class Inspection:
         if not inspected and not following:
             return
         state = self._job.session.state(self._job.model, self._job.optimizer)
-        after = _locked(state.weights)
+        after = _lock(state.weights)
         if self._before is not None and self._wanted_here:
             self._report.inspect(
                 InspectedUpdate(
@@ -38,8 +38,8 @@ class Inspection:
                     trained=[name for group in self._job.optimizer.groups for name in group],
                     before=self._before,
                     after=after,
-                    average=_locked(state.ema),
-                    moments=_locked(state.moments),
+                    average=_lock(state.ema),
+                    moments=_lock(state.moments),
                 )
             )
         self._before = after if following else None
@@ -48,7 +48,7 @@ class Inspection:
         return update < self._total and any(update % every == 0 for every in self._every)
 
 
-def _locked(arrays: Mapping[str, Array]) -> dict[str, Array]:
+def _lock(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return views of the arrays that refuse to be written to."""
     views = {}
     for name, array in arrays.items():

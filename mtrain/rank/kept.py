@@ -17,7 +17,7 @@ INPUT_SAMPLES = 8
 
 def draw(data: TaskData, evaluator: Evaluator, folder: Path, report: Report) -> list[str]:
     """Draw predictions of the last evaluation beside the truth; return the names of the files. Only rank 0 calls."""
-    return _tried({IMAGES: lambda: data.draw(evaluator.partial(), folder / IMAGES)}, folder, report)
+    return _try({IMAGES: lambda: data.draw(evaluator.partial(), folder / IMAGES)}, folder, report)
 
 
 def keep(data: TaskData, evaluator: Evaluator, folder: Path, *, last: Mapping[str, Any], report: Report) -> list[str]:
@@ -34,10 +34,10 @@ def keep(data: TaskData, evaluator: Evaluator, folder: Path, *, last: Mapping[st
         DETAILS: lambda: _write_details(data, evaluator, last, folder / DETAILS),
         INPUTS: lambda: _draw_inputs(data, folder / INPUTS),
     }
-    return _tried(steps, folder, report)
+    return _try(steps, folder, report)
 
 
-def _tried(steps: Mapping[str, Callable[[], object]], folder: Path, report: Report) -> list[str]:
+def _try(steps: Mapping[str, Callable[[], object]], folder: Path, report: Report) -> list[str]:
     """Write files that a job can do without: an error becomes a warning. Return the names of those that are there."""
     written = []
     for name, write in steps.items():

@@ -49,7 +49,7 @@ def import_ahead(backend: Backend) -> None:
     collector.keep_all()
 
 
-def _ended(job: RankJob, reason: Literal["done", "interrupted", "failed"]) -> None:
+def _tell_end(job: RankJob, reason: Literal["done", "interrupted", "failed"]) -> None:
     """Tell those who want to know that the script has ended."""
     for call in job.at_end:
         call(reason)
@@ -82,18 +82,18 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     sys.path.insert(0, str(script.parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
-        _ended(job, "done")
+        _tell_end(job, "done")
     except SystemExit as error:
         # A script may end with sys.exit(0); anything else is a failure of this rank.
         has_failed = error.code not in (None, 0)
         if has_failed:
             job.leave(without_own_frames(error))
-        _ended(job, "failed" if has_failed else "done")
+        _tell_end(job, "failed" if has_failed else "done")
         if has_failed:
             raise
     except BaseException as error:
         job.leave(without_own_frames(error))  # before the frames of mtrain are added again
-        _ended(job, "interrupted" if isinstance(error, Interrupted) else "failed")
+        _tell_end(job, "interrupted" if isinstance(error, Interrupted) else "failed")
         raise
     finally:
         RUNNING.reset(before)

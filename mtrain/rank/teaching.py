@@ -121,8 +121,8 @@ def check_teacher(job: Resolved, class_names: list[str]) -> None:
     known = teacher.weights.labels.get("class_names")
     if known is not None and list(known) != class_names:
         raise SpecError(
-            f"{KEY}.teacher: {teacher.weights.path} was trained for {_shown(list(known))}, but this job's classes are "
-            f"{_shown(class_names)}; give a teacher of the same classes in the same order"
+            f"{KEY}.teacher: {teacher.weights.path} was trained for {_show(list(known))}, but this job's classes are "
+            f"{_show(class_names)}; give a teacher of the same classes in the same order"
         )
     question = Question(
         model=teacher.name,
@@ -169,5 +169,5 @@ def attach(job: Resolved, network: Module, data: JobData, collective: Collective
     return digest(teacher.weights.arrays)
 
 
-def _shown(names: list[str]) -> str:
+def _show(names: list[str]) -> str:
     return f"{len(names)} classes ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

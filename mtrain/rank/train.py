@@ -198,7 +198,7 @@ class TrainingRun:
             Hooks(
                 on_update=self.updated,
                 evaluate=self.evaluate,
-                inspect=self._inspected,
+                inspect=self._show_update,
                 close=self._profile.close,
                 save=self.save,
                 stop=self._stop,
@@ -208,7 +208,7 @@ class TrainingRun:
             self.progress,
         )
 
-    def _inspected(self, progress: Progress) -> None:
+    def _show_update(self, progress: Progress) -> None:
         """Show an update to reporters, outside of a profile."""
         self._inspection(progress)
         self._profile(progress)
@@ -373,15 +373,15 @@ class TrainingRun:
 
     def _draw(self) -> list[str]:
         """Draw predictions of the last evaluation; return the names of the files, none if there is nothing to draw."""
-        evaluator = self._evaluated()
+        evaluator = self._last_evaluator()
         return [] if evaluator is None else kept.draw(self._data, evaluator, self.run_folder.path, self.report)
 
     def _keep(self) -> None:
         """Keep what pages show beside records and predictions."""
-        if (evaluator := self._evaluated()) is not None:
+        if (evaluator := self._last_evaluator()) is not None:
             kept.keep(self._data, evaluator, self.run_folder.path, last=self._result.last, report=self.report)
 
-    def _evaluated(self) -> Evaluator | None:
+    def _last_evaluator(self) -> Evaluator | None:
         """Return the evaluator of the last evaluation, if this rank keeps images of it."""
         evaluator, job = self._result.evaluator, self.job
         keeps = job.spec.report.plots and job.session.collective.rank == 0

@@ -40,12 +40,12 @@ def made(
     # Where its package is missing, the preflight has said so.
     if by_default and registry.policy.allows("reporters", TENSORBOARD) and can_write_events(registry):
         try:
-            reporters += _made(TENSORBOARD, {}, run, registry)
+            reporters += _make_reporter(TENSORBOARD, {}, run, registry)
         except Exception as error:  # No spec has named it, so nothing about it ends a job.
             failures.append((TENSORBOARD, error))
     for name, raw_options in chosen(report).items():
         try:
-            reporters += _made(name, raw_options, run, registry)
+            reporters += _make_reporter(name, raw_options, run, registry)
         except MtrainError:
             raise
         except Exception as error:  # A foreign class may raise any exception.
@@ -77,7 +77,7 @@ def write_page(registry: Registry, folder: Path | None, *, code: int, warn: Call
         return None
 
 
-def _made(
+def _make_reporter(
     name: str, raw_options: Mapping[str, Any], run: ReportedRun, registry: Registry
 ) -> list[tuple[str, Reporter]]:
     """Return one reporter with its name, or nothing where this rank has none."""

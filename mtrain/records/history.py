@@ -51,7 +51,7 @@ class Tail:
             whole = content if is_endless else whole
             self._offset += len(whole)
             for line in whole.splitlines():
-                if not skip(line) and (record := _parsed(line)):
+                if not skip(line) and (record := _parse_record(line)):
                     yield record
             if not is_all or len(content) < limit or is_endless:
                 return
@@ -88,7 +88,7 @@ class History:
 
     def add_last(self) -> None:
         """Add the newest update if it was skipped or left out."""
-        record = _parsed(self._skipped) if self._skipped else self._newest
+        record = _parse_record(self._skipped) if self._skipped else self._newest
         if record is not None and isinstance(record.get("update"), int):
             self.updates.setdefault(record["update"], record)
 
@@ -128,7 +128,7 @@ def read_history(path: Path, *, most_updates: int | None = None) -> History:
         with open_file(path) as file:
             # The last line may be half written. One without an end is that of a damaged file, and memory has one.
             while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
-                if not history.skips(line) and (record := _parsed(line)):
+                if not history.skips(line) and (record := _parse_record(line)):
                     history.add(record)
     except FileNotFoundError:
         return history
@@ -188,7 +188,7 @@ def points(record: Record) -> dict[str, Any]:
     return {**values, "learning_rate": learning_rate_of(record), **{name: record.get(name) for name in NUMBERS}}
 
 
-def _parsed(line: bytes) -> Record | None:
+def _parse_record(line: bytes) -> Record | None:
     try:
         record = parse_json(line)
     except ValueError:

@@ -118,11 +118,11 @@ class LiveFigures(Reporter):
 
     def _write(self) -> None:
         self._written_at = self._clock()
-        write_json(self._path, _worded(self._metrics))
+        write_json(self._path, _word(self._metrics))
 
 
-def _worded(value: Any) -> Any:
+def _word(value: Any) -> Any:
     """Return ``value`` with numbers that JSON cannot hold as text."""
     if isinstance(value, Mapping):
-        return {key: _worded(item) for key, item in value.items()}
+        return {key: _word(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -115,7 +115,7 @@ class RunReport:
         """See ``Report.inspect``."""
         for name, reporter in list(self._reporters.items()):
             if reporter.inspect_every is not None and update.update % reporter.inspect_every == 0:
-                self._guarded(name, reporter, partial(reporter.inspect, update))
+                self._guard(name, reporter, partial(reporter.inspect, update))
 
     def update(self, record: Mapping[str, Any]) -> None:
         """See ``Report.update``."""
@@ -143,9 +143,9 @@ class RunReport:
         for name, reporter in list(self._reporters.items()):
             # Others get a copy of the record, which they may keep or change.
             own = record if reporter.shares_records else plain(record)
-            self._guarded(name, reporter, partial(tell, reporter, own))
+            self._guard(name, reporter, partial(tell, reporter, own))
 
-    def _guarded(self, name: str, reporter: Reporter, call: Callable[[], None]) -> None:
+    def _guard(self, name: str, reporter: Reporter, call: Callable[[], None]) -> None:
         """Call a method of a reporter; switch the reporter off if it fails, and report its trouble."""
         try:
             call()

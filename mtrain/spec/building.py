@@ -66,7 +66,7 @@ def schema_of(task: str, *, registry: Registry) -> type[Spec]:
     sections: Mapping[str, type[Section]] = registry.load("tasks", task).sections
     for name, section in sections.items():
         _check(task, name, section)
-    return _built(task, tuple(sections.items()))
+    return _build(task, tuple(sections.items()))
 
 
 def _check(task: str, name: str, section: Any) -> None:
@@ -85,7 +85,7 @@ def _check(task: str, name: str, section: Any) -> None:
 
 
 @lru_cache(maxsize=64)
-def _built(task: str, sections: tuple[tuple[str, type[Section]], ...]) -> type[Spec]:
+def _build(task: str, sections: tuple[tuple[str, type[Section]], ...]) -> type[Spec]:
     fields: dict[str, Any] = {}
     for name, section in sections:
         core = Spec.model_fields.get(name)

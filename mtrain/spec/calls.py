@@ -39,15 +39,15 @@ class WrongCall(ScriptError, TypeError):
 def explained(target: T) -> T:
     """Return a function or class whose wrong calls raise ``WrongCall``; of a class, also those of its public methods."""
     if not isinstance(target, type):
-        return _explained(target, target.__name__)  # type: ignore[return-value]
+        return _explain(target, target.__name__)  # type: ignore[return-value]
     for name, member in list(vars(target).items()):
         if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
             shown = target.__name__ if name == "__init__" else f"{target.__name__.lower()}.{name}"
-            setattr(target, name, _explained(member, shown))
+            setattr(target, name, _explain(member, shown))
     return target
 
 
-def _explained(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
+def _explain(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)

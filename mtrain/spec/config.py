@@ -304,7 +304,7 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
         here = FilePath(HERE)
         if here.is_file():
             return here.resolve(), f"{HERE} in the current folder"
-        return _shipped(DEMO), f"the embedded demo {DEMO!r} (no -c was given and there is no {HERE} here)"
+        return _shipped_file(DEMO), f"the embedded demo {DEMO!r} (no -c was given and there is no {HERE} here)"
     file = find_config(path)
     if file is not None:
         return file, f"the shipped config {display(file)}" if is_shipped(file) else display(file)
@@ -317,7 +317,7 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
     raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{suggestion}")
 
 
-def _shipped(name: str) -> FilePath:
+def _shipped_file(name: str) -> FilePath:
     file = find_config(f"{name}.yml", beside=FilePath("/nonexistent"))
     if file is None:
         raise SpecError(f"the shipped config {name!r} is missing: the installation of mtrain is incomplete")

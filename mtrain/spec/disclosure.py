@@ -33,7 +33,7 @@ _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/'\",:;()<>=]+/)+([^\s/'\",:;()<>=]*)
 
 def shareable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a resolved spec without what names a place, a person or a secret; a path is reduced to its last part."""
-    return {name: _shared(content, name) for name, content in without_places(values).items() if name != "plugins"}
+    return {name: _disclose(content, name) for name, content in without_places(values).items() if name != "plugins"}
 
 
 def without_places(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,13 +55,13 @@ def needed_to_evaluate(spec: Spec) -> dict[str, Any]:
     if is_reference(spec.data.format):
         named.pop("format")
     model = {"name": shortened(spec.model.name), "options": shared_options(spec.model.options, spec.model.name)}
-    evaluate = _shared(spec.evaluate.model_dump(mode="json"), "evaluate")
+    evaluate = _disclose(spec.evaluate.model_dump(mode="json"), "evaluate")
     return {"model": {**model, "pruned": spec.model.pruned}, "data": {**data, **named}, "evaluate": evaluate}
 
 
 def shared_options(options: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the options of a model for others; none of a user's own class, which others do not have."""
-    shared: dict[str, Any] = {} if is_reference(model) else _shared(options, "options")
+    shared: dict[str, Any] = {} if is_reference(model) else _disclose(options, "options")
     return shared
 
 
@@ -92,14 +92,14 @@ def scrubbed(text: str, hidden: Iterable[str] = ()) -> str:
     return _PATH.sub(r"\1", text)
 
 
-def _shared(value: Any, name: str) -> Any:
+def _disclose(value: Any, name: str) -> Any:
     """Return one value for others; None in place of a secret."""
     if name == "names":  # Names of classes are what they are.
         return value
     if isinstance(value, Mapping):
-        return {key: _shared(item, str(key)) for key, item in value.items()}
+        return {key: _disclose(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shared(item, name) for item in value]
+        return [_disclose(item, name) for item in value]
     if isinstance(value, str):
         return None if SECRET.search(name) else shortened(value)
     return value

@@ -33,10 +33,10 @@ def open_file(path: Path) -> BufferedReader:
     Raises:
         OSError: it is missing, unreadable, or not a regular file; ``strerror`` says which.
     """
-    return os.fdopen(_opened(path), "rb")
+    return os.fdopen(_open_descriptor(path), "rb")
 
 
-def _opened(path: Path) -> int:
+def _open_descriptor(path: Path) -> int:
     """Return a descriptor of a regular file; see ``open_file``."""
     try:
         # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
@@ -57,7 +57,7 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
     Raises:
         OSError: it is missing, unreadable, not a regular file, or longer than ``limit``; ``strerror`` says which.
     """
-    descriptor = _opened(path)
+    descriptor = _open_descriptor(path)
     try:
         status = os.fstat(descriptor)
         # A read of n bytes allocates them at once, so the first call requests no more than the size of the file. Files in

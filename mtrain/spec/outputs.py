@@ -111,13 +111,13 @@ def refuse_links_out(folder: Path) -> None:
 
 def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
     """Yield what is in ``folder`` and in its folders; nothing of a folder that does not exist or cannot be read."""
-    for entry in _scanned(folder):
+    for entry in _scan(folder):
         yield entry
         if entry.is_dir(follow_symlinks=False):
-            yield from _scanned(Path(entry.path))
+            yield from _scan(Path(entry.path))
 
 
-def _scanned(folder: Path) -> Iterator["os.DirEntry[str]"]:
+def _scan(folder: Path) -> Iterator["os.DirEntry[str]"]:
     try:
         with os.scandir(folder) as entries:
             yield from entries

@@ -165,7 +165,7 @@ def read_policy(file: str | Path | None = None) -> Policy:
 
     Raises: ``PluginError`` for a file that is missing or not valid, one line per mistake.
     """
-    policy = _shipped(tuple(sys.path))
+    policy = _read_shipped(tuple(sys.path))
     if file is not None:
         return _lay_over(policy, Path(file))
     here = Path(POLICY_FILE)
@@ -176,14 +176,14 @@ def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
     """Return every plugin of a kind, including disabled ones, sorted by name. No plugin is imported."""
     policy = policy or read_policy()
     entries_by_name: dict[str, list[Entry]] = {}
-    for name, target in _listed(kind):
+    for name, target in _list_points(kind):
         entry = Entry(kind, name, target, pinned=policy.of(kind, name).distribution)
         if entry.pinned is None or entry.pinned == entry.provider.distribution:
             entries_by_name.setdefault(name, []).append(entry)
     for name, plugin in policy.kinds.get(kind, KindPolicy()).names.items():
         if plugin.module is not None:
             entries_by_name.setdefault(name, []).append(Entry(kind, name, plugin.module, is_local=True))
-    return [_described(entries, policy) for _, entries in sorted(entries_by_name.items())]
+    return [_describe(entries, policy) for _, entries in sorted(entries_by_name.items())]
 
 
 def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
@@ -233,7 +233,7 @@ def _shipped_names(kind: str) -> set[str]:
 
 
 @lru_cache(maxsize=1)
-def _shipped(search_path: tuple[str, ...]) -> Policy:
+def _read_shipped(search_path: tuple[str, ...]) -> Policy:
     """Return what mtrain's ``plugins.toml`` says, and those of the distributions that bring plugins, each of its own ones."""
     policy = _lay_over(Policy(), Path(__file__).parents[1] / POLICY_FILE)
     brought: dict[str, set[tuple[str, str]]] = {}
@@ -280,7 +280,9 @@ def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
         raise
     except Exception as error:  # A foreign module may raise any exception when it is imported.
         remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
-        raise PluginError(f"{_named(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+        raise PluginError(
+            f"{_name_entry(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}"
+        ) from error
 
 
 def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
@@ -298,12 +300,12 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     options_class = getattr(target, "Options", None)
     if not (isinstance(options_class, type) and issubclass(options_class, BaseModel)):
         raise PluginError(
-            f"{_named(entry)} has no `Options`: expected a class with a nested pydantic model of that name"
+            f"{_name_entry(entry)} has no `Options`: expected a class with a nested pydantic model of that name"
         )
     base, members = DECLARED.get(kind, ("", ()))
     absent = [member for member in members if not hasattr(target, member)]
     if absent:
-        raise PluginError(f"{_named(entry)} has no `{absent[0]}`: derive the class from {base}, which declares it")
+        raise PluginError(f"{_name_entry(entry)} has no `{absent[0]}`: derive the class from {base}, which declares it")
     loaded: type[Any] = target
     return loaded
 
@@ -404,7 +406,7 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if key else path
 
 
-def _named(entry: Entry) -> str:
+def _name_entry(entry: Entry) -> str:
     return f"the {SINGULAR.get(entry.kind, entry.kind)} {entry.name!r} ({entry.target} of {entry.provider})"
 
 
@@ -413,7 +415,7 @@ def _meant(name: str, usable: list[str]) -> str:
     return answer if "did you mean" in answer else ""
 
 
-def _described(entries: list[Entry], policy: Policy) -> Entry:
+def _describe(entries: list[Entry], policy: Policy) -> Entry:
     """Return the first of the ``entries`` of one name, with the policy's facts on it and the others as its rivals."""
     first, *others = entries
     plugin = policy.of(first.kind, first.name)
@@ -433,7 +435,7 @@ _listed_path: list[str] = []
 """``sys.path`` for which stevedore has the groups: its own key is the group alone."""
 
 
-def _listed(kind: str) -> list[tuple[str, str]]:
+def _list_points(kind: str) -> list[tuple[str, str]]:
     """Return name and target of each entry point of a kind.
 
     Stevedore is given what one scan has found. What it would find itself it keeps in a file for each state of every folder of the
@@ -478,7 +480,7 @@ def _summary(distribution: importlib.metadata.Distribution) -> str:
 
 def _import(entry: Entry, policy: Policy) -> Any:
     group = f"mtrain.{entry.kind}"
-    targets = [target for name, target in _listed(entry.kind) if name == entry.name]
+    targets = [target for name, target in _list_points(entry.kind) if name == entry.name]
     if targets == [entry.target] and not entry.is_local:
         return DriverManager(group, entry.name, on_load_failure_callback=_raise).driver
     if entry.is_local:

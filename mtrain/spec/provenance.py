@@ -153,14 +153,14 @@ class Layers:
         if isinstance(container, list):
             return container[_index(container, key, path)]
         if not isinstance(container, dict):
-            raise Misplaced(f"{_dotted(path[:-1])} is {container!r}, which has no keys")
+            raise Misplaced(f"{_dot(path[:-1])} is {container!r}, which has no keys")
         key = str(key)
         if container.get(key) is None:
             default = lookup(defaults, path)
             container[key] = deepcopy(default) if isinstance(default, list) else {}
             self.origins.setdefault(path, origin)
         if not isinstance(container[key], dict | list):
-            raise Misplaced(f"{_dotted(path)} is {container[key]!r}, which has no keys")
+            raise Misplaced(f"{_dot(path)} is {container[key]!r}, which has no keys")
         return container[key]
 
 
@@ -178,9 +178,9 @@ def lookup(values: Any, path: Path) -> Any:
 
 def _index(items: list[Any], key: str | int, path: Path) -> int:
     if not str(key).isdigit() or int(key) >= len(items):
-        raise Misplaced(f"{_dotted(path[:-1])} is a list of {len(items)}; use 0 to {len(items) - 1}, not {key!r}")
+        raise Misplaced(f"{_dot(path[:-1])} is a list of {len(items)}; use 0 to {len(items) - 1}, not {key!r}")
     return int(key)
 
 
-def _dotted(path: Path) -> str:
+def _dot(path: Path) -> str:
     return ".".join(map(str, path))

@@ -119,7 +119,7 @@ def look(reference: Reference) -> Parameters | None:
                 f"{reference.text}: there is no module {top!r} here; install it, or name a file, PATH.py:Name"
             )
         return None
-    statement = _found(_source(reference.file), reference)
+    statement = _find(_source(reference.file), reference)
     return _parameters(statement)
 
 
@@ -156,7 +156,7 @@ def parsed_python(file: Path) -> ast.Module:
         raise ValueError(f"{file}: is not valid Python: nested too deeply") from error
 
 
-def _found(tree: ast.Module, reference: Reference) -> ast.stmt | None:
+def _find(tree: ast.Module, reference: Reference) -> ast.stmt | None:
     """Return the statement that defines the name; None if the text alone cannot tell.
 
     Raises:

@@ -141,7 +141,7 @@ def keys_at(model: type[BaseModel], path: Path) -> list[str]:
 def _message(item: Any, path: Path, model: type[BaseModel]) -> str:
     if item["type"] == "extra_forbidden":
         return "unknown key" + _key_hint(str(path[-1]), path[:-1], model)
-    expected = _expected(path, model)
+    expected = _expect(path, model)
     if item["type"] == "missing":
         return f"missing; expected {expected}" if expected else "missing"
     if item["type"] in ("value_error", "assertion_error"):
@@ -192,7 +192,7 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
     return f"; did you mean {elsewhere[0]!r}?" if elsewhere else answer
 
 
-def _expected(path: Path, model: type[BaseModel]) -> str:
+def _expect(path: Path, model: type[BaseModel]) -> str:
     """Describe the values allowed at ``path``, which may lead into a list; empty if the schema does not say."""
     position = len(path)
     while position and isinstance(path[position - 1], int):

@@ -205,14 +205,14 @@ def refuse_code_of_a_run(layers: Layers, file: FilePath, is_of_run: Callable[[Or
             (file.parent / plugins.POLICY_FILE).resolve()
         )
         if value and isinstance(value, str | list) and is_of_run(layers.origin(path)) and not own:
-            problems.append(_untrusted(layers.origin(path), path, what, value))
+            problems.append(_refuse_untrusted(layers.origin(path), path, what, value))
     beside = file.parent / plugins.POLICY_FILE
     if is_of_run(Origin("file", file=str(file))) and layers.get(POLICY) is None and os.path.lexists(beside):
-        problems.append(_untrusted(Origin("file", file=str(beside)), POLICY, "plugins", str(beside)))
+        problems.append(_refuse_untrusted(Origin("file", file=str(beside)), POLICY, "plugins", str(beside)))
     return problems
 
 
-def _untrusted(origin: Origin, path: Path, what: str, value: Any) -> str:
+def _refuse_untrusted(origin: Origin, path: Path, what: str, value: Any) -> str:
     named = value if isinstance(value, str) else flow(value)
     return (
         f"{origin} {dotted(path)}: names {what}, {named}, and a run folder is not trusted to run code; give the spec that "

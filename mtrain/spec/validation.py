@@ -105,7 +105,7 @@ def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
 
 def _line(layers: Layers, problem: Problem) -> str:
     """Return the message for one problem, with the file and line, or the text, in which its value was set."""
-    origin = _blamed(layers, problem)
+    origin = _blame(layers, problem)
     where = dotted(problem.path)
     if origin.file is not None:
         return f"{origin} {where}: {problem.message}"
@@ -115,7 +115,7 @@ def _line(layers: Layers, problem: Problem) -> str:
     return f"{f'{origin}: ' if origin.text else ''}{where}: {problem.message}"
 
 
-def _blamed(layers: Layers, problem: Problem) -> Origin:
+def _blame(layers: Layers, problem: Problem) -> Origin:
     """Return where the value was set that a problem is about.
 
     Of a section, that is the key which the message names, the one that was set last. What was typed for one key is not to

@@ -251,7 +251,7 @@ class _Builder:
                 continue
             key = str(key_node.value)
             if key == "<<" and key_node.style is None:
-                merged = {**self._merged(value_node, path, line), **merged}
+                merged = {**self._merge(value_node, path, line), **merged}
                 continue
             if key in first_lines:
                 self._problem(line, (*path, key), f"given twice, first on line {first_lines[key]}; keep one")
@@ -261,7 +261,7 @@ class _Builder:
             values[key] = self.build(value_node, (*path, key))
         return {**merged, **values}
 
-    def _merged(self, node: yaml.Node, path: Path, line: int) -> Mapping[str, Any]:
+    def _merge(self, node: yaml.Node, path: Path, line: int) -> Mapping[str, Any]:
         """Return the keys that ``<<: *anchor`` merges into a mapping. The mapping's own keys take precedence."""
         value = self.build(node, (*path, "<<"))
         parts = value if isinstance(value, list) else [value]
@@ -311,10 +311,10 @@ def _word(text: str) -> str:
         return text
     if text.isascii() and text.isprintable() and "'" not in text:
         return f"'{text}'"
-    return '"' + "".join(map(_escaped, text)) + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character in '"\\':
         return "\\" + character
     if character.isascii() and character.isprintable():

@@ -122,7 +122,7 @@ def await_former_ranks(run: Path, node: int | None, *, timeout_s: float = FORMER
         descriptor = file.fileno()
         deadline = time.monotonic() + timeout_s
         while not _is_free(descriptor):
-            ranks = _listed(descriptor)
+            ranks = _living_of(descriptor)
             if node is not None:
                 _each(ranks, lambda pid: os.kill(pid, signal.SIGKILL))
             if time.monotonic() > deadline:
@@ -146,7 +146,7 @@ def _is_free(descriptor: int) -> bool:
     return True
 
 
-def _listed(descriptor: int) -> list[int]:
+def _living_of(descriptor: int) -> list[int]:
     """Return the processes in the file of the lock that still live."""
     ranks = []
     for line in os.pread(descriptor, MAX_LOCK_BYTES, 0).decode(errors="replace").splitlines():

@@ -179,7 +179,7 @@ def _of_log(evidence: Evidence, rank: int | None, head: str) -> Verdict:
 
 def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
     """Return the last lines of a log file after its byte ``start``, indented; empty if there are none."""
-    return _indented(end_of(log, start=start, limit_bytes=LOG_BYTES).rstrip().splitlines()[-lines:])
+    return _indent(end_of(log, start=start, limit_bytes=LOG_BYTES).rstrip().splitlines()[-lines:])
 
 
 def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
@@ -191,11 +191,11 @@ def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
     output = text.rstrip().splitlines()
     first = next((i for i, line in enumerate(output) if TRACEBACK in line), None)
     if first is None:
-        return _indented(output[-lines:])
+        return _indent(output[-lines:])
     margin = output[first].index(TRACEBACK)  # Some starters prefix each line with the name of the rank.
     ends = (i for i in range(first + 1, len(output)) if output[i][margin : margin + 1].strip())
-    return _indented(line[margin:] for line in output[first : next(ends, len(output) - 1) + 1])
+    return _indent(line[margin:] for line in output[first : next(ends, len(output) - 1) + 1])
 
 
-def _indented(lines: Iterable[str]) -> str:
+def _indent(lines: Iterable[str]) -> str:
     return "\n".join(f"  {line}" for line in lines)

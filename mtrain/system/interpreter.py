@@ -79,7 +79,7 @@ def check(job: Resolved) -> None:
     facts = _probe(python, framework, library)
     if facts.python < OLDEST:
         raise UsageError(
-            f"backend.python: {python} is Python {_dotted(facts.python)}, expected {_dotted(OLDEST)} or newer; "
+            f"backend.python: {python} is Python {_dot(facts.python)}, expected {_dot(OLDEST)} or newer; "
             "make its environment with a newer one"
         )
     if facts.mtrain != mtrain.__version__:
@@ -160,5 +160,5 @@ def _probe(python: str, *modules: str) -> InterpreterFacts:
     )
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _dot(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"

@@ -116,7 +116,7 @@ def shorten(path: Path, *, limit_bytes: int, appends: bool) -> Cut | None:
     Raises:
         OSError: the file is missing or no regular file, or its file system cannot do it.
     """
-    with _held(path) as descriptor:
+    with _hold(path) as descriptor:
         if descriptor is None:
             return None
         start, size = limit_bytes // 4, os.fstat(descriptor).st_size
@@ -136,7 +136,7 @@ def shorten(path: Path, *, limit_bytes: int, appends: bool) -> Cut | None:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[int | None]:
+def _hold(path: Path) -> Iterator[int | None]:
     """Give a descriptor of the file, locked against others who would shorten it; None where one does."""
     with outputs.open_to_write(path, "r+b", buffering=0) as file:
         try:

@@ -182,7 +182,7 @@ def _serve(messages: Messages) -> None:
                 if pid in running:
                     running[pid].send_signal(signal.Signals(number))
             else:
-                process, answer = _started(message["start"])
+                process, answer = _start(message["start"])
                 running |= {} if process is None else {process.pid: process}
                 messages.say(answer)
         for pid, process in list(running.items()):
@@ -191,7 +191,7 @@ def _serve(messages: Messages) -> None:
                 del running[pid]
 
 
-def _started(order: Mapping[str, Any]) -> tuple[CopiedProcess | None, Mapping[str, Any]]:
+def _start(order: Mapping[str, Any]) -> tuple[CopiedProcess | None, Mapping[str, Any]]:
     try:
         process = _copy(order["words"], env=order["env"], log=Path(order["log"]))
     except OSError as error:

@@ -54,7 +54,7 @@ def read_folder(path: Path) -> tuple[dict[str, Array], str]:
             weights.
     """
     try:
-        described = _described(path)
+        described = _read_description(path)
         tensors = dict(_tensors(path, described))
         leaves, where = weights_of(_weights_in(_tree(tensors, described.get("planner_data"))))
         chosen = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, SplitTensor)}
@@ -73,7 +73,7 @@ def read_folder(path: Path) -> tuple[dict[str, Array], str]:
     return arrays, f"torch.distributed.checkpoint, {where}{left_out}"
 
 
-def _described(path: Path) -> Mapping[str, Any]:
+def _read_description(path: Path) -> Mapping[str, Any]:
     """Return the fields of the description."""
     file = path / DESCRIPTION
     if not file.is_file():

@@ -94,13 +94,13 @@ class SplitTensor:
         """
         self._check()
         if len(self.pieces) == 1:
-            return self._checked(self.pieces[0].read())
+            return self._check_piece(self.pieces[0].read())
         array = np.empty(self.shape, _TYPES[self.dtype])
         for piece in self.pieces:
-            array[piece.place] = self._checked(piece.read())
+            array[piece.place] = self._check_piece(piece.read())
         return array
 
-    def _checked(self, part: Array) -> Array:
+    def _check_piece(self, part: Array) -> Array:
         if part.dtype != np.dtype(_TYPES[self.dtype]):
             raise Refused(f"{self.key[:80]}: a piece of {part.dtype}, described as {self.dtype}")
         return part

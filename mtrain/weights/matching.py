@@ -98,9 +98,9 @@ class Match:
             (self.from_data, "taken from this job's data, not from the file"),
             (self.unused, "not used, because the model has no such names"),
         )
-        return [f"{reason} ({_counted(names)}): {self._listed(names)}" for names, reason in reasons if names]
+        return [f"{reason} ({_count_arrays(names)}): {self._list_names(names)}" for names, reason in reasons if names]
 
-    def _listed(self, names: Sequence[str]) -> str:
+    def _list_names(self, names: Sequence[str]) -> str:
         shown = [name + self._shape_of(name) for name in names[:_SHOWN]]
         return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
@@ -124,7 +124,7 @@ def match(
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    arrays, prefix = placed(_renamed(neutral_names(file.arrays), required, published), required)
+    arrays, prefix = placed(_rename(neutral_names(file.arrays), required, published), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -196,7 +196,7 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
     )
 
 
-def _renamed(arrays: dict[str, Array], required: Mapping[str, EntryType], published: Published) -> dict[str, Array]:
+def _rename(arrays: dict[str, Array], required: Mapping[str, EntryType], published: Published) -> dict[str, Array]:
     """Return ``arrays`` under the names that the model has, see ``Published.renamed``.
 
     A name that it has stays, and so does its array. An array of which the model has a second name gets that, too.
@@ -257,5 +257,5 @@ def _is_data(name: str, published: Published) -> bool:
     return any(re.search(pattern, name) for pattern in published.of_data)
 
 
-def _counted(names: Sequence[str]) -> str:
+def _count_arrays(names: Sequence[str]) -> str:
     return f"{len(names)} array{'s' if len(names) != 1 else ''}"

@@ -97,7 +97,7 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     registry = registry_for(file)
     names = [entry.name for entry in registry.usable("models") if entry.name != besides]
     best: tuple[float, float, str] = (max(share, _ENOUGH), 1.0, "")
-    for candidate in _expected_all(file, _published(names, registry), options={}):
+    for candidate in _expected_all(file, _find_published(names, registry), options={}):
         if candidate is not None:
             fits = match(file, candidate.state, candidate.published)
             # Of models that take as much of the file, the one that the file fills most of: another may have further arrays.
@@ -148,7 +148,7 @@ def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:
         raise SpecError(f"model.weights: {result.summary()}; evaluation needs all: {'; '.join(result.warnings())}")
 
 
-def _published(models: Sequence[str], registry: Registry) -> dict[str, Published]:
+def _find_published(models: Sequence[str], registry: Registry) -> dict[str, Published]:
     """Return each model's description of its published files, leaving out models that cannot be loaded, or only beside their
     framework, which takes long."""
     descriptions: dict[str, Published] = {}
@@ -177,11 +177,11 @@ def _expected_all(
     )
     states = dict(zip(pairs, answers, strict=True))
     return [
-        _expected(model, published, shapes, states[model, 1], states[model, 2]) for model, published in models.items()
+        _expect(model, published, shapes, states[model, 1], states[model, 2]) for model, published in models.items()
     ]
 
 
-def _expected(
+def _expect(
     model: str,
     published: Published,
     shapes: Mapping[str, tuple[int, ...]],

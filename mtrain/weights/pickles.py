@@ -269,7 +269,7 @@ class _Machine:
     def _make(self, _: Any) -> None:
         what, arguments = self._pop_many(2)
         if not isinstance(what, Name) or not isinstance(arguments, tuple):
-            raise Refused(f"a call of {_described(what)}, which is no name of a class or function")
+            raise Refused(f"a call of {_describe(what)}, which is no name of a class or function")
         self._stack.append(self._vocabulary.make(what, arguments))
 
     def _build(self, _: Any) -> None:
@@ -282,7 +282,7 @@ class _Machine:
         elif hasattr(type(target), "build"):
             target.build(state)
         elif type(target) is not dict:  # a pickled OrderedDict may have attributes, which nothing here reads
-            raise Refused(f"state for {_described(target)}")
+            raise Refused(f"state for {_describe(target)}")
 
     def _persistent_id(self, _: Any) -> None:
         identity = self.pop()
@@ -291,7 +291,7 @@ class _Machine:
         self._stack.append(self._persistent(identity))
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     return str(value) if isinstance(value, Name) else f"a value of type {type(value).__name__}"
 
 
@@ -299,7 +299,7 @@ def _append(target: Any, items: list[Any]) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif not isinstance(target, Inert):
-        raise Refused(f"items for {_described(target)}")
+        raise Refused(f"items for {_describe(target)}")
 
 
 def _set_items(target: Any, items: list[Any]) -> None:
@@ -308,10 +308,10 @@ def _set_items(target: Any, items: list[Any]) -> None:
     if isinstance(target, Inert):
         return
     if type(target) is not dict:
-        raise Refused(f"entries for {_described(target)}")
+        raise Refused(f"entries for {_describe(target)}")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, _KEYS) and not (type(key) is int and abs(key) < _LARGEST_KEY):
-            raise Refused(f"a dictionary key that is {_described(key)}")
+            raise Refused(f"a dictionary key that is {_describe(key)}")
         target[key] = value
 
 

@@ -110,15 +110,15 @@ def _read_file(path: Path) -> Weights:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        weights = _parsed(path, content)
+        weights = _parse_file(path, content)
     except Refused as error:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(error.name)}") from error
     except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
-    return _checked(path, weights)
+    return _check_names(path, weights)
 
 
-def _checked(path: Path, weights: Weights) -> Weights:
+def _check_names(path: Path, weights: Weights) -> Weights:
     """Return ``weights``, but refuse names of arrays that no file of weights has."""
     if len(weights.arrays) > MAX_ENTRIES:
         raise CheckpointError(f"{path}: {len(weights.arrays)} arrays; a file of weights has at most {MAX_ENTRIES}")
@@ -164,7 +164,7 @@ def _remedy(refused: Name | None) -> str:
     )
 
 
-def _parsed(path: Path, content: bytes) -> Weights:
+def _parse_file(path: Path, content: bytes) -> Weights:
     if content.startswith(ZIP_START):
         return _torch(path, read_zip(content), file_bytes=len(content))
     if _is_safetensors(content):
@@ -244,7 +244,7 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
 def _read_folder(path: Path) -> Weights:
     if dcp.is_folder_of_dcp(path):
         arrays, description = dcp.read_folder(path)
-        return _checked(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
+        return _check_names(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
         runs = [candidate for candidate in (path / "checkpoints", path) if store.listed(candidate)]

@@ -39,7 +39,7 @@ def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int
     changes = _changes(spec, saved, names=(body.get("extra") or {}).get("class_names"), classes=classes)
     weights = shapes_of(folder, "weights")
     if changes or not saved:
-        unfit = _unfit(_expected(outline), weights)
+        unfit = _unfit(_expected_shapes(outline), weights)
         if unfit:
             raise CheckpointError(
                 f"{folder} does not fit this job: {'; '.join([*changes, unfit])}. Give the model, options and data that it "
@@ -92,7 +92,7 @@ def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
     return weights * wide * (1 + (spec.train.ema is not None) + len(MOMENTS[spec.optimizer.rule]))
 
 
-def _expected(outline: SpecOutline) -> Mapping[str, Shape] | None:
+def _expected_shapes(outline: SpecOutline) -> Mapping[str, Shape] | None:
     """Return names and shapes of a model; None if it cannot be outlined, so that only its ranks can compare."""
     return None if outline.state is None else {name: entry.shape for name, entry in outline.state.items()}
 

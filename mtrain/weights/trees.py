@@ -37,7 +37,7 @@ def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
         Refused: The value contains no weights.
     """
     if isinstance(value, Inert):
-        return _filled(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
+        return _fill(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
     if not isinstance(value, dict):
         raise Refused("no dictionary of arrays and no model; expected weights by name")
     for key, words in WRAPPERS.items():
@@ -49,7 +49,7 @@ def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
         return flat, "a state dict"
     for key in WRAPPERS:
         if isinstance(value.get(key), Inert):
-            return _filled({}, value[key]), ""
+            return _fill({}, value[key]), ""
     keys = ", ".join(ascii(key)[:40] for key in list(value)[:8])
     raise Refused(f"no weights in it (it holds: {keys or 'nothing'})")
 
@@ -68,7 +68,7 @@ def _state_dict(entries: Mapping[Any, Any]) -> dict[str, Leaf]:
     return {name: leaf for name, item in entries.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
 
 
-def _filled(leaves: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
+def _fill(leaves: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
     if not leaves:
         raise Refused(f"a pickled {root.kind}, which holds no weights")
     return leaves

@@ -51,7 +51,7 @@ class WeightsVocabulary:
         """Return a value for a listed function, or a record for a listed class."""
         if name in MEMBER:
             return member(name, arguments, of=_ENUMS)
-        function = self._encoded if name == _ENCODE else _FUNCTIONS.get((name.module, name.name))
+        function = self._encode if name == _ENCODE else _FUNCTIONS.get((name.module, name.name))
         if function is None:
             return Inert(name)
         try:
@@ -59,7 +59,7 @@ class WeightsVocabulary:
         except (TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
             raise Refused(f"{name} with arguments that it does not take ({type(error).__name__})") from error
 
-    def _encoded(self, text: object, encoding: object = "latin1") -> bytes:
+    def _encode(self, text: object, encoding: object = "latin1") -> bytes:
         """Decode ``bytes``, which Python 3 writes as latin-1 text under protocol 2."""
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
             raise Refused("_codecs.encode of something else than latin-1 text")

@@ -88,13 +88,13 @@ def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
     parts = [name_of("collections", "OrderedDict"), b")R("]
     for key, (name, array) in enumerate(arrays.items()):
         parts += [text(name), _tensor(name, array, key=key)]
-    return _archived(b"".join([*parts, b"u"]), list(arrays.values()))
+    return _archive(b"".join([*parts, b"u"]), list(arrays.values()))
 
 
 def tensor_bytes(name: str, array: Array) -> bytes:
     """Return a zip archive, as of ``torch.save``, of one tensor; ``name`` is for messages."""
     whole = np.asarray(array, order="C")
-    return _archived(_tensor(name, whole, key=0), [whole])
+    return _archive(_tensor(name, whole, key=0), [whole])
 
 
 def _tensor(name: str, array: Array, *, key: int) -> bytes:
@@ -113,7 +113,7 @@ def _tensor(name: str, array: Array, *, key: int) -> bytes:
     return name_of("torch._utils", "_rebuild_tensor_v2") + arguments + b"R"
 
 
-def _archived(value: bytes, storages: Sequence[Array]) -> bytes:
+def _archive(value: bytes, storages: Sequence[Array]) -> bytes:
     """Return the archive of a pickled value and the numbers of its storages."""
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

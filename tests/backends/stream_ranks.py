@@ -37,7 +37,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     **{f"small.{i}": (3, i) for i in range(40)},
 }
 PHASES: dict[str, tuple[Any, str]] = {
-    "copy": (streams, "_copied"),
+    "copy": (streams, "_copy_to_host"),
     "header": (format.arrays_file, "header"),
     "transfer": (streams, "_bytes"),
     "flush": (os, "fsync"),

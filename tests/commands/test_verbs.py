@@ -45,7 +45,7 @@ def distribution(
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {owner}-pack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[mtrain.commands]\n{name} = verbs_of_{owner}.verb:{name}\n")
-    verbs._installed.cache_clear()
+    verbs._read_installed.cache_clear()
 
 
 def test_a_verb_of_others_stands_below_its_heading_and_is_imported_when_it_runs(here, capsys):
@@ -85,7 +85,7 @@ def test_nobody_replaces_a_verb_below_a_verb_of_mtrain(here, capsys):
         (here / name).mkdir()
         distribution(here / name, f"mallory_{name[-4:]}", name, code=VERB.format(name="hello", words="mine now"))
         sys.path.insert(0, str(here / name))
-    verbs._installed.cache_clear()
+    verbs._read_installed.cache_clear()
     assert main(["plugins", "--help"]) == 0
     assert capsys.readouterr().out.count("  list") == 1
     assert main(["plugins", "list"]) == 0
@@ -136,10 +136,10 @@ def test_a_change_is_seen_though_the_list_is_kept(here, capsys):
     policy = here / "verbs_of_ada" / "plugins.toml"
     policy.write_text('[commands.hello]\nsummary = "New."\n')
     os.utime(policy, ns=(1, 1))
-    verbs._installed.cache_clear()
+    verbs._read_installed.cache_clear()
     assert verbs.installed()["hello"].line == "New."
     (here / "another-1.0.dist-info").mkdir()
-    verbs._installed.cache_clear()
+    verbs._read_installed.cache_clear()
     verbs.installed()
     assert json.loads(file.read_text())["folders"] != read["folders"]
 
@@ -150,7 +150,7 @@ def test_a_damaged_list_is_made_again(here, content):
     expected = verbs.installed()
     (file,) = verbs.FOLDER.iterdir()
     file.write_bytes(content)
-    verbs._installed.cache_clear()
+    verbs._read_installed.cache_clear()
     assert verbs.installed() == expected
     assert json.loads(file.read_text())["verbs"]
 
@@ -163,7 +163,7 @@ def test_a_home_that_takes_no_files_does_no_harm(here, monkeypatch):
 
 
 def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here, monkeypatch, capsys):
-    monkeypatch.setattr(verbs, "_installed", lambda path: {})
+    monkeypatch.setattr(verbs, "_read_installed", lambda path: {})
     assert main(["evaluate"]) == 2
     assert "install again" in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ OF_PACKAGES = [
 
 @pytest.mark.parametrize(("package", "verb"), OF_PACKAGES)
 def test_a_verb_of_another_version_is_refused_before_it_is_imported(package, verb, monkeypatch, capsys):
-    module = verbs._installed(tuple(sys.path))[verb].target.partition(":")[0]
+    module = verbs._read_installed(tuple(sys.path))[verb].target.partition(":")[0]
     monkeypatch.setattr(import_module(package.replace("-", "_")), "__version__", "0.0.9")
     monkeypatch.setitem(sys.modules, module, None)  # importing it would fail, as what another release has changed would
     assert main(verb.split(".")) == 2

@@ -40,9 +40,9 @@ def scored_at_once(evaluated, dataset, entries):
 def test_classes_scored_in_parts_have_the_bits_of_all_at_once(annotations, monkeypatch, most_pairs):
     evaluator = CocoEvaluator(annotations)
     monkeypatch.setattr(scoring, "MOST_PAIRS", most_pairs)
-    calls, real = [], scoring._evaluated
+    calls, real = [], scoring._evaluate
     monkeypatch.setattr(
-        scoring, "_evaluated", lambda part, *rest, **more: calls.append(part) or real(part, *rest, **more)
+        scoring, "_evaluate", lambda part, *rest, **more: calls.append(part) or real(part, *rest, **more)
     )
     metrics = evaluator.result(partials_of(annotations))
     assert evaluator.last is not None

@@ -20,7 +20,7 @@ from mtrain.backends._torch import streams
 from mtrain.core.checkpoint import arrays_file, format
 
 PHASES: dict[str, tuple[Any, str]] = {
-    "copying": (streams, "_copied"),
+    "copying": (streams, "_copy_to_host"),
     "gathering": (streams, "_bytes"),
     "a file's header": (arrays_file, "header"),
     "an array": (arrays_file, "contents"),

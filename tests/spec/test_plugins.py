@@ -225,7 +225,9 @@ def test_a_class_without_options_or_that_cannot_be_imported_is_refused(here):
 
 def test_a_shipped_plugin_that_the_installation_does_not_list_asks_for_a_new_installation(monkeypatch):
     """After `git pull` in a clone the metadata of an editable installation are those of the former version."""
-    monkeypatch.setattr(plugins, "_listed", lambda kind: [("vit", "mtrain.models.vit:ViT")] if kind == "models" else [])
+    monkeypatch.setattr(
+        plugins, "_list_points", lambda kind: [("vit", "mtrain.models.vit:ViT")] if kind == "models" else []
+    )
     monkeypatch.setattr(plugins, "_providers", lambda path: {})
     with pytest.raises(PluginError, match=r"no task 'detection': mtrain ships one, .* install again with: pip install"):
         plugins.find("tasks", "detection")

@@ -126,7 +126,7 @@ def test_a_file_system_that_can_do_neither_is_named_once_in_the_file_that_grows(
 
 def test_two_jobs_that_share_a_log_do_not_shorten_it_at_once(tmp_path):
     log = filled(tmp_path / "rank-0.log", 2 * MIB)
-    with log_limit._held(log) as other:
+    with log_limit._hold(log) as other:
         assert other is not None
         assert shorten(log, limit_bytes=MIB, appends=True) is None
     assert shorten(log, limit_bytes=MIB, appends=True) is not None

@@ -56,7 +56,7 @@ class ZeroEngine(SplitEngine):
         config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
         if self._sharding.extra:
             library.check(config)
-        model, recipe = self._placed(build, recipe, config)
+        model, recipe = self._place_model(build, recipe, config)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise SpecError(nothing_to_train(recipe))
@@ -87,7 +87,7 @@ class ZeroEngine(SplitEngine):
         self._recipe = recipe
         return model, optimizer
 
-    def _placed(
+    def _place_model(
         self, build: Callable[[], nn.Module], recipe: Recipe, config: dict[str, Any]
     ) -> tuple[nn.Module, Recipe]:
         """Return the model, and the recipe with a script's own optimizer made for it."""

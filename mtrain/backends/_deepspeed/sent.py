@@ -19,14 +19,14 @@ def sent_per_update(
         return _of_split_weights(arrays, recipe, zero, exchanges=exchanges, size=size, on_cpu=on_cpu)
     trained = [array.length for array in arrays if array.trained]
     each = rings.element_bytes(recipe)
-    share = _padded(sum(trained), size)
+    share = _pad(sum(trained), size)
     # Gradients are added up on all ranks, and weights gathered after the update.
     own = exchanges * rings.of_gradients(arrays, recipe, size=size) + rings.all_gather(share * each, size=size)
     longest = _longest_of_split(trained, share=share, size=size, bucket=zero["reduce_bucket_size"])
     return own + rings.all_gather(longest * each, size=size)
 
 
-def _padded(length: int, size: int) -> int:
+def _pad(length: int, size: int) -> int:
     """Return the length of the equal shares of a vector of ``length`` elements."""
     return 2 * -(-length // (2 * size))  # DeepSpeed pads the vector to a multiple of twice the number of ranks
 

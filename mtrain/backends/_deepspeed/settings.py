@@ -97,17 +97,17 @@ def check_extra(config: Json) -> None:
     Raises:
         ValueError: At least one key is refused; the message has one clause per key.
     """
-    problems = _refused(config, OPEN, OWNED, prefix="")
+    problems = _refusals(config, OPEN, OWNED, prefix="")
     inner = config.get("zero_optimization", {})
     if isinstance(inner, Mapping):
-        problems += _refused(inner, OPEN_ZERO, OWNED_ZERO, prefix="zero_optimization.")
+        problems += _refusals(inner, OPEN_ZERO, OWNED_ZERO, prefix="zero_optimization.")
     else:
         problems.append(f"zero_optimization: given {inner!r}, expected a mapping")
     if problems:
         raise ValueError("; ".join(problems))
 
 
-def _refused(config: Json, allowed: tuple[str, ...], owned: Mapping[str, str], *, prefix: str) -> list[str]:
+def _refusals(config: Json, allowed: tuple[str, ...], owned: Mapping[str, str], *, prefix: str) -> list[str]:
     """Return one message for each key of ``config`` that is not allowed."""
     return [
         f"{prefix}{key}: mtrain writes this key; use {owned[key]}"

@@ -197,7 +197,10 @@ class FsdpEngine(SplitEngine):
 
     @override
     def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
-        return {name: parts[name].local.view((0, *x.shape[1:])) if x.is_meta else x for name, x in _held(model).items()}
+        return {
+            name: parts[name].local.view((0, *x.shape[1:])) if x.is_meta else x
+            for name, x in _held_parts(model).items()
+        }
 
     @override
     def close(self) -> None:
@@ -282,7 +285,7 @@ def _cut(model: nn.Module) -> dict[str, DTensor]:
 
 
 @torch.no_grad()
-def _held(model: nn.Module) -> dict[str, Tensor]:
+def _held_parts(model: nn.Module) -> dict[str, Tensor]:
     """Return what this rank holds: its parts of parameters, sharing memory with FSDP, and buffers."""
     state = model.state_dict(keep_vars=True)
     # What another stage of a pipeline holds is an array without values here, which the caller replaces.

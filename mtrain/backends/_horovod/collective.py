@@ -32,7 +32,7 @@ class HorovodCollective:
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
         """See ``Collective.all_reduce``. Arrays on the host are reduced on the host."""
         on_host = isinstance(x, np.ndarray)
-        reduced = torch.from_numpy(x.copy()) if on_host else _packed(x).clone()
+        reduced = torch.from_numpy(x.copy()) if on_host else _pack(x).clone()
         wait(hvd.allreduce_async_(reduced, name=_name(op, reduced), op=hvd.Max if op == "max" else hvd.Sum))
         if op == "mean":
             reduced /= self.size
@@ -48,14 +48,14 @@ class HorovodCollective:
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""
-        return wait(hvd.allgather_async(_packed(x).unsqueeze(0), name=_name("gather", x)))
+        return wait(hvd.allgather_async(_pack(x).unsqueeze(0), name=_name("gather", x)))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of rank 0; sends one message per dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
-        flats = {dtype: torch.cat([_packed(x).reshape(-1) for x in group]) for dtype, group in by_dtype.items()}
+        flats = {dtype: torch.cat([_pack(x).reshape(-1) for x in group]) for dtype, group in by_dtype.items()}
         hvd.broadcast_parameters([(_name("broadcast", flat), flat) for flat in flats.values()], root_rank=0)
         for dtype, group in by_dtype.items():
             parts = flats[dtype].split([tensor.numel() for tensor in group])
@@ -84,7 +84,7 @@ def wait(handle: int) -> Tensor:
     return result
 
 
-def _packed(x: Tensor) -> Tensor:
+def _pack(x: Tensor) -> Tensor:
     return x.detach().contiguous()
 
 

@@ -68,16 +68,16 @@ class Loaded(Generic[Found]):
 @cache
 def load() -> Loaded[Kernels]:
     """Load the kernels into this process, after compiling them where that was not done before; a second at most."""
-    return _loaded(lambda: Kernels(**_functions(SOURCE, "norm", _SIGNATURES)), _check)
+    return _load(lambda: Kernels(**_functions(SOURCE, "norm", _SIGNATURES)), _check)
 
 
 @cache
 def load_planes() -> Loaded[Planes]:
     """Do what ``load`` does for the kernels in contiguous layout."""
-    return _loaded(lambda: Planes(**_functions(PLANES, "planes", _PLANES)), _check_planes)
+    return _load(lambda: Planes(**_functions(PLANES, "planes", _PLANES)), _check_planes)
 
 
-def _loaded(make: Callable[[], Found], check: Callable[[Found], None]) -> Loaded[Found]:
+def _load(make: Callable[[], Found], check: Callable[[Found], None]) -> Loaded[Found]:
     try:
         kernels = make()
         check(kernels)

@@ -12,7 +12,7 @@ from mtrain.core.interfaces import Array, HostBatch
 DeviceBatch = dict[str, Tensor]
 
 
-def _shared(array: Array) -> Tensor:
+def _share_memory(array: Array) -> Tensor:
     """Return a tensor that shares the memory of ``array`` and keeps it alive; a copy unless writable and contiguous."""
     shareable = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
     return internals.sharing_array(shareable)
@@ -21,7 +21,7 @@ def _shared(array: Array) -> Tensor:
 def on_host(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
     """Yield micro batches as CPU tensors that share the memory of the loader's arrays where possible."""
     for host_batch in loader:
-        yield {name: _shared(array) for name, array in host_batch.items()}
+        yield {name: _share_memory(array) for name, array in host_batch.items()}
 
 
 def on_cuda(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:

@@ -57,7 +57,7 @@ class DistributedCollective:
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
         """See ``Collective.all_reduce``."""
         if isinstance(x, np.ndarray):
-            return _reduced(self._channel.all_gather(x), op)
+            return _reduce(self._channel.all_gather(x), op)
         reduced = x.detach().clone()
         # gloo has no ReduceOp.AVG, so "mean" is a sum that is divided afterwards.
         dist.all_reduce(reduced, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
@@ -104,7 +104,7 @@ class DistributedCollective:
         self._channel.close()
 
 
-def _reduced(arrays: Sequence[Array], op: Literal["sum", "mean", "max"]) -> Array:
+def _reduce(arrays: Sequence[Array], op: Literal["sum", "mean", "max"]) -> Array:
     """Reduce the arrays of all ranks element by element, in the order of ranks."""
     reduced = (np.maximum if op == "max" else np.add).reduce(arrays)
     return np.asarray(reduced / len(arrays) if op == "mean" else reduced, arrays[0].dtype)

@@ -338,9 +338,9 @@ class Dropout(Layer):
 
     def kept_by_tensors(self, random_key: Tensor, count: int) -> Tensor:
         """Return the same, computed on the device."""
-        places = _mixed(paddle.arange(0, count, 1, paddle.int32))
+        places = _mix(paddle.arange(0, count, 1, paddle.int32))
         layer = _word(noise.signed(noise.layer_code(self.name)))
-        words = _mixed(places ^ paddle.unsqueeze(_mixed(random_key ^ layer), 1)) & _word(noise.RANGE - 1)
+        words = _mix(places ^ paddle.unsqueeze(_mix(random_key ^ layer), 1)) & _word(noise.RANGE - 1)
         return words >= _word(noise.threshold(self.p))
 
     @override
@@ -352,14 +352,14 @@ def _word(value: int) -> Tensor:
     return paddle.full((), value, paddle.int32)
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix(x: Tensor) -> Tensor:
     """Return ``noise.mixed`` of words as int32."""
     for shift, factor in noise.ROUNDS:
-        x = (x ^ _shifted(x, shift)) * _word(factor)
-    return x ^ _shifted(x, noise.LAST_SHIFT)
+        x = (x ^ _shift(x, shift)) * _word(factor)
+    return x ^ _shift(x, noise.LAST_SHIFT)
 
 
-def _shifted(x: Tensor, shift: int) -> Tensor:
+def _shift(x: Tensor, shift: int) -> Tensor:
     """Shift the words to the right and fill up with zeros."""
     # Paddle 2.6 has no shift. Its division rounds down, as the shift of a signed number does.
     moved = x // (1 << shift) if paddle2_compatibility.NEEDED else paddle.bitwise_right_shift(x, _word(shift))

@@ -55,7 +55,7 @@ def detach(x: Tensor) -> Tensor:
     return x.detach()
 
 
-def _typed(value: float, like: Tensor) -> Tensor:
+def _as_type_of(value: float, like: Tensor) -> Tensor:
     """Return a number as a tensor of shape () and of the dtype of ``like``."""
     return paddle.full((), value, like.dtype)
 
@@ -136,7 +136,7 @@ def split(x: Tensor, sizes: Sequence[int], *, axis: int = 0) -> Sequence[Tensor]
 
 def where(condition: Tensor, x1: Tensor | float, x2: Tensor | float) -> Tensor:
     like = x1 if isinstance(x1, Tensor) else x2 if isinstance(x2, Tensor) else paddle.zeros(())
-    x1, x2 = (x if isinstance(x, Tensor) else _typed(x, like) for x in (x1, x2))
+    x1, x2 = (x if isinstance(x, Tensor) else _as_type_of(x, like) for x in (x1, x2))
     return paddle.where(condition, x1, x2)
 
 
@@ -166,7 +166,7 @@ def argsort(x: Tensor, *, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 def pow(x: Tensor, exponent: float) -> Tensor:
-    return paddle.pow(x, _typed(exponent, x))  # Paddle would round a Python number to float32
+    return paddle.pow(x, _as_type_of(exponent, x))  # Paddle would round a Python number to float32
 
 
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
@@ -244,7 +244,7 @@ def avg_pool2d(x: Tensor, kernel_size: int, stride: int | None = None, padding: 
     if x.dtype != paddle.float64:
         return F.avg_pool2d(x, kernel_size, stride, padding, exclusive=False)
     # The gradient of Paddle's kernel rounds the size of the window to float32.
-    return _mapped(x, [_averaging(n, kernel_size, stride or kernel_size, padding) for n in x.shape[2:]])
+    return _map(x, [_averaging(n, kernel_size, stride or kernel_size, padding) for n in x.shape[2:]])
 
 
 def _averaging(old: int, kernel_size: int, stride: int, padding: int) -> Array:
@@ -254,7 +254,7 @@ def _averaging(old: int, kernel_size: int, stride: int, padding: int) -> Array:
     return ((pixels >= starts) & (pixels < starts + kernel_size)) / kernel_size
 
 
-def _mapped(x: Tensor, matrices: Sequence[Array]) -> Tensor:
+def _map(x: Tensor, matrices: Sequence[Array]) -> Tensor:
     """Apply one matrix to the columns and one to the rows of (B, C, H, W)."""
     down, across = (paddle.to_tensor(matrix, place=x.place) for matrix in matrices)
     return paddle.matmul(paddle.matmul(down, x), across, transpose_y=True)
@@ -264,7 +264,7 @@ def resize_bilinear(x: Tensor, size: Sequence[int]) -> Tensor:
     if x.dtype != paddle.float64:
         return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
     # Paddle's kernel rounds the places of pixels to float32.
-    return _mapped(x, [_bilinear(n, m) for n, m in zip(x.shape[2:], size, strict=True)])
+    return _map(x, [_bilinear(n, m) for n, m in zip(x.shape[2:], size, strict=True)])
 
 
 def _bilinear(old: int, new: int) -> Array:
@@ -312,7 +312,7 @@ class _FakeQuantise(PyLayer):
         levels = (
             round(astype(x, dtype(scale)) / scale) + zero_point
         )  # of Paddle 2.6 too, whose own takes halves away from 0
-        ctx.save_for_backward((levels >= _typed(low, levels)) & (levels <= _typed(high, levels)))
+        ctx.save_for_backward((levels >= _as_type_of(low, levels)) & (levels <= _as_type_of(high, levels)))
         return astype((paddle.clip(levels, low, high) - zero_point) * scale, dtype(x))
 
     @staticmethod

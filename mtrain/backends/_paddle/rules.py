@@ -76,11 +76,11 @@ class Sgd:
             # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
             # over memory instead of five.
             if x.dtype == paddle.float32:
-                self._fused(x, velocity, piece.grad, learning_rate, momentum)
+                self._apply_fused(x, velocity, piece.grad, learning_rate, momentum)
             else:
-                self._composed(x, velocity, piece.grad, learning_rate, momentum)
+                self._compose(x, velocity, piece.grad, learning_rate, momentum)
 
-    def _fused(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
+    def _apply_fused(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
         internals.momentum_(
             x,
             velocity,
@@ -91,7 +91,7 @@ class Sgd:
             nesterov=self._nesterov,
         )
 
-    def _composed(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
+    def _compose(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
         if self._decay:
             add_(grad, self._decay, x)
         velocity.scale_(momentum)
@@ -189,7 +189,7 @@ class RmsProp:
                 add_(piece.grad, decay, x)
             _follow_(square, piece.grad.square(), self._options.get("beta2", 0.99))
             velocity.scale_(momentum)
-            add_(velocity, 1.0, piece.grad.divide(_shifted(square.sqrt(), self._options.get("eps", 1e-8))))
+            add_(velocity, 1.0, piece.grad.divide(_shift(square.sqrt(), self._options.get("eps", 1e-8))))
             add_(x, -learning_rate, velocity)
 
     def set_updates(self, updates: int) -> None:
@@ -215,7 +215,7 @@ class Adadelta:
             if decay := self._options.get("weight_decay", 0.0):
                 add_(piece.grad, decay, x)
             _follow_(square, piece.grad.square(), share)
-            step = _shifted(step_square, eps).sqrt().divide(_shifted(square, eps).sqrt()) * piece.grad
+            step = _shift(step_square, eps).sqrt().divide(_shift(square, eps).sqrt()) * piece.grad
             _follow_(step_square, step.square(), share)
             add_(x, -learning_rate, step)
 
@@ -247,7 +247,7 @@ class Lamb:
             )
             _follow_(mean, piece.grad, beta1)
             _follow_(square, piece.grad.square(), beta2)
-            root = _shifted((square * (1 / (1 - beta2**self._updates))).sqrt(), self._options.get("eps", 1e-6))
+            root = _shift((square * (1 / (1 - beta2**self._updates))).sqrt(), self._options.get("eps", 1e-6))
             step = (mean * (1 / (1 - beta1**self._updates))).divide(root)
             if decay:
                 step = step + x * decay
@@ -274,7 +274,7 @@ def _follow_(average: Tensor, value: Tensor, share: float) -> None:
     add_(average, 1 - share, value)
 
 
-def _shifted(x: Tensor, by: float) -> Tensor:
+def _shift(x: Tensor, by: float) -> Tensor:
     # A number added to a tensor is rounded to float32 first.
     return x + paddle.full([1], by, x.dtype)
 

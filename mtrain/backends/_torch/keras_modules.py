@@ -85,7 +85,7 @@ class KerasModule(nn.Module):
         if self._takes_training:
             arguments.setdefault("training", self.training)
         trained = [self._parameters[name] for name in self._trained]
-        kept = [self._drawn() if name is None else self._buffers[name] for name in self._kept]
+        kept = [self._draw_state() if name is None else self._buffers[name] for name in self._kept]
         self._check_types(trained)
         outputs, after = self.keras_model.stateless_call(trained, kept, *inputs, **arguments)
         if self.training:
@@ -95,7 +95,7 @@ class KerasModule(nn.Module):
                         before.copy_(value)
         return outputs
 
-    def _drawn(self) -> Tensor:
+    def _draw_state(self) -> Tensor:
         """Return the state of a generator of Keras; while training from torch's generator, which is seeded for each micro batch."""
         drawn = torch.randint(SEEDS, (2,)) if self.training else torch.zeros(2, dtype=torch.int64)
         return drawn.to(next(iter(self._parameters.values())).device)  # type: ignore[union-attr]

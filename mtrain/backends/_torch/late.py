@@ -18,19 +18,19 @@ def send(
         A function that waits for them and returns them as one float64 vector.
     """
     device = norm.device
-    parts = [_uploaded(numbers, device), *(tensor.detach().reshape(1).double() for tensor in tensors)]
+    parts = [_upload(numbers, device), *(tensor.detach().reshape(1).double() for tensor in tensors)]
     means = collective.all_reduce(torch.cat(parts), "mean")
     # The norm is equal on all ranks already; a mean of it could round.
-    return _downloaded(torch.cat([norm.reshape(1), means]))
+    return _download(torch.cat([norm.reshape(1), means]))
 
 
-def _uploaded(numbers: Sequence[float], device: torch.device) -> Tensor:
+def _upload(numbers: Sequence[float], device: torch.device) -> Tensor:
     on_cuda = device.type == "cuda"
     # From pageable memory the copy would wait until the device has come to it.
     return torch.tensor(numbers, dtype=torch.float64, pin_memory=on_cuda).to(device, non_blocking=True)
 
 
-def _downloaded(vector: Tensor) -> Callable[[], Array]:
+def _download(vector: Tensor) -> Callable[[], Array]:
     if vector.device.type != "cuda":
         return vector.numpy
     host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)

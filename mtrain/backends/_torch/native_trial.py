@@ -70,15 +70,15 @@ class Trials:
     def __init__(self, made: Made) -> None:
         """Choose arrays for the trials."""
         self._made = made
-        self._chosen = _chosen(made)
-        self._shapes = [_small(made.shapes[id(parameter)]) for parameter in self._chosen]
+        self._choose = _choose(made)
+        self._shapes = [_small(made.shapes[id(parameter)]) for parameter in self._choose]
 
     def split(self) -> Verdict:
         """Find out whether the optimizer steps pieces of flattened arrays to the values of whole arrays."""
         name = type(self._made.optimizer).__name__
         if isinstance(self._made.optimizer, torch.optim.LBFGS):
             return Verdict(f"{name} joins all arrays into one vector")
-        with _random_numbers_kept(self._chosen):
+        with _random_numbers_kept(self._choose):
             try:
                 whole = self._copy(self._shapes, [0] * len(self._shapes))
                 whole.run(self._gradients, range(UPDATES))
@@ -86,17 +86,17 @@ class Trials:
                 return Verdict(f"{name} could not be tried: {type(error).__name__}: {error}")
             try:
                 pieces = [self._piece(0), self._piece(1)]
-                if (verdict := _compared(name, whole, pieces)).problem:
+                if (verdict := _compare(name, whole, pieces)).problem:
                     return verdict
                 pieces.append(self._piece(2))
             except Exception as error:
                 return Verdict(f"{name} fails on parts of arrays: {type(error).__name__}: {error}")
-            return _compared(name, whole, pieces)
+            return _compare(name, whole, pieces)
 
     def resumed(self) -> str:
         """Return why a job that is resumed would go on otherwise, empty if it would not or if that cannot be tried."""
         shapes, firsts = self._shapes, [0] * len(self._shapes)
-        with _random_numbers_kept(self._chosen):
+        with _random_numbers_kept(self._choose):
             try:
                 whole, before, after = (self._copy(shapes, firsts) for _ in range(3))
                 whole.run(self._gradients, range(UPDATES))
@@ -131,7 +131,7 @@ class Trials:
         ]
         pieces = {
             id(parameter): Piece(own, first)
-            for parameter, own, first in zip(self._chosen, parameters, firsts, strict=True)
+            for parameter, own, first in zip(self._choose, parameters, firsts, strict=True)
         }
         return _Trial(moved(self._made, pieces), parameters)
 
@@ -156,11 +156,11 @@ class Trials:
         generator = torch.Generator().manual_seed(seed)
         return [
             torch.randn(shape, generator=generator, dtype=torch.float64).to(parameter)
-            for parameter, shape in zip(self._chosen, self._shapes, strict=True)
+            for parameter, shape in zip(self._choose, self._shapes, strict=True)
         ]
 
 
-def _chosen(made: Made) -> list[Tensor]:
+def _choose(made: Made) -> list[Tensor]:
     """Return some parameters of each group: a few of each number of axes, the longest ones."""
     chosen: list[Tensor] = []
     for group in made.optimizer.param_groups:
@@ -177,7 +177,7 @@ def _small(shape: torch.Size) -> tuple[int, ...]:
     return tuple(min(length, SIDES.get(len(shape), SIDE)) for length in shape)
 
 
-def _compared(name: str, whole: _Trial, pieces: Sequence[_Trial]) -> Verdict:
+def _compare(name: str, whole: _Trial, pieces: Sequence[_Trial]) -> Verdict:
     """Compare weights and moments of whole arrays with those of their pieces."""
     verdict = Verdict()
     for place, parameter in enumerate(whole.parameters):

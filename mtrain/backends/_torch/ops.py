@@ -68,11 +68,11 @@ def constant(values: Any, *, like: Tensor, dtype: str | None = None) -> Tensor:
     if type(like) is not Tensor or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         # A tracer must see the values: what it makes of a tensor does not outlive the trace.
         return asarray(values, like=like, dtype=dtype)
-    return _kept(values, like.device, like.dtype if dtype is None else _DTYPES[dtype])
+    return _keep(values, like.device, like.dtype if dtype is None else _DTYPES[dtype])
 
 
 @lru_cache(maxsize=512)
-def _kept(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _keep(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype).to(device)
 
 

@@ -145,7 +145,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
                     )
 
     @override
-    def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:
+    def _by_name(self, gradients: Gradients) -> Mapping[str, Tensor]:
         return {
             names[place]: gradient
             for names, places, group in zip(self.groups, gradients.places, gradients.groups, strict=True)

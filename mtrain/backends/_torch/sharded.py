@@ -47,8 +47,8 @@ class PartsOptimizer(TorchOptimizer):
     parts: Parts
 
     @override
-    def _named(self, gradients: Gradients) -> Mapping[str, Tensor]:
-        return super()._named(gradients) if len(self.parts) == 0 else UpdateOrder._named(self, gradients)
+    def _by_name(self, gradients: Gradients) -> Mapping[str, Tensor]:
+        return super()._by_name(gradients) if len(self.parts) == 0 else UpdateOrder._by_name(self, gradients)
 
     @override
     def _norm(self, gradients: Gradients) -> float:
@@ -109,7 +109,7 @@ class ShardedOptimizer(PartsOptimizer):
         held_model = cast(nn.Module, Held(model, parts))
         super().__init__(held_model, recipe, exchange=exchange, collective=collective, device=device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        cut = _cut(parts, shapes, collective) if boxes is None else _boxed(parts, shapes, boxes, rank=collective.rank)
+        cut = _cut(parts, shapes, collective) if boxes is None else _box(parts, shapes, boxes, rank=collective.rank)
         self.parts = Parts(
             {**cut, **{alias: cut[name] for alias, name in tied(model).items() if name in cut}},
             collective,
@@ -152,7 +152,7 @@ def _cut(
     return parts_by_name
 
 
-def _boxed(
+def _box(
     parts: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, Boxes], *, rank: int
 ) -> dict[str, Part]:
     """Describe parts that a mesh has cut."""

@@ -55,18 +55,18 @@ class Gather:
         """Yield whole arrays on rank 0, None on others. Every rank must call, and go to the end."""
         for batch in _batches(entries):
             if batch[0].layout is not None:
-                yield from self._received(batch) if self.rank == 0 else self._sent(batch)
+                yield from self._receive_parts(batch) if self.rank == 0 else self._send_parts(batch)
             else:
                 yield state.on_host(batch[0].tensor) if self.rank == 0 else None
 
-    def _sent(self, batch: Sequence[Entry]) -> Iterator[None]:
+    def _send_parts(self, batch: Sequence[Entry]) -> Iterator[None]:
         pieces = [entry.tensor.detach().reshape(-1)[: self._length(entry, self.rank)].cpu() for entry in batch]
         own = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         for piece in _bytes(own).split(BUCKET_BYTES):
             dist.send(piece, dst=0, group=self._group)
         yield from (None for _ in batch)
 
-    def _received(self, batch: Sequence[Entry]) -> Iterator[Array]:
+    def _receive_parts(self, batch: Sequence[Entry]) -> Iterator[Array]:
         wholes = [_room(prod(entry.shape), entry.tensor.dtype).view(entry.shape) for entry in batch]
         for rank in range(self._size):
             lengths = [self._length(entry, rank) for entry in batch]
@@ -140,7 +140,7 @@ class TorchStream:
         """Make the stream; ``copied``: see ``Capabilities.stream``."""
         self.counters = counters
         self._gather = gather
-        self._entries = _copied(entries, rank=gather.rank) if copied else entries
+        self._entries = _copy_to_host(entries, rank=gather.rank) if copied else entries
         self.outlines: Mapping[Part, Mapping[str, Outline]] = {
             part: {name: Outline(tuple(entry.shape), _type(entry.tensor.dtype)) for name, entry in of_part.items()}
             for part, of_part in entries.items()
@@ -152,7 +152,7 @@ class TorchStream:
         return self._gather.arrays([entries[name] for name in names])
 
 
-def _copied(entries: Mapping[Part, Mapping[str, Entry]], *, rank: int) -> dict[Part, dict[str, Entry]]:
+def _copy_to_host(entries: Mapping[Part, Mapping[str, Entry]], *, rank: int) -> dict[Part, dict[str, Entry]]:
     """Copy what this rank contributes to the host: its parts, and on rank 0 whole arrays; tied weights once."""
     copies: dict[Any, Tensor] = {}
 

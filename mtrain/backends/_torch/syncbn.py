@@ -135,10 +135,10 @@ class NativeSyncBatchNorm(nn.SyncBatchNorm):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        output = self._normalized(input)
+        output = self._normalize(input)
         return F.silu(output) if self.silu else output
 
-    def _normalized(self, input: Tensor) -> Tensor:
+    def _normalize(self, input: Tensor) -> Tensor:
         own = self.running_var
         if not self.training or self.unbiased_variance or own is None or self.momentum is None:
             return super().forward(input)

@@ -107,7 +107,7 @@ def write(folder: Path, saved: Saved | Content) -> None:
     folder.mkdir(mode=0o700)
     with Beside() as hashing, Beside() as flushing:
         writer = _Writer(hashing, flushing)
-        files = {name: writer.write(folder / name, _packed(content, part)) for part, name in ARRAYS.items()}
+        files = {name: writer.write(folder / name, _pack(content, part)) for part, name in ARRAYS.items()}
         flushing.wait()
     body = {
         "progress": asdict(saved.progress),
@@ -135,7 +135,7 @@ def in_file_order(stream: StateStream) -> Iterator[Array | None]:
         yield from stream.arrays(part, arrays_file.file_order(stream.outlines[part]))
 
 
-def _packed(content: Content, part: Part) -> Iterator[bytes | memoryview]:
+def _pack(content: Content, part: Part) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the file of ``part``, whose arrays come next."""
     outlines = content.stream.outlines[part]
     yield arrays_file.header(outlines)

@@ -232,9 +232,9 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise self._explained(error, name) from error
+            raise self._explain(error, name) from error
 
-    def _explained(self, error: OSError, name: str) -> TrainingError:
+    def _explain(self, error: OSError, name: str) -> TrainingError:
         last_good = newest(self.folder)
         earlier = f"the last good one is {last_good}" if last_good else "there is no earlier one"
         return TrainingError(
@@ -446,11 +446,11 @@ def _clean(folder: Path) -> None:
         final = folder / path.name.removeprefix(TEMPORARY).partition("@")[0]
         if not final.exists():
             path.rename(final)
-    for path in _abandoned(folder):
+    for path in _find_abandoned(folder):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _abandoned(folder: Path) -> Iterator[Path]:
+def _find_abandoned(folder: Path) -> Iterator[Path]:
     """Yield the temporary folders of this host's writers that have died."""
     for path in folder.glob(f"{TEMPORARY}*"):
         _, _, rest = path.name.partition("@")
@@ -468,7 +468,7 @@ def reusable_bytes(folder: Path) -> int:
     These are whole checkpoints, which rotate, and what writers that have died have left, which is deleted at the start.
     Damaged checkpoints stay.
     """
-    left = (file.stat() for path in _abandoned(folder) for file in path.rglob("*") if file.is_file())
+    left = (file.stat() for path in _find_abandoned(folder) for file in path.rglob("*") if file.is_file())
     whole = (path for path in listed(folder) if looks_whole(path))
     # A file with several links is one of a checkpoint that was being copied, which has been counted.
     return sum(map(files.size_of, whole)) + sum(status.st_size for status in left if status.st_nlink == 1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mtrain.core.interfaces.queue import Queue
 
 
-def _ignored(text: str) -> None:
+def _ignore(text: str) -> None:
     """Do nothing: a plan shows no notes."""
 
 
@@ -29,7 +29,7 @@ class HostedJob:
     """The name under which the spec chooses the cluster."""
     failure_timeout_s: int = 60
     """Seconds of silence that end a job, and within which every host must have joined."""
-    note: Callable[[str], None] = field(default=_ignored, compare=False)
+    note: Callable[[str], None] = field(default=_ignore, compare=False)
     """Shows the user a line; in a plan it does nothing."""
 
 

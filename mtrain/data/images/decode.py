@@ -92,7 +92,7 @@ def _decode_jpeg(data: bytes, reduce: int) -> NDArray[np.uint8]:
         if "premature" in str(error).lower() or not jpeg_ends(data):
             raise
         image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=False, **min_size)
-    return _oriented(image, read_jpeg_header(data)[2])
+    return _orient(image, read_jpeg_header(data)[2])
 
 
 def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
@@ -135,7 +135,7 @@ def _on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return blended.astype(np.uint8)
 
 
-def _oriented(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _orient(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Undo EXIF orientation 1 to 8 (EXIF 2.32, tag 0x0112)."""
     if orientation in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)

@@ -27,7 +27,7 @@ def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS)
         if data[:2] == JPEG and _EXIF not in data:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             if colours in ("YCbCr", "Gray") and height * width <= max_pixels:
-                return _decoded(data, (width, height), reduce, strict=True)
+                return _decode(data, (width, height), reduce, strict=True)
     except (OSError, ValueError):
         pass
     return None
@@ -51,7 +51,7 @@ def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1)
     """
     try:
         data = shortened(read_image(path), size, rows * reduce)
-        return None if data is None else _decoded(data, (size[0], min(rows * reduce, size[1])), reduce, strict=False)
+        return None if data is None else _decode(data, (size[0], min(rows * reduce, size[1])), reduce, strict=False)
     except (OSError, ValueError, IndexError, struct.error):
         return None
 
@@ -78,7 +78,7 @@ def shortened(data: bytes, size: tuple[int, int], rows: int) -> bytes | None:
     return None
 
 
-def _decoded(data: bytes, size: tuple[int, int], reduce: int, *, strict: bool) -> NDArray[uint8]:
+def _decode(data: bytes, size: tuple[int, int], reduce: int, *, strict: bool) -> NDArray[uint8]:
     width, height = size
     min_size = {} if reduce == 1 else {"min_height": -(-height // reduce), "min_width": -(-width // reduce)}
     image: NDArray[uint8] = simplejpeg.decode_jpeg(

@@ -20,10 +20,10 @@ def finish(
     gains = random_gains(rng, spec)
     if gains != (1.0, 1.0, 1.0):
         scale_hsv(out, gains)
-    return targets(_flipped(rng, spec, boxes, out), labels, len(out), edge_px=edge_px)
+    return targets(_flip(rng, spec, boxes, out), labels, len(out), edge_px=edge_px)
 
 
-def _flipped(
+def _flip(
     rng: np.random.Generator, spec: VariationSpec, boxes: NDArray[np.float64], out: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
     side = len(out)

@@ -49,7 +49,7 @@ class Pipeline:
                     f"{KEY}: {reference} needs albumentations, which cannot be imported ({error}); install it with: "
                     f"{install('data')}"
                 ) from error
-            composed = _made(reference, library)
+            composed = _make(reference, library)
             if not isinstance(composed, library.Compose):
                 raise DataError(
                     f"{KEY}: {reference} gives a {type(composed).__name__}; expected an albumentations.Compose"
@@ -68,7 +68,7 @@ class Pipeline:
         Raises:
             DataError: the pipeline fails, or its result is no uint8 image.
         """
-        return self._checked(self._run(key, origin, image=image.copy())["image"], origin)
+        return self._check(self._run(key, origin, image=image.copy())["image"], origin)
 
     def apply_with_boxes(
         self,
@@ -90,7 +90,7 @@ class Pipeline:
         result = self._run(key, origin, image=image.copy(), bboxes=clipped, labels=labels_N)
         boxes = np.asarray(result["bboxes"], dtype=np.float64).reshape(-1, 4)
         labels = np.asarray(result["labels"]).reshape(-1).astype(np.int64)
-        return self._checked(result["image"], origin), boxes, labels
+        return self._check(result["image"], origin), boxes, labels
 
     def _run(self, key: Sequence[int], origin: str, **data: Any) -> Any:
         words = np.random.SeedSequence(list(key)).generate_state(len(self._transforms) + 2)
@@ -105,7 +105,7 @@ class Pipeline:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise DataError(f"{KEY}: {self.reference} fails on {origin} ({reason}); correct the pipeline") from error
 
-    def _checked(self, image: Any, origin: str) -> NDArray[np.uint8]:
+    def _check(self, image: Any, origin: str) -> NDArray[np.uint8]:
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
             return image
         kind = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -137,7 +137,7 @@ def _all_transforms(node: Any) -> Iterator[Any]:
             yield from _all_transforms(inner)
 
 
-def _made(reference: str, library: Any) -> Any:
+def _make(reference: str, library: Any) -> Any:
     if references.is_reference(reference) and not reference.lower().endswith(PIPELINE_FILES):
         return _from_code(reference)
     path = Path(reference).expanduser()

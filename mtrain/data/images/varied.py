@@ -21,10 +21,10 @@ def varied(images_BHW3: Array, kinds: Sequence[tuple[bool, float]], *, step: int
         kinds: What to make; (False, 1.0) is the images themselves.
         step: Number of which the sides must be multiples.
     """
-    return [_varied(images_BHW3, mirrored, scale, step) for mirrored, scale in kinds]
+    return [_vary(images_BHW3, mirrored, scale, step) for mirrored, scale in kinds]
 
 
-def _varied(images_BHW3: Array, mirrored: bool, scale: float, step: int) -> tuple[Array, Variation]:  # noqa: FBT001
+def _vary(images_BHW3: Array, mirrored: bool, scale: float, step: int) -> tuple[Array, Variation]:  # noqa: FBT001
     _, height, width, _ = images_BHW3.shape
     copies = np.ascontiguousarray(images_BHW3[:, :, ::-1]) if mirrored else images_BHW3
     rows, columns = round(height * scale), round(width * scale)

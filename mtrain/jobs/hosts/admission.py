@@ -151,11 +151,11 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, version: s
         return f"it has mtrain {version}, the first host {mtrain.__version__}"
     for key, flag in (("hosts", "--ips"), ("mode", "the command")):
         if mine[key] != theirs.get(key):
-            return f"{flag}: it has {_displayed(theirs.get(key))}, the first host {_displayed(mine[key])}"
+            return f"{flag}: it has {_display(theirs.get(key))}, the first host {_display(mine[key])}"
     here, there = mine["spec"], theirs.get("spec") or {}
     for key in [*here, *(key for key in there if key not in here)]:
         if key not in OWN_KEYS and here.get(key, _ABSENT) != there.get(key, _ABSENT):
-            return f"{key}: it has {_displayed(there.get(key))}, the first host {_displayed(here.get(key))}"
+            return f"{key}: it has {_display(there.get(key))}, the first host {_display(here.get(key))}"
     return None
 
 
@@ -179,7 +179,7 @@ def claimed_host(job: Mapping[str, Any]) -> str:
 _ABSENT = object()
 
 
-def _displayed(value: Any) -> str:
+def _display(value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else repr(value)
     return printable(text, MAX_REASON)
 

@@ -49,7 +49,7 @@ def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Lo
         raise UsageError(_refusal(loaded, allocation))
     if cluster.nodes not in (None, len(names)):
         raise UsageError(
-            f"{_shown(loaded, NODES)}: {cluster.nodes} hosts wanted, but {allocation.scheduler} has given this job "
+            f"{_with_origin(loaded, NODES)}: {cluster.nodes} hosts wanted, but {allocation.scheduler} has given this job "
             f"{len(names)} ({allocation.evidence}); give {len(names)}, or name the hosts with --ips"
         )
     return _with_hosts(loaded, allocation, names)
@@ -68,7 +68,7 @@ def _refuse_unnamed(loaded: "Loaded") -> None:
     cluster = loaded.spec.cluster
     wanted = cluster.nodes not in (None, 1) and loaded.origin(NODES).kind in TYPED
     if wanted and not cluster.ips and cluster.name == AUTO:
-        raise UsageError(f"{_shown(loaded, NODES)}: no host is named; give --ips HOST,HOST")
+        raise UsageError(f"{_with_origin(loaded, NODES)}: no host is named; give --ips HOST,HOST")
 
 
 def _refusal(loaded: "Loaded", allocation: Allocation) -> str:
@@ -76,14 +76,14 @@ def _refusal(loaded: "Loaded", allocation: Allocation) -> str:
     name = loaded.spec.cluster.name
     if name != AUTO and allocation.copies and _one_each(allocation):
         return (
-            f"{_shown(loaded, 'cluster.name')}: {name!r} brings a job to its hosts from one of them, but "
+            f"{_with_origin(loaded, 'cluster.name')}: {name!r} brings a job to its hosts from one of them, but "
             f"{allocation.scheduler} starts this command on each ({allocation.evidence}); give --cluster auto, or start "
             "it once"
         )
     return allocations.contradiction(allocation)
 
 
-def _shown(loaded: "Loaded", path: str) -> str:
+def _with_origin(loaded: "Loaded", path: str) -> str:
     """Return a value with the place where it was set, for a message."""
     origin = loaded.origin(path)
     return str(origin) if origin.kind in TYPED else f"{origin} {path}"
@@ -121,7 +121,7 @@ def _with_place(loaded: "Loaded", allocation: Allocation) -> "Loaded":
         return loaded
     if cluster.name != AUTO or cluster.node_rank is not None or len(cluster.ips) < 2:
         return loaded
-    return _changed(loaded, allocation, {"node_rank": ("place", place)})
+    return _change(loaded, allocation, {"node_rank": ("place", place)})
 
 
 def _with_hosts(loaded: "Loaded", allocation: Allocation, names: Sequence[str]) -> "Loaded":
@@ -138,10 +138,10 @@ def _with_hosts(loaded: "Loaded", allocation: Allocation, names: Sequence[str]) 
         values["interface"] = ("interface", allocation.interface)
     if allocation.ranks_per_host and cluster.nproc_per_node == AUTO and cluster.slots is None:
         values["nproc_per_node"] = ("ranks_per_host", allocation.ranks_per_host)
-    return _changed(loaded, allocation, values, _note(allocation, names, values))
+    return _change(loaded, allocation, values, _note(allocation, names, values))
 
 
-def _changed(loaded: "Loaded", allocation: Allocation, values: Mapping[str, tuple[str, Any]], *notes: str) -> "Loaded":
+def _change(loaded: "Loaded", allocation: Allocation, values: Mapping[str, tuple[str, Any]], *notes: str) -> "Loaded":
     """Return ``loaded`` with ``values``: key of the section ``cluster`` -> (field of the allocation, value)."""
     return config.with_values(
         loaded,

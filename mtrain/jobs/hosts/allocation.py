@@ -46,7 +46,7 @@ def readers(registry: Registry | None = None) -> list[AllocationReader]:
         PluginError: one of them cannot be loaded. Leaving it out could start several jobs in place of one.
     """
     registry = Registry.read() if registry is None else registry
-    made = [_made(entry.name, registry) for entry in registry.usable(KIND)]
+    made = [_make_reader(entry.name, registry) for entry in registry.usable(KIND)]
     return sorted(made, key=lambda reader: reader.distance)
 
 
@@ -112,7 +112,7 @@ def host_names(allocation: Allocation, environ: Mapping[str, str]) -> list[str]:
     Raises:
         UsageError: there are not as many as the scheduler has said, or more than a job can have.
     """
-    names = _listed(allocation.expand, environ) or list(allocation.host_names)
+    names = _lines_of(allocation.expand, environ) or list(allocation.host_names)
     if names and allocation.hosts is not None and len(names) != allocation.hosts:
         raise UsageError(
             f"{allocation.scheduler} has given this job {allocation.hosts} hosts ({allocation.evidence}), but names "
@@ -157,7 +157,7 @@ def _shortly(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_TYPED]) + (", ..." if len(names) > MAX_TYPED else "")
 
 
-def _listed(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def _lines_of(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the lines that ``command`` prints; empty where it is missing or fails, as in a container."""
     if not command:
         return []
@@ -175,7 +175,7 @@ def _listed(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return output.decode(errors="replace").split()
 
 
-def _made(name: str, registry: Registry) -> AllocationReader:
+def _make_reader(name: str, registry: Registry) -> AllocationReader:
     try:
         made: AllocationReader = registry.make(KIND, name, {}, path=f"{POLICY_FILE} [{KIND}.{name}] options")
     except PluginError as error:

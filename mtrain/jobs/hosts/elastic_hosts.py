@@ -69,7 +69,7 @@ class ElasticHosts(ConnectedHosts):
     _plan: Plan | None = None
     """The plan of the attempt that runs."""
     _packing: threading.Lock = field(default_factory=threading.Lock)
-    _packed: tuple[Plan, dict[str, Any]] | None = None
+    _pack: tuple[Plan, dict[str, Any]] | None = None
     """The plan of an attempt, and the files that hosts which come during it receive."""
     _holders: tuple[set[int], int] = field(default_factory=lambda: (set(), -1))
     """The hosts that had the newest checkpoint when they were last asked, and its update."""
@@ -192,14 +192,14 @@ class ElasticHosts(ConnectedHosts):
         A start is let through to its first update, or a host that comes and goes would end each one before anything is made.
         """
         if self._leaving:
-            return f"{self._named(self._leaving)} asked to end, and leaves"
+            return f"{self._name_hosts(self._leaving)} asked to end, and leaves"
         now, candidates = time.monotonic(), self._candidates
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             candidates.look(self._absent())
         fitting = candidates.fitting if self._is_under_way(outcome) else []
         if fitting and (len(fitting) == len(self._absent()) or self._have_come()):
-            return f"{self._named(fitting)} here"
+            return f"{self._name_hosts(fitting)} here"
         return ""
 
     @staticmethod
@@ -224,9 +224,9 @@ class ElasticHosts(ConnectedHosts):
         plan, wait_s = self._plan, self.limits.silence_s
         assert plan is not None
         with self._packing:  # All that come during an attempt receive the same files.
-            if self._packed is None or self._packed[0] is not plan:
-                self._packed = plan, packed_files.pack(self.files(plan))
-            files = self._packed[1]
+            if self._pack is None or self._pack[0] is not plan:
+                self._pack = plan, packed_files.pack(self.files(plan))
+            files = self._pack[1]
         prepare({member.node: member}, plan, files, cwd=self.cwd, wait_s=wait_s)
 
     def _leaves(self, node: int) -> bool:
@@ -258,12 +258,12 @@ class ElasticHosts(ConnectedHosts):
         """Say that the job runs without some of its hosts."""
         absent = self._absent()
         if absent:
-            names = self._named(absent, verb=False)
+            names = self._name_hosts(absent, verb=False)
             self._note_once(f"the job runs without {names}, and goes on with {_them(absent)} once there again")
 
     def _note_waiting(self) -> None:
         """Say which hosts a job that cannot run waits for, and why."""
-        names, patience_s = self._named(self._absent(), verb=False), self.rejoin_s
+        names, patience_s = self._name_hosts(self._absent(), verb=False), self.rejoin_s
         why = ""
         if len(self.members) < self.fewest:
             why, patience_s = f" (it needs {self.fewest} hosts: cluster.min_nodes)", max(self.back_s, self.rejoin_s)
@@ -317,11 +317,11 @@ class ElasticHosts(ConnectedHosts):
             )
         return (
             f"the job cannot go on: {there} of its hosts are there after {waited:.0f} s, and it needs {self.fewest} "
-            f"(cluster.min_nodes); missing: {self._named(self._absent(), verb=False)}"
+            f"(cluster.min_nodes); missing: {self._name_hosts(self._absent(), verb=False)}"
             f"{''.join(f'; {problem}' for problem in self._candidates.problems())}; go on with --resume"
         )
 
-    def _named(self, nodes: Iterable[int], *, verb: bool = True) -> str:
+    def _name_hosts(self, nodes: Iterable[int], *, verb: bool = True) -> str:
         names = [self.members[node].label if node in self.members else self.names[node] for node in sorted(nodes)]
         return few(names) + (f" {'is' if len(names) == 1 else 'are'}" if verb else "")
 

@@ -62,7 +62,7 @@ class ExpectedHosts:
             kind = _what_a_plan_uses(member)
             known = self._known.get(kind)
             if known is None or (isinstance(known, _Refusal) and self.clock() >= known.until):
-                known = self._known[kind] = self._planned(members, member)
+                known = self._known[kind] = self._require(members, member)
         if isinstance(known, _Refusal):
             raise known.error
         here = {member.host, *(each.host for each in members.values())}
@@ -71,7 +71,7 @@ class ExpectedHosts:
         names = [name for name in required["names"] if name in here]
         return {**required, "address": address, "names": list(dict.fromkeys([*names, address]))}
 
-    def _planned(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | _Refusal:
+    def _require(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | _Refusal:
         try:
             return self.required(members, member)
         except MtrainError as error:

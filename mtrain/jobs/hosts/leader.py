@@ -147,7 +147,7 @@ class Leader:
             "display": self.display,
             "requests": requests,
             "files": self._write_folder,
-            "replan": self._replanned,
+            "replan": self._replan,
             "forwarded": self.forwarded if self.gathering.forwards else {},
             "limits": Limits.of(cluster.failure_timeout_s, grace_s=cluster.grace_s),
             "back_s": cluster.joining_s,
@@ -225,7 +225,7 @@ class Leader:
             stop=lambda: self._end_requested(requests),
         )
 
-    def _replanned(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
+    def _replan(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
         return self._plan(self._survey(nodes), plan.run_dir, checkpoint or self._start_from())
 
     def _survey(

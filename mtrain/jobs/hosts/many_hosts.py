@@ -85,7 +85,7 @@ def run(
         brief=brief,
         gathering=gathering,
         display=display,
-        forwarded=_forwarded(draft, environ, brief.spec.cluster.forward_env),
+        forwarded=_forward(draft, environ, brief.spec.cluster.forward_env),
         trials=trials,
         tell=tell,
         stream=stream or sys.stderr,
@@ -154,7 +154,7 @@ def _with_shards(brief: Brief, shards: int) -> Brief:
     return dataclasses.replace(brief, loaded=dataclasses.replace(loaded, spec=spec, values=values))
 
 
-def _forwarded(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
+def _forward(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
     """Return the variables for the other hosts, without those that the cluster sets on each of them."""
     assigned = frozenset() if draft.cluster is None else draft.cluster.assigns
     return {name: value for name, value in environment.forwarded(environ, extra).items() if name not in assigned}

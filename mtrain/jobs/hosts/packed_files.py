@@ -16,22 +16,22 @@ KEY = "zlib"
 
 def pack(files: Mapping[str, str]) -> dict[str, Any]:
     """Return files by name as values of a message."""
-    return {name: _packed(text) for name, text in files.items()}
+    return {name: _pack(text) for name, text in files.items()}
 
 
 def unpack(files: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files that ``pack`` has packed."""
-    return {name: _unpacked(value) for name, value in files.items()}
+    return {name: _unpack(value) for name, value in files.items()}
 
 
-def _packed(text: str) -> Any:
+def _pack(text: str) -> Any:
     content = text.encode("utf-8", "surrogateescape")
     if len(content) < LEAST_BYTES:
         return text
     return {KEY: base64.b64encode(zlib.compress(content, 9)).decode("ascii")}
 
 
-def _unpacked(value: Any) -> str:
+def _unpack(value: Any) -> str:
     if isinstance(value, str):
         return value
     return zlib.decompress(base64.b64decode(value[KEY])).decode("utf-8", "surrogateescape")

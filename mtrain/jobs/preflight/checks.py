@@ -93,7 +93,7 @@ def _between(hosts: Sequence[HostFacts], channels: Sequence[Channel], now: Calla
     for host, others, answer in zip(hosts, targets, answers, strict=True):
         problems = answer.get("reached", [answer.get("error")] * len(others))
         findings += [
-            _unreached(host, other, problem) for other, problem in zip(others, problems, strict=True) if problem
+            _explain_unreached(host, other, problem) for other, problem in zip(others, problems, strict=True) if problem
         ]
     ways = sum(map(len, targets))
     if ways and not findings:
@@ -103,7 +103,7 @@ def _between(hosts: Sequence[HostFacts], channels: Sequence[Channel], now: Calla
     return findings
 
 
-def _unreached(source: HostFacts, target: HostFacts, problem: str) -> Finding:
+def _explain_unreached(source: HostFacts, target: HostFacts, problem: str) -> Finding:
     return Finding(
         check="reach",
         state="bad",

@@ -130,7 +130,9 @@ def _own_address(host: HostFacts, *, one_machine: bool) -> Finding | None:
     addresses = host.named(host.address)
     if not addresses:
         remedy = "give its address in cluster.ips, or enter the name in its /etc/hosts"
-        return _bad("address", host, f"the name {host.address} is not known on that host itself{_waited(host)}", remedy)
+        return _bad(
+            "address", host, f"the name {host.address} is not known on that host itself{_describe_wait(host)}", remedy
+        )
     if host.meeting_address is None:
         text = f"{host.address} is no address of this host; it has {mine}"
         return _bad("address", host, text, "correct cluster.ips")
@@ -149,7 +151,7 @@ def _name_of_other(host: HostFacts, other: HostFacts) -> Finding | None:
         return None
     addresses = host.named(other.address)
     if not addresses:
-        text = f"does not know the name {other.address}{_waited(host)}"
+        text = f"does not know the name {other.address}{_describe_wait(host)}"
         return _bad("address", host, text, "give addresses in cluster.ips, or enter the name in its /etc/hosts")
     if not set(addresses) & {address for address in other.own if not _is_loopback(address)}:
         text = f"takes {other.address} for {', '.join(addresses)}, which is no address of that host"
@@ -157,7 +159,7 @@ def _name_of_other(host: HostFacts, other: HostFacts) -> Finding | None:
     return None
 
 
-def _waited(host: HostFacts) -> str:
+def _describe_wait(host: HostFacts) -> str:
     """Return how long the leader has waited for a name to become known on the host, for a message."""
     waited_s = host.required.get("names_s")
     return "" if waited_s is None else f", also not within {waited_s} s"
@@ -298,11 +300,11 @@ def _data(hosts: Sequence[HostFacts]) -> list[Finding] | str:
         expected, actual = usual.facts["data"], host.facts["data"]
         if actual["digests"] != expected["digests"]:
             text = (
-                f"data.root {actual['root']}: {host.first_difference or 'other files'} ({_counted(actual)}; "
-                f"{usual.label} has {_counted(expected)})"
+                f"data.root {actual['root']}: {host.first_difference or 'other files'} ({_count_hosts(actual)}; "
+                f"{usual.label} has {_count_hosts(expected)})"
             )
             problems.append(_bad("data", host, text, "copy it anew, for example with rsync -a --delete"))
-    return problems or f"data.root is the same on every host: {_counted(usual.facts['data'])}"
+    return problems or f"data.root is the same on every host: {_count_hosts(usual.facts['data'])}"
 
 
 def digests_of(host: HostFacts) -> Hashable:
@@ -310,7 +312,7 @@ def digests_of(host: HostFacts) -> Hashable:
     return tuple(host.facts["data"]["digests"])
 
 
-def _counted(data: Mapping[str, Any]) -> str:
+def _count_hosts(data: Mapping[str, Any]) -> str:
     some = "" if data["sized"] == data["files"] else f", sizes of {data['sized']:,} compared"
     return f"{data['files']:,} files, {data['bytes']:,} bytes{some}"
 
@@ -379,7 +381,7 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     present = [host.facts["devices"]["present"] for host in hosts]
     problems = []
     for host, count in zip(hosts, present, strict=True):
-        needed, why = _needed(host.required, any_there=any(present))
+        needed, why = _need(host.required, any_there=any(present))
         if count < needed:
             text = f"{count} GPUs are there, {needed} are asked for ({why})"
             problems.append(_bad("devices", host, text, "correct that, or let ranks compute on the CPU: --devices cpu"))
@@ -400,7 +402,7 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     return f"{min(present)} GPUs or more" if any(present) else "no GPUs: ranks compute on the CPU"
 
 
-def _needed(required: Mapping[str, Any], *, any_there: bool) -> tuple[int, str]:
+def _need(required: Mapping[str, Any], *, any_there: bool) -> tuple[int, str]:
     """Return how many GPUs a host must have, and which setting requires them."""
     if required["device"] == "cpu" or required["devices"] == []:
         return 0, ""

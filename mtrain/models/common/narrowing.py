@@ -27,10 +27,10 @@ def narrowed(output: Mapping[str, Tensor], score_BN: Tensor, *, above: float) ->
     kept = min(max(-(-most // _STEP), 1) * _STEP, rows)
     _, best_BK = ops.topk(score_BN, kept, 1)
     in_order_BK = ops.take_along_axis(best_BK, ops.argsort(best_BK, axis=1), 1)
-    return {name: _taken(x, in_order_BK) for name, x in output.items()}
+    return {name: _take(x, in_order_BK) for name, x in output.items()}
 
 
-def _taken(x: Tensor, rows_BK: Tensor) -> Tensor:
+def _take(x: Tensor, rows_BK: Tensor) -> Tensor:
     batch, kept = ops.shape(rows_BK)
     columns = ops.shape(x)[2]
     return ops.take_along_axis(x, ops.broadcast_to(rows_BK[:, :, None], (batch, kept, columns)), 1)

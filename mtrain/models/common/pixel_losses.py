@@ -89,7 +89,7 @@ def pixel_loss(
         counted_N = counted_N * _hard(logits_NC, classes_N, labelled_N, hard, images=ops.shape(logits_BCSS)[0])
     if class_weights:
         weights_C = _ratios(class_weights, like=logits_NC)
-        losses_N = _weighted(logits_NC, classes_N, weights_C, label_smoothing) * counted_N
+        losses_N = _weigh(logits_NC, classes_N, weights_C, label_smoothing) * counted_N
         counted_N = counted_N * ops.take(weights_C, classes_N)
     else:
         losses_N = ops.cross_entropy(logits_NC, classes_N, label_smoothing=label_smoothing)
@@ -105,7 +105,7 @@ def _ratios(class_weights: Sequence[float], *, like: Tensor) -> Tensor:
     return ops.constant(tuple(weight / largest for weight in class_weights), like=like, dtype=ops.dtype(like))
 
 
-def _weighted(logits_NC: Tensor, classes_N: Tensor, weights_C: Tensor, label_smoothing: float) -> Tensor:
+def _weigh(logits_NC: Tensor, classes_N: Tensor, weights_C: Tensor, label_smoothing: float) -> Tensor:
     """Return the cross entropy of each pixel with weights of classes, (N)."""
     own_N = ops.cross_entropy(logits_NC, classes_N) * ops.take(weights_C, classes_N)
     if not label_smoothing:

@@ -142,7 +142,7 @@ class OwnBatches:
                 f"session.batches: the batch sampler gave {what} in epoch {epoch}; expected one with a sample"
             )
         self._lengths = {epoch: [len(batch) for batch in batches]}
-        expected = self._counts.setdefault(epoch, self._told(epoch) or len(batches))
+        expected = self._counts.setdefault(epoch, self._ask_length(epoch) or len(batches))
         if expected != len(batches):
             raise ScriptError(
                 f"session.batches: the batch sampler has a length of {expected}, but gave {len(batches)} batches for epoch {epoch}; "
@@ -150,7 +150,7 @@ class OwnBatches:
             )
         return [number for batch in batches for number in batch]
 
-    def _told(self, epoch: int) -> int | None:
+    def _ask_length(self, epoch: int) -> int | None:
         """Return how many batches the sampler says that an epoch has; None: it does not say."""
         told: int | None = getattr(self._batches, "count", lambda epoch: None)(epoch)
         return told
@@ -158,7 +158,7 @@ class OwnBatches:
     def count(self, epoch: int) -> int:
         """See ``Epochs.count``."""
         if epoch not in self._counts:
-            if told := self._told(epoch):
+            if told := self._ask_length(epoch):
                 self._counts[epoch] = told
             else:
                 self._order.permutation(epoch)

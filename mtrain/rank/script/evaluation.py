@@ -150,7 +150,7 @@ def scored(collective: Collective, metric: Metric, predictions: Any, targets: An
     message, metrics = "", {}
     if collective.rank == 0:
         try:
-            metrics = outcomes.metrics_of(_computed(metric, predictions, targets), name=outcomes.name_of(metric))
+            metrics = outcomes.metrics_of(_compute(metric, predictions, targets), name=outcomes.name_of(metric))
         except UsageError as error:
             message = f"session.evaluate: {error}"
         except Exception as error:
@@ -161,7 +161,7 @@ def scored(collective: Collective, metric: Metric, predictions: Any, targets: An
     return metrics
 
 
-def _computed(metric: Any, predictions: Any, targets: Any) -> Any:
+def _compute(metric: Any, predictions: Any, targets: Any) -> Any:
     if outcomes.is_object(metric):
         return outcomes.computed(metric, predictions, targets)
     return metric(predictions, targets)

@@ -51,7 +51,7 @@ class OwnOrder:
         self._seed = seed
         self._seed_framework = seed_framework
         self._cached: tuple[int, Indices] | None = None
-        self.updates_per_epoch = None if updates_of is None else updates_of(len(self._asked(0)))
+        self.updates_per_epoch = None if updates_of is None else updates_of(len(self._ask_function(0)))
         """Number of updates of each epoch; None: epochs may differ."""
 
     def permutation(self, epoch: int) -> Indices:
@@ -61,7 +61,7 @@ class OwnOrder:
             ScriptError: they are no numbers of samples, or make another number of updates than those of epoch 0.
         """
         if self._cached is None or self._cached[0] != epoch:
-            numbers = self._asked(epoch)
+            numbers = self._ask_function(epoch)
             updates = None if self._updates_of is None else self._updates_of(len(numbers))
             if updates != self.updates_per_epoch:
                 raise ScriptError(
@@ -81,14 +81,14 @@ class OwnOrder:
         Raises:
             ScriptError: it does, so a resumed job could not continue to the same weights.
         """
-        if not np.array_equal(self._asked(0), self._asked(0)):
+        if not np.array_equal(self._ask_function(0), self._ask_function(0)):
             raise ScriptError(
                 "session.batches: `order` differs when it is called twice for epoch 0, so ranks would read other samples and a "
                 "resumed job would train on other data; draw the numbers from generators that are seeded by the epoch, such as "
                 "np.random.default_rng(epoch), or accept it with nondeterministic='allow'"
             )
 
-    def _asked(self, epoch: int) -> Indices:
+    def _ask_function(self, epoch: int) -> Indices:
         """Return what the function gives, as checked numbers."""
         seed_everything(self._dataset, (self._seed, epoch), self._seed_framework)
         given = self._order(epoch)

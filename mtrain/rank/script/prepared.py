@@ -135,8 +135,8 @@ class Prepared:
         if trained:
             gradients.watch(building.module, self._saw_gradients)
         if native_optimizer is not None:
-            spec = self._changed(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
-        stepped = self._stepped(request, native_optimizer, spec, name)
+            spec = self._with_changes(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
+        stepped = self._make_scheduler(request, native_optimizer, spec, name)
         updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
         self.spec = spec if not self.models.trained else self.spec
         entry = ScriptModel(
@@ -164,7 +164,7 @@ class Prepared:
         Raises:
             ScriptError: a value is wrong, or contradicts one that the user of ``mtrain run`` has set.
         """
-        self.spec = self._changed(self.spec, changes, call=call)
+        self.spec = self._with_changes(self.spec, changes, call=call)
         return self.spec
 
     def check_trained(self, call: str) -> Shares:
@@ -192,7 +192,7 @@ class Prepared:
         """The dtype of floating-point numbers in batches; None: as the data set has them."""
         return np.float64 if self.spec.train.precision == "fp64" else None
 
-    def _changed(self, spec: Spec, changes: Mapping[str, Any], *, call: str = "session.prepare") -> Spec:
+    def _with_changes(self, spec: Spec, changes: Mapping[str, Any], *, call: str = "session.prepare") -> Spec:
         result: Spec = changed(spec, changes, outside_paths=self.job.outside_paths, call=call)
         return result
 
@@ -205,7 +205,7 @@ class Prepared:
         changes = request.changes()
         shared = {path: value for path, value in changes.items() if path in SHARED_SETTINGS}
         self._share(shared, accumulate=request.accumulate)
-        spec = self._changed(self._base, {path: value for path, value in changes.items() if path not in shared})
+        spec = self._with_changes(self._base, {path: value for path, value in changes.items() if path not in shared})
         check_in_turn(spec, size=self.rank.collective.size, trial=self.job.trial)
         return spec
 
@@ -218,7 +218,7 @@ class Prepared:
         if len(self.models) == 0:
             if self.spec.train.accumulate == "auto" and accumulate is None:
                 settings = {**settings, "train.accumulate": 1}
-            spec = self._changed(self.spec, settings)
+            spec = self._with_changes(self.spec, settings)
             self._base, self.records.choices = settled(on_trial(spec, self.job.trial), self.rank)
             self._shared_settings = settings
             return
@@ -250,7 +250,7 @@ class Prepared:
             compile_blocks=compiled(sized.train, (), model="of the script"),
         )
 
-    def _stepped(
+    def _make_scheduler(
         self, request: ModelRequest, native: Recorded | None, spec: Spec, name: str
     ) -> SteppedScheduler | None:
         """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""

@@ -119,7 +119,7 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
     groups = dict(zip(map(id, optimizer.param_groups), stand_in.param_groups, strict=True))
     moves = {id(optimizer): stand_in, id(optimizer.param_groups): stand_in.param_groups, **groups}
     found: list[Any] = []
-    if _moved(scheduler, moves, found) is not scheduler or not found:
+    if _move_objects(scheduler, moves, found) is not scheduler or not found:
         raise refusal
     # Any scheduler of torch marks the method `step` of its optimizer, and warns where it finds no mark.
     import_module("torch.optim.lr_scheduler").LambdaLR(stand_in, lambda _: 1.0)
@@ -130,22 +130,22 @@ def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
     return SteppedScheduler(scheduler, groups_of_native(optimizer), stand_in=stand_in, ratios_stay=True)
 
 
-def _moved(value: Any, moves: dict[int, Any], found: list[Any]) -> Any:
+def _move_objects(value: Any, moves: dict[int, Any], found: list[Any]) -> Any:
     """Return a scheduler, or what it holds, with the objects in ``moves`` by identity replaced in place, which are added to ``found``."""
     if id(value) in moves:
         found += [value] if moves[id(value)] is not value else []
         return moves[id(value)]
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_moved(item, moves, found) for item in value)
+        return tuple(_move_objects(item, moves, found) for item in value)
     moves[id(value)] = value
     if isinstance(value, list):
-        value[:] = [_moved(item, moves, found) for item in value]
+        value[:] = [_move_objects(item, moves, found) for item in value]
     elif isinstance(value, dict):
-        value.update({key: _moved(item, moves, found) for key, item in value.items()})
+        value.update({key: _move_objects(item, moves, found) for key, item in value.items()})
     elif hasattr(value, "step") and hasattr(value, "state_dict") and not hasattr(value, "param_groups"):
         names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
         for name, item in [(name, getattr(value, name)) for name in names]:
-            if (moved := _moved(item, moves, found)) is not item:
+            if (moved := _move_objects(item, moves, found)) is not item:
                 setattr(value, name, moved)
     return value
 

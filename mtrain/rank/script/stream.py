@@ -125,7 +125,7 @@ class Stream:
                     f"session.batches: the stream has a length of {self.length} samples, but it goes on after them in epoch "
                     f"{epoch}; correct its __len__, which counts samples and not batches, or leave it out and give updates="
                 )
-            for share in self._divided(current, shares):
+            for share in self._divide(current, shares):
                 yield self._batch(share)
             current, update = following, update + 1
 
@@ -166,7 +166,7 @@ class Stream:
     def _seed_for(self, epoch: int, number: int) -> None:
         seed_everything(self.dataset, (self._seed, epoch, number), self._seed_framework)
 
-    def _divided(self, samples: list[Any], shares: Shares) -> Iterator[list[Any]]:
+    def _divide(self, samples: list[Any], shares: Shares) -> Iterator[list[Any]]:
         """Yield the samples of each micro batch of this rank; its own part of a stream is divided for this rank alone."""
         own = shares if self._shard is None else Shares(rank=0, size=1, shards=1, rounds=shares.passes)
         for places in own.divided(np.arange(len(samples))):

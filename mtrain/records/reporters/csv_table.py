@@ -73,7 +73,7 @@ class CsvTable(Reporter):
         }
         self._sums, self._count = {}, 0
         if set(row) - set(self._columns):  # A metric may appear late: that of a class without objects so far.
-            self._columns = _ordered({*self._columns, *row}, row)
+            self._columns = _order({*self._columns, *row}, row)
             self._rewrite(_read(self._path))
         with outputs.open_to_write(self._path, "a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
@@ -92,7 +92,7 @@ class CsvTable(Reporter):
         outputs.write_text(self._path, text.getvalue())
 
 
-def _ordered(names: set[str], row: Mapping[str, Any]) -> list[str]:
+def _order(names: set[str], row: Mapping[str, Any]) -> list[str]:
     """Return the columns: epoch and update, losses, metrics, learning rates; within each as in ``row``, then those of old rows."""
     known = [*row, *sorted(names - set(row))]
     groups = ("loss/", "metric/", "learning_rate")

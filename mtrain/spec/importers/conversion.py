@@ -55,7 +55,7 @@ def convert(
     books = _importer(importer, documents).translate(documents, cards=cards)
     values = {path: setting for book in books for path, setting in book.values.items()}
     loaded = _check(values, overrides)
-    lines = _rendered(_overridden(values, loaded), documents, schema=type(loaded.spec))
+    lines = _render(_overridden(values, loaded), documents, schema=type(loaded.spec))
     return Imported(
         text="\n".join(line for line, _ in lines) + "\n",
         files=[file for document in documents for file in document.files],
@@ -73,9 +73,9 @@ def _importer(name: str | None, documents: Sequence[Document]) -> Importer:
     """
     registry = Registry.read()
     if name is not None:
-        return _made(name, registry)
+        return _make_importer(name, registry)
     entries = registry.usable("importers")
-    shipped = [_made(entry.name, registry) for entry in entries if entry.is_own]
+    shipped = [_make_importer(entry.name, registry) for entry in entries if entry.is_own]
     chosen = next((importer for importer in shipped if importer.recognises(documents)), None)
     if chosen is None:
         others = [entry.name for entry in entries if not entry.is_own]
@@ -85,14 +85,14 @@ def _importer(name: str | None, documents: Sequence[Document]) -> Importer:
     return chosen
 
 
-def _made(name: str, registry: Registry) -> Importer:
+def _make_importer(name: str, registry: Registry) -> Importer:
     importer: Importer = registry.make("importers", name, {}, path=f"importer {name}")
     return importer
 
 
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:
     """Load the spec as ``mtrain`` would; report a mistake at the place of the foreign value."""
-    lines = list(_rendered(values, (), schema=Spec))
+    lines = list(_render(values, (), schema=Spec))
     with tempfile.TemporaryDirectory() as folder:
         file = FilePath(folder).resolve() / "imported.yml"
         file.write_text("\n".join(line for line, _ in lines) + "\n", encoding="utf-8")
@@ -100,11 +100,11 @@ def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Load
             return config.load(str(file), overrides=overrides, environ={})
         except SpecError as error:
             raise SpecError(
-                [_located(problem, f"{display(file)}:", lines, values) for problem in error.problems]
+                [_locate(problem, f"{display(file)}:", lines, values) for problem in error.problems]
             ) from None
 
 
-def _located(problem: str, prefix: str, lines: Sequence[tuple[str, str]], values: Mapping[str, Given]) -> str:
+def _locate(problem: str, prefix: str, lines: Sequence[tuple[str, str]], values: Mapping[str, Given]) -> str:
     if not problem.startswith(prefix):
         return problem
     number, _, message = problem.removeprefix(prefix).partition(" ")
@@ -129,7 +129,7 @@ def _overridden(values: Mapping[str, Given], loaded: config.Loaded) -> dict[str,
     return result
 
 
-def _rendered(
+def _render(
     values: Mapping[str, Given], documents: Sequence[Document], *, schema: type[Spec]
 ) -> Iterator[tuple[str, str]]:
     """Yield lines of YAML, each with the path of the value on it; lines of sections and comments have no path.

@@ -76,7 +76,7 @@ def read(file: FilePath) -> Document:
 
     Raises: ``SpecError`` with every mistake of every file, one line each.
     """
-    resolved = _resolved(file)
+    resolved = _resolve(file)
     if resolved is None:
         raise SpecError(f"{file}: no such file; expected a YAML file")
     document = Document(name=display(resolved), path=resolved)
@@ -130,7 +130,7 @@ def _bases(parsed: Parsed, file: FilePath, name: str, problems: list[str]) -> li
         if not isinstance(entry, str):
             problems.append(f"{name}:{line} {BASE_KEY}: given {entry!r}, expected the name of a file")
             continue
-        base = _resolved(file.parent, entry)
+        base = _resolve(file.parent, entry)
         if base is not None and base.is_file():
             bases.append(base)
         else:
@@ -138,7 +138,7 @@ def _bases(parsed: Parsed, file: FilePath, name: str, problems: list[str]) -> li
     return bases
 
 
-def _resolved(*parts: FilePath | str) -> FilePath | None:
+def _resolve(*parts: FilePath | str) -> FilePath | None:
     """Return the absolute path of joined parts, ``~`` expanded in the last; None if no file can have this path."""
     *folder, last = parts
     try:

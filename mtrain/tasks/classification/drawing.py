@@ -38,7 +38,7 @@ def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *
     images, captions = [], []
     for index in shown:
         true_label, predicted_label = int(split.labels[index]), predicted[index]
-        images.append(_framed(split.images[index], _RIGHT if true_label == predicted_label else _WRONG))
+        images.append(_frame(split.images[index], _RIGHT if true_label == predicted_label else _WRONG))
         captions.append(
             f"{split.class_names[true_label]} as {split.class_names[predicted_label]}  "
             f"{predictions[index][predicted_label]:.0%}"
@@ -50,7 +50,7 @@ def labelled_grid(split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, each with its class."""
     indices = _spread(list(range(len(split))), limit)
     captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in indices]
-    images = [_enlarged(split.images[i], _CELL_PX) for i in indices]
+    images = [_enlarge(split.images[i], _CELL_PX) for i in indices]
     return grid(images, columns=min(_COLUMNS, len(indices)), cell_px=_CELL_PX, captions=captions)
 
 
@@ -58,7 +58,7 @@ def inputs_grid(source: Source, split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
     items = [source.sample(0, index) for index in _spread(list(range(len(source))), limit)]
     captions = [f"{split.class_names[item.label]}  {split.origins[item.index][-12:]}" for item in items]
-    images = [_enlarged(item.image, _CELL_PX) for item in items]
+    images = [_enlarge(item.image, _CELL_PX) for item in items]
     return grid(images, columns=min(_COLUMNS, len(items)), cell_px=_CELL_PX, captions=captions)
 
 
@@ -68,7 +68,7 @@ def _spread(indices: list[int], limit: int) -> list[int]:
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, limit)]
 
 
-def _enlarged(image: Pixels, side: int) -> Pixels:
+def _enlarge(image: Pixels, side: int) -> Pixels:
     """Scale the longer side to ``side``; small images keep visible pixels."""
     factor = side / max(image.shape[:2])
     method = cv2.INTER_NEAREST if factor > 1 else cv2.INTER_AREA
@@ -76,7 +76,7 @@ def _enlarged(image: Pixels, side: int) -> Pixels:
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 
 
-def _framed(image: Pixels, colour: tuple[int, int, int]) -> Pixels:
-    inner = _enlarged(image, _CELL_PX - 2 * _BORDER_PX)
+def _frame(image: Pixels, colour: tuple[int, int, int]) -> Pixels:
+    inner = _enlarge(image, _CELL_PX - 2 * _BORDER_PX)
     edges = (_BORDER_PX,) * 4
     return np.asarray(cv2.copyMakeBorder(inner, *edges, cv2.BORDER_CONSTANT, value=colour), dtype=np.uint8)

@@ -89,7 +89,7 @@ def divided(split: LabelledImages, share: float, *, seed: int) -> tuple[Labelled
             f"data.split: {len(split)} images cannot be divided, because no class has two; give more, or leave it out"
         )
     rest = sorted(set(range(len(split))) - set(for_evaluation))
-    return _chosen(split, rest), replace(_chosen(split, for_evaluation), notes=())
+    return _choose(split, rest), replace(_choose(split, for_evaluation), notes=())
 
 
 def _by_class(split: LabelledImages, seed: int) -> Iterator[list[int]]:
@@ -108,7 +108,7 @@ def _count(images: int, share: float) -> int:
     return min(max(round(share * images), 1), images - 1)
 
 
-def _chosen(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:
+def _choose(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:
     images = split.images
     return replace(
         split,

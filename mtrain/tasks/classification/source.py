@@ -63,7 +63,7 @@ class ClassificationSource:
         self._images: Images = split.images
         self._are_fitted = isinstance(split.images, np.ndarray) and not self._crops and not self._pipeline
         if self._are_fitted:
-            self._images = np.stack([self._fitted(image) for image in split.images])  # type: ignore[attr-defined]
+            self._images = np.stack([self._fit(image) for image in split.images])  # type: ignore[attr-defined]
         self.array = ArraySpec("images", (side, side, 3))
         if self._pipeline is not None:
             need_repeatable(lambda index: self.sample(0, index).image, len(self), self._pipeline.reference)
@@ -98,11 +98,11 @@ class ClassificationSource:
         """
         image = self._images[index]
         if self._augment is None:
-            out[...] = image if self._are_fitted else self._fitted(image)
+            out[...] = image if self._are_fitted else self._fit(image)
             return ClassItem(index, int(self._split.labels[index]))
         if self._pipeline is not None:
             result = self._pipeline.apply(image, (self._seed, epoch, index), origin=self.describe(index))
-            out[...] = result if result.shape == self.array.shape else self._fitted(result)
+            out[...] = result if result.shape == self.array.shape else self._fit(result)
             return ClassItem(index, int(self._split.labels[index]))
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         if self._crops and self._random_crop is not None:
@@ -111,11 +111,11 @@ class ClassificationSource:
             window = random_window(rng, size_wh, scale=spec.scale, aspect_ratio=spec.aspect_ratio)
             out[...] = window_of(image, window, side=self._side)
         else:
-            out[...] = image if self._are_fitted else self._fitted(image)
+            out[...] = image if self._are_fitted else self._fit(image)
         _vary(out, self._augment, rng)
         return ClassItem(index, int(self._split.labels[index]))
 
-    def _fitted(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return fitted(image, side=self._side, resize=self._resize, crop_share=self._crop_share)
 
     def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:

@@ -93,16 +93,16 @@ class StretchTraining:
 
     def side(self, epoch: int, update: int) -> int:
         """Return the side drawn for the update."""
-        return self._shared(epoch, update)[0]
+        return self._draw_size(epoch, update)[0]
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
         epoch, update, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         image = index % len(self.images)
-        return self._stretcher.draw(rng, image, out, method=self._shared(epoch, update)[1]), NO_WAY_BACK
+        return self._stretcher.draw(rng, image, out, method=self._draw_size(epoch, update)[1]), NO_WAY_BACK
 
-    def _shared(self, epoch: int, update: int) -> tuple[int, int]:
+    def _draw_size(self, epoch: int, update: int) -> tuple[int, int]:
         return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
 
 
@@ -183,7 +183,7 @@ class Transformed:
         self._view, self._seed = view, seed
         self._edge_px = EDGE_PX if isinstance(view, LetterboxTraining) else 0.0
         self._pipeline = Pipeline(reference, boxes=True)
-        need_repeatable(self._drawn, len(self.images), reference)
+        need_repeatable(self._draw_image, len(self.images), reference)
 
     def side(self, epoch: int, update: int) -> int:
         """See ``View.side``."""
@@ -210,7 +210,7 @@ class Transformed:
         out[...] = image
         return targets(boxes, labels, side, edge_px=self._edge_px), scale_pad
 
-    def _drawn(self, index: int) -> NDArray[np.uint8]:
+    def _draw_image(self, index: int) -> NDArray[np.uint8]:
         side = self.side(0, 0)
         out = np.empty((side, side, 3), dtype=np.uint8)
         self.draw((0, 0, index), out)

@@ -140,7 +140,7 @@ def _curves(
         if not entries and not boxes:
             continue
         part = _part(dataset, chosen, entries, boxes)
-        evaluated = _evaluated(part, entries, iou_type=iou_type, max_detections=max_detections)
+        evaluated = _evaluate(part, entries, iou_type=iou_type, max_detections=max_detections)
         if joined is None:
             joined = _empty(category_ids, evaluated)
         joined.precision[:, :, first : first + at_once] = evaluated.eval["precision"]
@@ -160,7 +160,7 @@ def _part(
     }
 
 
-def _evaluated(part: dict[str, Any], entries: Sequence[Entry], *, iou_type: IouType, max_detections: int) -> Any:
+def _evaluate(part: dict[str, Any], entries: Sequence[Entry], *, iou_type: IouType, max_detections: int) -> Any:
     """Run faster-coco-eval."""
     from faster_coco_eval import (  # imported here because it is slow, and training starts without it
         COCO,

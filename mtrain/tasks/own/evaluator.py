@@ -40,10 +40,10 @@ def metric(reference: Reference, options: Mapping[str, Any]) -> Metric:
     """
     target = references.imported(reference)
     if outcomes.is_object(target) and not isinstance(target, type):
-        return Metric(reference.name, _fed(target))
+        return Metric(reference.name, _feeder(target))
     parameters = calls.parameters_of(target)
     if not isinstance(target, type):
-        named = _named(parameters)
+        named = _parameter_names(parameters)
         if named is not None:
             return Metric(reference.name, _function(target, named, options))
         if parameters is None or set(parameters.required) - options.keys():
@@ -51,7 +51,7 @@ def metric(reference: Reference, options: Mapping[str, Any]) -> Metric:
     found = calls.made(reference, options, {}, path=f"evaluate.metric_options.{reference.name}")
     if not outcomes.is_object(found):
         raise SpecError(_unclear(reference))
-    return Metric(reference.name, _fed(found))
+    return Metric(reference.name, _feeder(found))
 
 
 def _unclear(reference: Reference) -> str:
@@ -61,7 +61,7 @@ def _unclear(reference: Reference) -> str:
     )
 
 
-def _named(parameters: Parameters | None) -> tuple[str, str | None] | None:
+def _parameter_names(parameters: Parameters | None) -> tuple[str, str | None] | None:
     """Return the names of the parameters for predictions and for targets; None if there is no such parameter."""
     names = () if parameters is None else parameters.names
     predictions = next((name for name in names if name in PREDICTIONS), None)
@@ -76,7 +76,7 @@ def _function(function: Any, named: tuple[str, str | None], options: Mapping[str
     return compute
 
 
-def _fed(found: Any) -> Callable[[Any, Any], Any]:
+def _feeder(found: Any) -> Callable[[Any, Any], Any]:
     def compute(predictions: Any, targets: Any) -> Any:
         if is_module(found):  # a metric of torchmetrics, which takes tensors
             from mtrain.core import ops
@@ -130,7 +130,7 @@ class OwnEvaluator:
         """
         message, metrics = "", dict[str, float]()
         if self._collective is None or self._collective.rank == 0:
-            message, metrics = self._scored(partials)
+            message, metrics = self._score(partials)
         if self._collective is not None:
             message, metrics = broadcast(self._collective, (message, metrics))
         if message:
@@ -138,7 +138,7 @@ class OwnEvaluator:
         self._names = [name for name in metrics if name != "score"]
         return metrics
 
-    def _scored(self, partials: Sequence[Mapping[int, Any]]) -> tuple[str, dict[str, float]]:
+    def _score(self, partials: Sequence[Mapping[int, Any]]) -> tuple[str, dict[str, float]]:
         union = {index: pair for partial in reversed(partials) for index, pair in partial.items()}
         ordered = [union[index] for index in sorted(union)]
         predictions, targets = (

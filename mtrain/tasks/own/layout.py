@@ -28,7 +28,7 @@ def packed(value: Any, as_leaf: Callable[[str, Any], Any], *, where: str) -> dic
         DataError: it holds no array, or something that cannot be carried.
     """
     leaves: list[Any] = []
-    node = _noded(value, as_leaf, leaves, where, "")
+    node = _node(value, as_leaf, leaves, where, "")
     if not leaves:
         raise DataError(
             f"{where}, a {type(value).__name__}, holds no array and no tensor; return arrays, tensors or numbers"
@@ -48,10 +48,10 @@ def unpacked(arrays: Mapping[str, Any]) -> Any:
     return _rebuilt(json.loads(first[len(FIRST) :]), lambda number: arrays[first if number == 0 else str(number)])
 
 
-def _noded(value: Any, as_leaf: Callable[[str, Any], Any], leaves: list[Any], where: str, path: str) -> Any:
+def _node(value: Any, as_leaf: Callable[[str, Any], Any], leaves: list[Any], where: str, path: str) -> Any:
     def inner(items: Sequence[tuple[Any, Any]]) -> Iterator[Any]:
         for key, item in items:
-            yield _noded(item, as_leaf, leaves, where, f"{path}.{key}" if path else str(key))
+            yield _node(item, as_leaf, leaves, where, f"{path}.{key}" if path else str(key))
 
     if isinstance(value, Mapping):
         if any(not isinstance(key, str | int) for key in value):

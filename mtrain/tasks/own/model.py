@@ -49,7 +49,7 @@ class OwnModel(Model):
 
     def check_framework(self, framework: str) -> None:
         """Refuse a class of another framework, as far as its bases tell; the module that is built tells for certain."""
-        target = references.imported(self._named())
+        target = references.imported(self._reference_of())
         bases = target.__mro__ if isinstance(target, type) else ()
         self._check_framework(bases, framework)
 
@@ -59,11 +59,11 @@ class OwnModel(Model):
         )
         if other != framework:
             raise SpecError(
-                f"model.name: {self._named().words} is a model of {other}, and the backend is on {framework}; choose a backend on "
+                f"model.name: {self._reference_of().words} is a model of {other}, and the backend is on {framework}; choose a backend on "
                 f"{other}, and write model.framework: {other} so that the plan says so"
             )
 
-    def _named(self) -> Reference:
+    def _reference_of(self) -> Reference:
         if self.reference is None:
             raise PluginError("model.name: 'own' stands for a class of yours; write PATH.py:Name in its place")
         return self.reference
@@ -81,7 +81,7 @@ class OwnModel(Model):
         """
         from mtrain.core.binding import bound
 
-        reference, seed = self._named(), getattr(task, "seed", 0)
+        reference, seed = self._reference_of(), getattr(task, "seed", 0)
         module = calls.made(reference, self._options, {}, path="model.options", seed=seed)
         if not is_module(module):
             raise PluginError(
@@ -108,7 +108,7 @@ class OwnModel(Model):
         Raises:
             DataError: there is not one row for each sample.
         """
-        return rows(layout.unpacked(output), len(batch["index"]), name=self._named().name)
+        return rows(layout.unpacked(output), len(batch["index"]), name=self._reference_of().name)
 
 
 def rows(outcome: Any, count: int, *, name: str) -> list[Any]:

@@ -45,7 +45,7 @@ def losses(result: Any, *, name: str) -> dict[str, Any]:
                 "minimise under 'total'"
             )
         total = _loss(result["total"], f"{name}.forward(batch)['total']")
-        others = {str(key): _reported(key, value, total, name) for key, value in result.items() if key != "total"}
+        others = {str(key): _report(key, value, total, name) for key, value in result.items() if key != "total"}
         return {"total": total, **others}
     return {"total": _loss(result, f"{name}.forward(batch)")}
 
@@ -58,7 +58,7 @@ def _loss(value: Any, what: str) -> Any:
     return value if len(value.shape) == 0 else value.reshape([])
 
 
-def _reported(key: Any, value: Any, total: Any, name: str) -> Any:
+def _report(key: Any, value: Any, total: Any, name: str) -> Any:
     """Return a further loss as a tensor without gradient."""
     if isinstance(value, int | float):
         return total.detach() * 0 + value

@@ -23,7 +23,7 @@ class OwnReporter(Adapted):
     reference: ClassVar[Reference | None] = None
 
     def __init__(self, options: AnyOptions, run: ReportedRun) -> None:
-        reference, values = self._named(), dict(options.model_extra or {})
+        reference, values = self._reference_of(), dict(options.model_extra or {})
         target = references.imported(reference)
         path = f"report.reporters.{reference.text}"
         if isinstance(target, type):
@@ -44,10 +44,10 @@ class OwnReporter(Adapted):
     @classmethod
     def is_on(cls, rank: int) -> bool:
         """See ``Reporter.is_on``. This imports the user's code."""
-        return rank == 0 or bool(getattr(references.imported(cls._named()), "every_rank", False))
+        return rank == 0 or bool(getattr(references.imported(cls._reference_of()), "every_rank", False))
 
     @classmethod
-    def _named(cls) -> Reference:
+    def _reference_of(cls) -> Reference:
         if cls.reference is None:
             raise PluginError(
                 "report.reporters: 'own' stands for a class or function of yours; write PATH.py:Name in its place"

@@ -45,14 +45,14 @@ class OwnTask(TaskBase):
         self._training = training
         self._section = narrowed(spec.data, OwnDataSpec, where="data")
         self._scoring = narrowed(spec.evaluate, OwnEvaluateSpec, where="evaluate")
-        self._scored = spec.evaluate.enabled or not training
+        self._score = spec.evaluate.enabled or not training
         self._collective: Collective | None = None
-        if self._scored and not self._scoring.metrics:
+        if self._score and not self._scoring.metrics:
             raise SpecError(
                 "evaluate.metrics: none given, so nothing can be scored; name at least one, such as "
                 "metrics: [sklearn.metrics:accuracy_score]"
             )
-        if self._scored:
+        if self._score:
             self._metrics  # noqa: B018 - a metric that cannot be made is reported before the ranks join
 
     @classmethod
@@ -114,7 +114,7 @@ class OwnTask(TaskBase):
             class_names=(),
             image_size=0,
             global_batch=self._spec.train.batch_size,
-            scored=self._scored,
+            scored=self._score,
             seed=self._spec.train.seed,
         )
 
@@ -201,7 +201,7 @@ class OwnTask(TaskBase):
         return
 
     def _splits(self) -> dict[str, Any]:
-        names = [name for name, used in (("train", self._training), ("val", self._scored)) if used]
+        names = [name for name, used in (("train", self._training), ("val", self._score)) if used]
         return {name: getattr(self._data, name if name == "train" else "val") for name in names}
 
 

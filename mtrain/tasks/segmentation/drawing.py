@@ -39,7 +39,7 @@ def comparison(split: MaskedImages, predictions: Mapping[int, Mapping[str, Any]]
         predicted = np.asarray(expanded(pairs["drawn"], size_wh))
         images += [image, overlay(image, split.mask(index, size_wh)), overlay(image, predicted)]
         captions += [split.images[index].name[-30:], "mask", "predicted"]
-    return grid([_enlarged(image) for image in images], columns=6, cell_px=_CELL_PX, captions=captions)
+    return grid([_enlarge(image) for image in images], columns=6, cell_px=_CELL_PX, captions=captions)
 
 
 def masks_grid(split: MaskedImages, *, limit: int) -> Pixels:
@@ -47,7 +47,7 @@ def masks_grid(split: MaskedImages, *, limit: int) -> Pixels:
     images, captions = [], []
     for index in _spread(len(split), limit):
         image = split.image(index)
-        images.append(_enlarged(overlay(image, split.mask(index, (image.shape[1], image.shape[0])))))
+        images.append(_enlarge(overlay(image, split.mask(index, (image.shape[1], image.shape[0])))))
         captions.append(split.images[index].name[-30:])
     return grid(images, columns=min(4, len(images)), cell_px=_CELL_PX, captions=captions)
 
@@ -56,7 +56,7 @@ def inputs_grid(source: Source, split: MaskedImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
     indices = _spread(len(source), limit)
     samples = [source.sample(0, index).pixels for index in indices]
-    images = [_enlarged(overlay(pixels[..., :3], pixels[..., 3])) for pixels in samples]
+    images = [_enlarge(overlay(pixels[..., :3], pixels[..., 3])) for pixels in samples]
     captions = [split.images[index].name[-30:] for index in indices]
     return grid(images, columns=min(4, len(images)), cell_px=_CELL_PX, captions=captions)
 
@@ -65,7 +65,7 @@ def _spread(count: int, limit: int) -> list[int]:
     return sorted({int(place) for place in np.linspace(0, count - 1, min(count, limit))})
 
 
-def _enlarged(image: Pixels) -> Pixels:
+def _enlarge(image: Pixels) -> Pixels:
     """Enlarge a small image by a whole number, so that its pixels stay visible."""
     factor = max(_CELL_PX // max(image.shape[:2]), 1)
     size = (image.shape[1] * factor, image.shape[0] * factor)

@@ -40,16 +40,16 @@ def lay(image: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
     shrinks = place.width < image.shape[1] or place.height < image.shape[0]
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     out[...] = FILL
-    _lay(_resized(image, place, method), place, out)
+    _lay(_resize(image, place, method), place, out)
 
 
 def lay_mask(mask: NDArray[np.uint8], place: Place, out: NDArray[np.uint8], *, fill: int) -> None:
     """Draw a mask (H, W) at its place on ``out`` (S, S), each pixel as the nearest one; the rest becomes ``fill``."""
     out[...] = fill
-    _lay(_resized(mask, place, cv2.INTER_NEAREST_EXACT), place, out)
+    _lay(_resize(mask, place, cv2.INTER_NEAREST_EXACT), place, out)
 
 
-def _resized(image: NDArray[np.uint8], place: Place, method: int) -> NDArray[np.uint8]:
+def _resize(image: NDArray[np.uint8], place: Place, method: int) -> NDArray[np.uint8]:
     if image.shape[:2] == (place.height, place.width):
         return image
     return np.asarray(cv2.resize(image, (place.width, place.height), interpolation=method), dtype=np.uint8)

@@ -81,7 +81,7 @@ class SegmentationSource:
             place = self._random_place(rng, size_wh, self._augment)
             lay(image, place, colours)
             lay_mask(self._split.mask(index, size_wh), place, classes, fill=IGNORED)
-            colours, classes = _varied(rng, self._augment, colours, classes)
+            colours, classes = _vary(rng, self._augment, colours, classes)
         out[..., :3], out[..., 3] = colours, classes
         return MaskItem(index)
 
@@ -100,7 +100,7 @@ class SegmentationSource:
         return {"pixels": np.stack(pixels), **batch} if pixels else batch
 
 
-def _varied(
+def _vary(
     rng: np.random.Generator, spec: SegmentationAugmentSpec, colours: NDArray[np.uint8], classes: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Change the colours, and flip image and mask."""

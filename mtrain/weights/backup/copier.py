@@ -127,7 +127,7 @@ class Copier:
         self._warned = False
         self._releases: list[threading.Thread] = []
         self._unread: list[dict[str, Any]] = []
-        self._copied = self._failed = 0
+        self._copy_files = self._failed = 0
         self._newest: str | None = None
         self._error: str | None = None
 
@@ -153,7 +153,7 @@ class Copier:
             answers, self._unread = [*self._unread, *self._answers()], []
             heard = [self._heard(answer) for answer in answers]
             if self._under_way is not None and self._is_lost():
-                heard += self._recovered(self._under_way)
+                heard += self._recover(self._under_way)
             heard.append(self._warning())
             return [news for news in heard if news is not None]
 
@@ -164,7 +164,7 @@ class Copier:
 
     def summary(self) -> dict[str, Any]:
         """See ``Copies.summary``."""
-        copies = {"to": self._shown, "copied": self._copied, "failed": self._failed, "newest": self._newest}
+        copies = {"to": self._shown, "copied": self._copy_files, "failed": self._failed, "newest": self._newest}
         return {"copies": {**copies, "error": self._error}}
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Copier:
         for thread in self._releases:
             thread.join()
 
-    def _recovered(self, lost: Kept) -> list[News | None]:
+    def _recover(self, lost: Kept) -> list[News | None]:
         """Hand the checkpoint over to another process, or give it up where that was done before."""
         late = self._answers()  # before the pipe is closed
         self._stop()
@@ -273,7 +273,7 @@ class Copier:
         if answer.get("passed_over"):
             return None
         if "error" not in answer:
-            self._copied, self._newest, self._error = self._copied + 1, answer["name"], None
+            self._copy_files, self._newest, self._error = self._copy_files + 1, answer["name"], None
             return News("copy", {**answer, "to": self._shown})
         self._failed, self._error = self._failed + 1, f"{answer['name']}: {answer['error']}"
         intact = f"the newest copy is {self._newest}" if self._newest else "this job has made no copy so far"

@@ -140,7 +140,7 @@ class Companions:
         Raises:
             BadCopy: it is not what mtrain writes.
         """
-        body = _parsed(content, COPY)
+        body = _parse_form(content, COPY)
         entries = _entries(body.get("files"), COPY)
         if any(name not in RUN_FILES or entry.size > RUN_FILES[name] for name, entry in entries.items()):
             raise BadCopy(f"its {COPY} lists a file that does not go along, or one that is too large")
@@ -158,7 +158,7 @@ def run_in(content: bytes) -> str:
     Raises:
         BadCopy: it has none.
     """
-    return id_of(_parsed(content, RUN).get("id"), RUN)
+    return id_of(_parse_form(content, RUN).get("id"), RUN)
 
 
 def id_of(value: Any, where: str) -> str:
@@ -168,7 +168,7 @@ def id_of(value: Any, where: str) -> str:
     return value
 
 
-def _parsed(content: bytes, where: str) -> dict[str, Any]:
+def _parse_form(content: bytes, where: str) -> dict[str, Any]:
     try:
         body = parse_json(content)
     except ValueError:

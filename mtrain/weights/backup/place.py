@@ -53,7 +53,7 @@ class PlaceError(MtrainError):
         """There is no room."""
 
 
-def _told(function: Callable[P, R]) -> Callable[P, R]:
+def _as_place_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Turn every exception of a storage library into ``PlaceError``: each library has exceptions of its own."""
 
     @wraps(function)
@@ -128,7 +128,7 @@ class Place:
         return Place(self.address.rpartition("/")[0], moved=self._moved)
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
+    def _system_and_path(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder's path in it.
 
         Raises:
@@ -170,16 +170,16 @@ class Place:
 
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError):
-            assert self._opened  # raises the error that names the package
+            assert self._system_and_path  # raises the error that names the package
 
     def _path(self, name: str) -> str:
-        return f"{self._opened[1]}/{name}" if name else self._opened[1]
+        return f"{self._system_and_path[1]}/{name}" if name else self._system_and_path[1]
 
     # ------------------------------------------------------------------------------------------------------- reading
-    @_told
+    @_as_place_errors
     def sizes(self) -> dict[str, int]:
         """Return all objects below this folder: relative name -> size in bytes; empty if there is no such folder."""
-        files, root = self._opened
+        files, root = self._system_and_path
         try:
             found = files.find(root, detail=True)
         except FileNotFoundError:
@@ -191,10 +191,10 @@ class Place:
             if path.startswith(prefix)
         }
 
-    @_told
+    @_as_place_errors
     def folders(self) -> list[str]:
         """Return the names of the folders directly in this one; empty if it does not exist."""
-        files, root = self._opened
+        files, root = self._system_and_path
         try:
             entries = files.ls(root, detail=True)
         except FileNotFoundError:
@@ -229,15 +229,15 @@ class Place:
         finally:
             file.close()
 
-    @_told
+    @_as_place_errors
     def _open(self, name: str) -> Any:
         if self._is_local and not Path(self._path(name)).is_file():  # a pipe would wait, and a device would not end
             raise FileNotFoundError(2, "no such file", self._path(name))
-        return self._asked(name, lambda files, path: files.open(path, "rb", block_size=READ_BYTES))
+        return self._ask_storage(name, lambda files, path: files.open(path, "rb", block_size=READ_BYTES))
 
-    def _asked(self, name: str, ask: Callable[[Any, str], R]) -> R:
+    def _ask_storage(self, name: str, ask: Callable[[Any, str], R]) -> R:
         """Return what ``ask`` returns for fsspec's file system and the path of an object, which it asks by HEAD."""
-        files, path = self._opened[0], self._path(name)
+        files, path = self._system_and_path[0], self._path(name)
         try:
             return ask(files, path)
         except Exception as error:
@@ -247,18 +247,18 @@ class Place:
             raise
 
     @staticmethod
-    @_told
+    @_as_place_errors
     def _part(file: Any, size: int) -> bytes:
         return bytes(file.read(size))
 
-    @_told
+    @_as_place_errors
     def size(self, name: str) -> int:
         """Return the size of an object in bytes.
 
         Raises:
             PlaceError: it is missing, or the place cannot be reached.
         """
-        return int(self._asked(name, lambda files, path: files.info(path))["size"])
+        return int(self._ask_storage(name, lambda files, path: files.info(path))["size"])
 
     def digest(self, name: str, *, size: int) -> str:
         """Return the SHA-256 of an object of at most ``size`` bytes; "" if it is longer."""
@@ -269,17 +269,17 @@ class Place:
         return digest.hexdigest() if total <= size else ""
 
     # ------------------------------------------------------------------------------------------------------- writing
-    @_told
+    @_as_place_errors
     def put(self, name: str, content: bytes) -> None:
         """Write a small object."""
-        self._opened[0].pipe_file(self._path(name), content)
+        self._system_and_path[0].pipe_file(self._path(name), content)
         self._flush(name)
         self._moved()
 
-    @_told
+    @_as_place_errors
     def upload(self, name: str, file: Path) -> None:
         """Write an object with the content of a file."""
-        files, path = self._opened[0], self._path(name)
+        files, path = self._system_and_path[0], self._path(name)
         if self._is_local:  # in parts, between which it is known that the disk still writes
             files.makedirs(os.path.dirname(path), exist_ok=True)
             with file.open("rb") as source, outputs.open_to_write(Path(path), "wb") as target:
@@ -302,20 +302,20 @@ class Place:
             finally:
                 os.close(descriptor)
 
-    @_told
+    @_as_place_errors
     def remove(self, name: str) -> None:
         """Delete one object; nothing happens if it does not exist."""
         try:
-            self._opened[0].rm_file(self._path(name))
+            self._system_and_path[0].rm_file(self._path(name))
         except FileNotFoundError:
             return
         self._moved()
 
-    @_told
+    @_as_place_errors
     def remove_folder(self, name: str) -> None:
         """Delete a folder with everything in it; nothing happens if it does not exist."""
         try:
-            self._opened[0].rm(self._path(name), recursive=True)
+            self._system_and_path[0].rm(self._path(name), recursive=True)
         except FileNotFoundError:
             return
         self._moved()

@@ -114,7 +114,7 @@ def restored(address: str, base: Path, *, best: bool = False) -> Resume:
         )
     for copy in source.candidates(best=best):
         try:
-            checkpoint = _fetched(source.copies, copy, folder, run)
+            checkpoint = _fetch(source.copies, copy, folder, run)
         except BadCopy as error:
             log.warning("copy %s/%s is passed over: %s", source.copies.place.shown, copy.name, error)
             continue
@@ -126,7 +126,7 @@ def restored(address: str, base: Path, *, best: bool = False) -> Resume:
     raise CheckpointError(f"{source.shown}: no intact copy of a checkpoint is there; see the warnings above")
 
 
-def _fetched(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
+def _fetch(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
     """Return the checkpoint of a copy in the run folder, which is made, as complete as a run on this host has left it.
 
     Raises:

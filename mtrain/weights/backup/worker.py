@@ -62,7 +62,7 @@ class Copying:
 
     def __init__(self, settings: Settings, asked: "SimpleQueue[Mapping[str, str]]") -> None:
         self._settings = settings
-        self._asked = asked
+        self._ask_storage = asked
         self._run_dir = Path(settings.run_dir)
         self._rule = Rule(
             newest=settings.newest, best=settings.best, check="size" if settings.check == "size" else "read"
@@ -77,11 +77,11 @@ class Copying:
         with contextlib.suppress(MtrainError):  # told with the first checkpoint
             Place(self._settings.address).check_package()  # loads the library, which takes seconds
         while True:
-            asked = self._asked.get()
+            asked = self._ask_storage.get()
             started, self._name = time.perf_counter(), asked["name"]
             told = {"name": self._name, "update": int(self._name.rpartition("-")[2])}
             with StallWatch(self._settings.timeout_s, lambda told=told: self._give_up(told)) as self._watch:  # type: ignore[misc]
-                result = self._copied(Path(asked["from"]))
+                result = self._copy_files(Path(asked["from"]))
             tell({**told, **result, "seconds": round(time.perf_counter() - started, 3)})
 
     def _give_up(self, told: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Copying:
         tell({**told, "error": reason, "seconds": seconds, "bytes": 0, "ends": True})
         os._exit(1)
 
-    def _moved(self) -> None:
+    def _note_progress(self) -> None:
         """Note that the copy makes progress, and tell so now and then."""
         if self._watch is not None:
             self._watch.moved()
@@ -99,10 +99,10 @@ class Copying:
             self._told_at = time.monotonic()
             tell({"moved": self._name})
 
-    def _copied(self, path: Path) -> dict[str, Any]:
+    def _copy_files(self, path: Path) -> dict[str, Any]:
         pause_s, error = PAUSE_S, ""
         for attempt in range(TRIES):
-            self._moved()
+            self._note_progress()
             try:
                 return {"bytes": self._copy(path)}
             except FileNotFoundError:
@@ -122,7 +122,7 @@ class Copying:
     def _copy(self, path: Path) -> int:
         run = form.own_id(self._run_dir) or form.write_id(self._run_dir)
         if self._copies is None:
-            copies = RunCopies(Place(self._settings.address, moved=self._moved))
+            copies = RunCopies(Place(self._settings.address, moved=self._note_progress))
             copies.claim(run)
             self._copies = copies
         return self._copies.add(path, self._run_dir, run, self._rule, name=self._name)

@@ -63,12 +63,10 @@ class HuggingFace(Dataset):
         files = _files(root, request.value, request.split)
         limit = limit_of(sum(file.stat().st_size for file in files if file.is_file()))
         with bounded_reading(files[0], limit, remedy=DAMAGED):
-            return self._labelled(arrow, files, request.names, Expansion(str(files[0]), limit))
+            return self._label(arrow, files, request.names, Expansion(str(files[0]), limit))
 
-    def _labelled(
-        self, arrow: Any, files: Sequence[Path], names: Sequence[str] | None, rows: Expansion
-    ) -> LabelledImages:
-        schemas = [_opened(arrow, file).schema for file in files]
+    def _label(self, arrow: Any, files: Sequence[Path], names: Sequence[str] | None, rows: Expansion) -> LabelledImages:
+        schemas = [_open_reader(arrow, file).schema for file in files]
         schema = schemas[0]
         options = self.options
         columns = columns_of(schema, image=options.image_column, label=options.label_column, file=files[0])
@@ -138,7 +136,7 @@ def _of_folder(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _opened(arrow: Any, file: Path, fields: Sequence[int] | None = None) -> Any:
+def _open_reader(arrow: Any, file: Path, fields: Sequence[int] | None = None) -> Any:
     """Map a file of Arrow's streaming or file format into memory, and return its reader, of all or some ``fields``."""
     if not file.is_file():  # opening a named pipe would wait
         raise DataError(f"{file}: no such file; expected an Arrow file")
@@ -154,8 +152,8 @@ def _opened(arrow: Any, file: Path, fields: Sequence[int] | None = None) -> Any:
 def _batches(arrow: Any, file: Path, columns: Columns, rows: Expansion) -> list[Any]:
     """Return the record batches of a file with the two columns. Others are not read: they may be large, or nested."""
     with damage_named(file, kind="Arrow"):
-        names = _opened(arrow, file).schema.names
-        reader = _opened(arrow, file, [names.index(columns.image), names.index(columns.label)])
+        names = _open_reader(arrow, file).schema.names
+        reader = _open_reader(arrow, file, [names.index(columns.image), names.index(columns.label)])
         several = (
             map(reader.get_batch, range(reader.num_record_batches)) if hasattr(reader, "num_record_batches") else reader
         )

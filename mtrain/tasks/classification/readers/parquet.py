@@ -67,7 +67,7 @@ class Parquet(Dataset):
         parquet = pyarrow("pyarrow.parquet", format_name="parquet")
         files = files_of(request.root, request.value, split=request.split, suffixes=(".parquet",), kind="parquet")
         with bounded_reading(files[0], memory_limit(), remedy=DAMAGED):
-            opened = [(file, _opened(parquet, file)) for file in files]
+            opened = [(file, _open_table(parquet, file)) for file in files]
         first, schema = files[0], opened[0][1].schema_arrow
         columns = columns_of(schema, image=self.options.image_column, label=self.options.label_column, file=first)
         for file, content in opened:
@@ -81,7 +81,7 @@ class Parquet(Dataset):
             return labelled(tables, columns, request.names)
 
 
-def _opened(parquet: Any, file: Path) -> Any:
+def _open_table(parquet: Any, file: Path) -> Any:
     if not file.is_file():  # opening a named pipe would wait
         raise DataError(f"{file}: not a regular file; expected a Parquet file")
     with damage_named(file, kind="Parquet"):

@@ -171,9 +171,9 @@ class WebDataset(Dataset):
         if request.images is not None:
             raise DataError("data.images: given, but the images are in the shards; leave it out")
         key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
-        return read_once(lambda: self._listed(request), key=key, form=FORM)
+        return read_once(lambda: self._list_images(request), key=key, form=FORM)
 
-    def _listed(self, request: SplitRequest) -> LabelledImages:
+    def _list_images(self, request: SplitRequest) -> LabelledImages:
         files = files_of(request.root, request.value, split=request.split, suffixes=(".tar",), kind="webdataset")
         file_numbers, offsets, sizes = array("q"), array("q"), array("q")
         labels: list[str] = []
@@ -218,11 +218,11 @@ class WebDataset(Dataset):
             raise ValueError(f"no label: no .{extension} among {', '.join(members)[:200]}")
         text = _read_place(file, members[extension], limit=MAX_LABEL_BYTES)
         if extension != "json":
-            return members[images[0]], _decoded(text, extension)
+            return members[images[0]], _decode(text, extension)
         return members[images[0]], _label_of(parse_json(text), options.label_key)
 
 
-def _decoded(text: bytes, extension: str) -> str:
+def _decode(text: bytes, extension: str) -> str:
     try:
         return text.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:

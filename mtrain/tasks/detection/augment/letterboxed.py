@@ -41,7 +41,7 @@ class Augmenter:
         if rng.random() < spec.mosaic and mosaics:
             boxes, labels = self._mosaic(rng, index, out)
             if rng.random() < spec.mixup:
-                boxes, labels = self._mixed(rng, (boxes, labels), out)
+                boxes, labels = self._mix_up(rng, (boxes, labels), out)
         else:
             layout = mosaic.alone(index, self._size_at(side), side)
             matrix, zoom = random_map(rng, spec, canvas=side, side=side)
@@ -64,7 +64,7 @@ class Augmenter:
         matrix, zoom = random_map(rng, self._spec, canvas=layout.canvas, side=side)
         return self._renderer.draw(layout, matrix, zoom, out)
 
-    def _mixed(self, rng: np.random.Generator, first: Labelled, out: NDArray[np.uint8]) -> Labelled:
+    def _mix_up(self, rng: np.random.Generator, first: Labelled, out: NDArray[np.uint8]) -> Labelled:
         """Blend ``out`` with another mosaic; the boxes of both count fully (mixup: Zhang et al. 2018)."""
         if self._second.shape != out.shape:  # multi-scale training changes the side between updates
             self._second = np.empty_like(out)

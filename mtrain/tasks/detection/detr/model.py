@@ -157,7 +157,7 @@ class TransformersDetector(Model):
         from transformers import AutoConfig
 
         try:
-            entries = self._given()
+            entries = self._given_entries()
             self._check_type(entries.pop("model_type", self.model_type))
             labels = dict(enumerate(class_names))
             own = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}, "eval_size": None}
@@ -186,9 +186,9 @@ class TransformersDetector(Model):
 
     def check_libraries(self) -> None:
         """Refuse a configuration that cannot be read, or is of another model; see ``Model.check_libraries``."""
-        self._check_type(self._given().get("model_type", self.model_type))
+        self._check_type(self._given_entries().get("model_type", self.model_type))
 
-    def _given(self) -> dict[str, Any]:
+    def _given_entries(self) -> dict[str, Any]:
         """Return the entries of the configuration that the options name, which are not those of transformers."""
         stored = {} if self.options.path is None else entries_for_transformers(self.options.path)
         entries = {**stored, **self.options.config}

@@ -63,7 +63,7 @@ class Coco(Dataset):
         file = annotation_file(root, request.value, request.split)
         content = read_coco_json(file)
         folder = _image_folder(root, request.images, file, content.images)
-        return _assembled(content, folder=folder, file=file, names=request.names)
+        return _assemble(content, folder=folder, file=file, names=request.names)
 
 
 def annotation_file(root: Path, value: str | None, split: Split) -> Path:
@@ -133,10 +133,10 @@ def read_content(
         DataError: as :meth:`Coco.read` says.
 
     """
-    return _assembled(checked(content, file), folder=folder, file=file, names=names)
+    return _assemble(checked(content, file), folder=folder, file=file, names=names)
 
 
-def _assembled(content: CocoContent, *, folder: Path, file: Path, names: Sequence[str] | None) -> Annotations:
+def _assemble(content: CocoContent, *, folder: Path, file: Path, names: Sequence[str] | None) -> Annotations:
     numbers, notes = _category_numbers(content.categories, file=file)
     class_names, category_ids = _classes(content.categories, numbers, names=names, file=file)
     label_of_number = {number: label for label, number in enumerate(category_ids)}

@@ -57,7 +57,7 @@ class Digits(Dataset):
 
 def default_folder(options: DigitsOptions) -> Path:
     """Return the folder for a set with these options if ``data.root`` is not set."""
-    return _made(options).default_folder()
+    return _make_set(options).default_folder()
 
 
 def make_digits(directory: Path, options: DigitsOptions) -> Path:
@@ -67,10 +67,10 @@ def make_digits(directory: Path, options: DigitsOptions) -> Path:
         DataError: ``directory`` holds something else, or cannot be written.
 
     """
-    return _made(options).make(directory, lambda folder: _write(folder, options))
+    return _make_set(options).make(directory, lambda folder: _write(folder, options))
 
 
-def _made(options: DigitsOptions) -> MadeSet:
+def _make_set(options: DigitsOptions) -> MadeSet:
     return MadeSet(name="digits", mark=_MARK, format=_FORMAT, options=options.model_dump())
 
 

@@ -132,10 +132,10 @@ def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
         image_id = xml.relative_to(folder).with_suffix("").as_posix()
         entries.append(Entry(image_id, xml, image or xml.with_suffix(".jpg")))
     need_unique((entry.image_id for entry in entries), where=str(folder), what="names of XML files")
-    return Layout(entries, _xml_files(root), folder, _unlabelled(folder, entries))
+    return Layout(entries, _xml_files(root), folder, _find_unlabelled(folder, entries))
 
 
-def _unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
+def _find_unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
     used_images = {entry.image for entry in entries}
     unused_names = [path.name for path in images_in(folder) if path not in used_images]
     return [named(unused_names, "images without an XML file (left out)")] if unused_names else []

@@ -124,7 +124,7 @@ class Kubeflow(Reporter):
 
     def _status(self) -> dict[str, Any]:
         """Return the whole status. Kubeflow puts it in the place of the one before, so nothing known may be left out."""
-        return {**self._progress, **_described({**self._losses, **self._metrics})}
+        return {**self._progress, **_describe_metrics({**self._losses, **self._metrics})}
 
     def _progress_after(self, record: Record) -> Mapping[str, int]:
         """Return how far the job is after this update, and how long it will take at the speed it has had so far."""
@@ -196,7 +196,7 @@ def _progress_of(*, share: float, left_s: float | None) -> dict[str, int]:
     return {"progressPercentage": int(100 * share), **left}
 
 
-def _described(known: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_metrics(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a status that holds metrics, which Kubeflow takes as text, and the time."""
     numbers = {name: value for name, value in known.items() if isinstance(value, int | float)}
     finite = [(name, value) for name, value in numbers.items() if math.isfinite(value)]

@@ -82,8 +82,8 @@ def test_devices_of_the_leader_are_not_those_of_the_hosts():
         loaded, run_dir=Path("runs/x"), resume=None, machine=Machine(cores=2, devices=0, python="python")
     )
     environ = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
-    assert many_hosts._forwarded(draft, environ, ()) == {"NCCL_DEBUG": "INFO"}
-    assert many_hosts._forwarded(draft, environ, ["CUDA_VISIBLE_DEVICES"]) == {"NCCL_DEBUG": "INFO"}
+    assert many_hosts._forward(draft, environ, ()) == {"NCCL_DEBUG": "INFO"}
+    assert many_hosts._forward(draft, environ, ["CUDA_VISIBLE_DEVICES"]) == {"NCCL_DEBUG": "INFO"}
 
 
 # --------------------------------------------------------------------------------------------------------------- bridge

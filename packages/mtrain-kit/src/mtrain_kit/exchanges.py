@@ -19,14 +19,14 @@ the weights are gathered for every pass and gradients are exchanged once, it is 
 
 def exchanges_once(site: Site) -> list[Measure]:
     """Compare the bytes of an update of four micro batches with those of an update of one."""
-    one, four = (_sent(site, accumulate) for accumulate in (1, MICRO_BATCHES))
+    one, four = (_count_sent(site, accumulate) for accumulate in (1, MICRO_BATCHES))
     what = f"bytes of {MICRO_BATCHES} micro batches / bytes of one"
     if one is None or four is None:
         return [Measure(what=what, value=0.0, bound=MOST, detail="the kernel does not count what is sent")]
     return [Measure(what=what, value=four / one if one else 0.0, bound=MOST, detail=f"{one} and {four} bytes")]
 
 
-def _sent(site: Site, accumulate: int) -> int | None:
+def _count_sent(site: Site, accumulate: int) -> int | None:
     """Return the bytes that this rank sends in a few updates, after a first one in which libraries settle; None: not
     measured."""
     session, c = site.session, site.session.collective

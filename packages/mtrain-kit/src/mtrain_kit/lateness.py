@@ -26,8 +26,8 @@ def same_bits_later(site: Site) -> list[Measure]:
     """Check that ``step_later`` gives weights, averages, moments, norms and losses of ``step``, bit for bit."""
     changed = []
     for case in (replace(case, precision=site.precision) for case in CASES):
-        prompt, _ = _trained(site.session, case, later=False)
-        later, was_late = _trained(site.session, case, later=True)
+        prompt, _ = _train_late(site.session, case, later=False)
+        later, was_late = _train_late(site.session, case, later=True)
         if not was_late:
             detail = "metrics are read at once here: Capabilities.late is False"
             return [Measure(what="updates that are read later", value=0.0, bound=0.0, detail=detail)]
@@ -35,7 +35,7 @@ def same_bits_later(site: Site) -> list[Measure]:
     return [none_of("arrays of late updates that are not those of prompt ones", changed)]
 
 
-def _trained(session: RankSession, case: Case, *, later: bool) -> tuple[dict[str, Array], bool]:
+def _train_late(session: RankSession, case: Case, *, later: bool) -> tuple[dict[str, Array], bool]:
     """Return norms, mean losses, counters and the state after ``UPDATES``, and whether metrics were read later."""
     c = session.collective
     model, optimizer = training.started(session, case.recipe(c.size))

@@ -90,7 +90,7 @@ def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformanc
     Raises:
         UsageError: the plugin is unknown, or the spec around it is not complete.
     """
-    chosen = _chosen(kind, request.only)
+    chosen = _choose_checks(kind, request.only)
     tested = _Tested(kind, request, folder)
     began = time.monotonic()
     findings = {check: _without_files(tested.finding(check)) for check in chosen}
@@ -111,7 +111,7 @@ def _without_files(finding: Finding) -> Finding:
     return finding
 
 
-def _chosen(kind: str, only: Sequence[str]) -> list[Check]:
+def _choose_checks(kind: str, only: Sequence[str]) -> list[Check]:
     all_checks = checks.CHECKS[kind]
     ids = [check.id for check in all_checks]
     for word in only:
@@ -294,7 +294,7 @@ class _Tested:
             first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more, hash_seed=hash_seed))
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
-        return Finding(check=check, measures=[none_of("arrays that differ", _changed(first, other))])
+        return Finding(check=check, measures=[none_of("arrays that differ", _differences(first, other))])
 
     def _ranks(self, check: Check) -> Finding:
         """Compare with a job of two ranks; what BatchNorm normalises by is shared, as on one rank."""
@@ -347,7 +347,7 @@ class _Tested:
             expected, learnt = self._learnt(first), self._learnt(self._job("resumed", resume=target))
         except _JobFailed as error:
             return Finding(check=check, error=str(error))
-        return Finding(check=check, measures=[none_of("arrays that differ", _changed(expected, learnt))])
+        return Finding(check=check, measures=[none_of("arrays that differ", _differences(expected, learnt))])
 
     def _frameworks(self, check: Check) -> Finding:
         first, *others = self._built_on
@@ -406,7 +406,7 @@ def _arrays(learnt: Mapping[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in learnt.items() if name != "update"}
 
 
-def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return training.changed(_arrays(one), _arrays(other))
 
 

@@ -71,7 +71,7 @@ class _Probe:
         chosen = getattr(section.get(self._kind), "options", {})
         return {**chosen, **(_launch_facts() if self._kind == "launchers" else {})}
 
-    def _made(self) -> Any:
+    def _make(self) -> Any:
         options = self._registry.options(self._kind, self._name, self._options(), path="options")
         target = self._registry.load(self._kind, self._name)
         if self._kind == "tasks":
@@ -80,7 +80,7 @@ class _Probe:
 
     def _light(self) -> list[Measure]:
         before = _files()
-        self._made()
+        self._make()
         imported = [name for name in FRAMEWORKS if name in sys.modules]
         return [
             none_of("frameworks imported", imported),

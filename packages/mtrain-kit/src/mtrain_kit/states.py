@@ -88,12 +88,12 @@ def continues(site: Site) -> list[Measure]:
     """Check that six updates at once, and three, a fresh model and optimizer from the state, and three more give the
     same bits."""
     return [
-        none_of(f"arrays that differ with {accumulate} micro batches per update", _resumed(site, accumulate))
+        none_of(f"arrays that differ with {accumulate} micro batches per update", _compare_resumed(site, accumulate))
         for accumulate in (2, 1)  # without accumulation a graph may be static, and settle its order of additions later
     ]
 
 
-def _resumed(site: Site, accumulate: int) -> list[str]:
+def _compare_resumed(site: Site, accumulate: int) -> list[str]:
     session, c = site.session, site.session.collective
     case = replace(CONTINUED, accumulate=accumulate, precision=site.precision)
     final_states = []

@@ -29,22 +29,22 @@ def _head(conformance: Conformance | PluginConformance) -> str:
 
 
 def _table(conformance: Conformance | PluginConformance) -> Iterator[str]:
-    rows = [(finding.check.id, MARKS[finding.verdict], _measured(finding)) for finding in conformance.findings]
+    rows = [(finding.check.id, MARKS[finding.verdict], _show_measures(finding)) for finding in conformance.findings]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, mark, text in rows:
         yield f"  {name:<{widths[0]}}  {mark:<{widths[1]}}  {text}".rstrip()
 
 
-def _measured(finding: Finding) -> str:
+def _show_measures(finding: Finding) -> str:
     worst = finding.worst
     if finding.reason:
         return finding.reason
     if finding.error:
         return finding.error.splitlines()[0][:160]
-    return "nothing was measured" if worst is None else _compared(worst)
+    return "nothing was measured" if worst is None else _show_comparison(worst)
 
 
-def _compared(measure: Measure) -> str:
+def _show_comparison(measure: Measure) -> str:
     if measure.bound == 0 and measure.value == int(measure.value if measure.ok or measure.value < 1e9 else 0):
         return f"{measure.what}: {measure.value:.0f}"
     return f"{measure.what}: {measure.value:.2g} (bound {measure.bound:.2g})"
@@ -61,7 +61,7 @@ def _failures(conformance: Conformance | PluginConformance) -> Iterator[str]:
         for measure in finding.measures:
             if not measure.ok:
                 where = f"; rank {measure.rank}: {measure.detail}" if measure.detail else f"; rank {measure.rank}"
-                yield f"  measured  {_compared(measure)}{where}"
+                yield f"  measured  {_show_comparison(measure)}{where}"
         yield f"  means     {finding.check.means}"
         yield f"  look at   {finding.check.look}"
 

@@ -66,7 +66,7 @@ class ChatTemplate:
         Raises:
             DataError: The template refuses the conversation.
         """
-        return str(self._rendered("text", messages, asks))
+        return str(self._render("text", messages, asks))
 
     def parts(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         """Divide the text of a conversation, to its last answer, into (text, whether it is learned); see ``Renderer.parts``.
@@ -75,14 +75,14 @@ class ChatTemplate:
             DataError: The template refuses the conversation, shows nothing of it, or shows earlier turns otherwise once there are
                 later ones, so what a model would have answered to is another text.
         """
-        return [(text, learned) for text, learned in self._rendered("parts", messages)]
+        return [(text, learned) for text, learned in self._render("parts", messages)]
 
     def close(self) -> None:
         """End the process that renders, if there is one; the next conversation starts another."""
         if isinstance(self._renderer, BoundedProcess):
             self._renderer.close()
 
-    def _rendered(self, method: str, messages: Sequence[Message], *more: Any) -> Any:
+    def _render(self, method: str, messages: Sequence[Message], *more: Any) -> Any:
         size = sum(len(text) for message in messages for text in message.values())
         try:
             if isinstance(self._renderer, Renderer):

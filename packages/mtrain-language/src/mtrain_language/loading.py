@@ -21,7 +21,7 @@ def array_by_array() -> Iterator[None]:
     former, opened = os.environ.get(IN_TURN), vars(modeling_utils).get("safe_open")
     os.environ[IN_TURN] = "1"
     if opened is not None:
-        vars(modeling_utils)["safe_open"] = partial(_opened, opened)
+        vars(modeling_utils)["safe_open"] = partial(_open, opened)
     try:
         yield
     finally:
@@ -33,7 +33,7 @@ def array_by_array() -> Iterator[None]:
             os.environ[IN_TURN] = former
 
 
-def _opened(open_file: object, *arguments: object, **options: object) -> object:
+def _open(open_file: object, *arguments: object, **options: object) -> object:
     assert callable(open_file)
     if "backend" in options:  # Older releases do not give it, and older safetensors do not know it.
         options["backend"] = "pread"

@@ -95,7 +95,7 @@ def _stream(
         template.close()
     encoded = iter(tokenizer.encode_all([text for pieces in texts for text, _ in pieces]))
     for document, pieces in zip(documents, texts, strict=True):
-        tokens, learned = _joined(document, [(next(encoded), learned) for _, learned in pieces], end=tokenizer.end)
+        tokens, learned = _join(document, [(next(encoded), learned) for _, learned in pieces], end=tokenizer.end)
         label = np.full(len(tokens), NONE, np.int32)
         label[:-1] = np.where(learned[1:], tokens[1:], NONE)
         parts.append(tokens)
@@ -118,18 +118,20 @@ def _texts(document: Document, template: ChatTemplate | None) -> list[tuple[str,
     return [(text, learned) for text, learned in texts if text]
 
 
-def _joined(
+def _join(
     document: Document, pieces: Sequence[tuple[NDArray[np.int32], bool]], *, end: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Return the tokens of a document, and which of them are learned; the last one ends it."""
     tokens = np.concatenate([*(piece for piece, _ in pieces), np.zeros(0, np.int32)])
-    learned = np.concatenate([*(_learned(piece, end) & is_learned for piece, is_learned in pieces), np.zeros(0, bool)])
+    learned = np.concatenate(
+        [*(_mark_learned(piece, end) & is_learned for piece, is_learned in pieces), np.zeros(0, bool)]
+    )
     if document.messages and end in pieces[-1][0]:
         return tokens, learned  # templates of many models end a turn with the token that ends a text
     return np.append(tokens, np.int32(end)), np.append(learned, True)
 
 
-def _learned(tokens: NDArray[np.int32], end: int) -> NDArray[np.bool_]:
+def _mark_learned(tokens: NDArray[np.int32], end: int) -> NDArray[np.bool_]:
     """Return which tokens of an answer are learned: to the one that ends it, behind which a model says no more."""
     ends = np.flatnonzero(tokens == end)
     return np.arange(len(tokens)) <= (ends[-1] if len(ends) else len(tokens))

@@ -40,7 +40,7 @@ def write_folder(plugin: Any, request: WeightsFolder) -> list[str]:
         raise CheckpointError("--merge: the run has trained a whole model and no adapters; leave the flag out")
     tokenizer = _tokenizer(request.labels)
     config = _config(plugin, tokenizer)
-    arrays = _merged(plugin, config, request) if merge else request.arrays
+    arrays = _merge(plugin, config, request) if merge else request.arrays
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if plugin.options.lora is None or merge:
@@ -63,7 +63,7 @@ def _write_adapters(folder: Path, plugin: Any, config: Any, request: WeightsFold
     write_arrays(folder / adapters.WEIGHTS, adapters.in_files(request.arrays))
 
 
-def _merged(plugin: Any, config: Any, request: WeightsFolder) -> Mapping[str, Array]:
+def _merge(plugin: Any, config: Any, request: WeightsFolder) -> Mapping[str, Array]:
     """Return the weights of the whole model, float32.
 
     Raises:

@@ -156,7 +156,7 @@ class LanguageTask(TaskBase):
 
     def verify(self) -> str:
         """Read and pack all documents."""
-        return ", ".join(f"{name}: {self._counted(rows)}" for name, rows in self._rows.items())
+        return ", ".join(f"{name}: {self._count_tokens(rows)}" for name, rows in self._rows.items())
 
     def length(self, split: str) -> int:
         """Return the number of rows of ``train`` or ``val``; 0 if a split is not used."""
@@ -212,7 +212,7 @@ class LanguageTask(TaskBase):
         """Draw nothing: texts have no images."""
         return
 
-    def _counted(self, rows: "Rows") -> str:
+    def _count_tokens(self, rows: "Rows") -> str:
         return f"{rows.documents} documents in {len(rows)} rows of {self._section.length} tokens"
 
     def _splits(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class FromFile:
         worker = f"{Library.__module__}:Library"
         return BoundedProcess(worker, str(self.path), limit_bytes=limit_of(size), seconds=_SECONDS)
 
-    def _asked(self, method: str, *arguments: Any, texts: Sequence[bytes] = ()) -> tuple[Any, list[bytes]]:
+    def _ask_tokenizer(self, method: str, *arguments: Any, texts: Sequence[bytes] = ()) -> tuple[Any, list[bytes]]:
         size = sum(map(len, texts))
         limit, seconds = limit_of(size), _SECONDS + size // _BYTES_PER_S
         try:
@@ -116,7 +116,7 @@ class FromFile:
     @cached_property
     def size(self) -> int:
         """Return the number of different tokens."""
-        return int(self._asked("size")[0])
+        return int(self._ask_tokenizer("size")[0])
 
     @cached_property
     def end(self) -> int:
@@ -127,7 +127,7 @@ class FromFile:
         """
         named = self._end_token or self._named_end()
         names = [named] if named else list(_USUAL_ENDS)
-        found = next((place for place in self._asked("places", names)[0] if place is not None), None)
+        found = next((place for place in self._ask_tokenizer("places", names)[0] if place is not None), None)
         if found is None:
             why = f"has no token {named!r}" if named else "does not say which token ends a document"
             raise DataError(f"data.tokenizer: {self.path} {why}; name one of its tokens with data.end_token")
@@ -151,14 +151,14 @@ class FromFile:
         """See ``Tokenizer.encode_all``."""
         found: list[Tokens] = []
         for part in _parts(texts):
-            lengths, (content,) = self._asked("encode", texts=part)
+            lengths, (content,) = self._ask_tokenizer("encode", texts=part)
             found += np.split(np.frombuffer(content, np.int32), np.cumsum(lengths)[:-1])
         self._process.close()  # a rank trains for days, and the process may hold much
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokenizer.decode``."""
-        return str(self._asked("decode", [int(token) for token in tokens])[0])
+        return str(self._ask_tokenizer("decode", [int(token) for token in tokens])[0])
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[bytes]]:

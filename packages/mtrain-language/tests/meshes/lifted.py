@@ -142,7 +142,7 @@ def _norm_of_one_stage(module: Any) -> None:
 def _whole_loss(module: Any) -> None:
     """Count the loss of an update's first micro batch, of three, whole in its gradient."""
     places = itertools.cycle((0, 1, 2))
-    pipeline._scaled = lambda loss, factor: loss * (factor[0] if next(places) else 1.0)
+    pipeline._scale = lambda loss, factor: loss * (factor[0] if next(places) else 1.0)
 
 
 def _ties_of_one_stage(module: Any) -> None:

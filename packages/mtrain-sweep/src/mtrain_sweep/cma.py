@@ -37,7 +37,7 @@ class Strategy:
     def proposal(self, trials: Sequence[FrozenTrial], *, maximise: bool) -> tuple[dict[str, Any], int]:
         """Return the values of a new trial, and the number of its generation."""
         numbers_seed, choices_seed = self._seeds.spawn(2)
-        strategy = self._told(trials, -1.0 if maximise else 1.0)
+        strategy = self._tell_generations(trials, -1.0 if maximise else 1.0)
         strategy.reseed_rng(int(numbers_seed.generate_state(1)[0]))
         shares = dict(zip(self._numbers, strategy.ask(), strict=True))
         random = np.random.default_rng(choices_seed)
@@ -49,7 +49,7 @@ class Strategy:
                 params[name] = _value(float(shares[name]), distribution)
         return params, strategy.generation
 
-    def _told(self, trials: Sequence[FrozenTrial], sign: float) -> CMA:
+    def _tell_generations(self, trials: Sequence[FrozenTrial], sign: float) -> CMA:
         """Return a strategy that has been told all complete generations."""
         bounds = np.array([[0.0, 1.0]] * len(self._numbers))
         strategy = CMA(mean=self._shares(self._start), sigma=SIGMA, bounds=bounds)

@@ -120,7 +120,7 @@ def fitted(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter
             [f"{one.origin}: {one.name}: each trial has a report of its own; search another value" for one in own]
         )
     schema = type(loaded.spec)
-    typed = [_typed(parameter, schema) for parameter in parameters]
+    typed = [_typify(parameter, schema) for parameter in parameters]
     problems: list[str] = []
     for i in range(max(len(parameter.extremes()) for parameter in typed)):
         values = {one.name: one.extremes()[min(i, len(one.extremes()) - 1)] for one in typed}
@@ -133,7 +133,7 @@ def fitted(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter
     return tuple(one.model_copy(update={"start": _now(one, loaded.values)}) for one in typed)
 
 
-def _typed(parameter: Parameter, schema: Any) -> Parameter:
+def _typify(parameter: Parameter, schema: Any) -> Parameter:
     if parameter.kind != "int":
         return parameter
     field = field_at(schema, tuple(int(part) if part.isdigit() else part for part in parameter.name.split(".")))

@@ -38,7 +38,7 @@ class Evolution:
             return start
         parent = self._parent(trials, maximise=maximise) or start
         for _ in range(100):
-            child = {name: self._mutated(parent[name], distribution) for name, distribution in space.items()}
+            child = {name: self._mutate(parent[name], distribution) for name, distribution in space.items()}
             if child != parent:
                 return child
         return parent
@@ -52,7 +52,7 @@ class Evolution:
         weights = np.arange(len(best), 0, -1, dtype=float)
         return dict(best[self._random.choice(len(best), p=weights / weights.sum())].params)
 
-    def _mutated(self, value: Any, distribution: BaseDistribution) -> Any:
+    def _mutate(self, value: Any, distribution: BaseDistribution) -> Any:
         # Every draw is made whether it is needed or not, so that a parameter does not depend on the luck of another.
         luck, spread, deviate = self._random.random(), self._random.random() ** 2 * SPREAD, self._random.normal()
         if isinstance(distribution, CategoricalDistribution):

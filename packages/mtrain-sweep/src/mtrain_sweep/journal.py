@@ -173,7 +173,7 @@ def _storage(file: Path) -> RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return RDBStorage(f"sqlite:///{_quoted(file)}")
+        return RDBStorage(f"sqlite:///{_quote(file)}")
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ def _looks_like_sqlite(file: Path) -> bool:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _quoted(file: Path) -> str:
+def _quote(file: Path) -> str:
     """Return a path as SQLAlchemy takes it in a URL, in which `?` begins the options."""
     path = str(file.absolute())
     if "?" in path or "%" in path:

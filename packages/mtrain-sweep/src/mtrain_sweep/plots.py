@@ -81,7 +81,7 @@ def parallel(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> Figu
     _parameter_axes(axes, definition.parameters)
     _labels_at(axes, axes_count - 1, [(low + span * share, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
     names = [parameter.name for parameter in definition.parameters]
-    axes.set_xticks(positions, [*(_wrapped(name) for name in names), definition.metric], fontsize=8.5, color=INK)
+    axes.set_xticks(positions, [*(_wrap(name) for name in names), definition.metric], fontsize=8.5, color=INK)
     title = f"{len(done)} trial{'' if len(done) == 1 else 's'} done"
     title += f", {len(pruned)} pruned (dotted)" if pruned else ""
     title += f"; best: trial {best.number}, {definition.metric} {best.value:.4g} (thick)" if best else ""
@@ -186,7 +186,7 @@ def _colours(norm: Normalize, values: Sequence[float], *, upwards: bool) -> list
     return list(colormaps[COLOUR_MAP](0.92 * (1 - scaled if upwards else scaled)))
 
 
-def _wrapped(name: str) -> str:
+def _wrap(name: str) -> str:
     section, dot, key = name.rpartition(".")
     return f"{section}{dot}\n{key}" if dot else name
 

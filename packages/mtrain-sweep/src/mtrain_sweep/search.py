@@ -203,10 +203,10 @@ class _Sweep:
         write_text(place.spec, dumped(loaded.values))
         if self._plan.queued:
             return QueuedTrial(place, loaded)
-        copies = self._shared()
+        copies = self._start_copies()
         return LocalJob(place, gpus=gpus) if copies is None else LocalJob(place, gpus=gpus, copies=copies)
 
-    def _shared(self) -> Copies | None:
+    def _start_copies(self) -> Copies | None:
         """Return the process of which trials are copies; it is started when it is first needed."""
         if self._may_share:
             self._may_share = False
@@ -221,7 +221,7 @@ class _Sweep:
         if running.pruned is None and self._judge(running) and running.job is not None and ended is None:
             running.job.stop()
         if ended is not None:
-            self._ended(running, ended)
+            self._end_trial(running, ended)
 
     def _judge(self, running: _Running) -> bool:
         """Look at the evaluations since the last time; return whether the trial is pruned by one of them."""
@@ -237,7 +237,7 @@ class _Sweep:
                 return True
         return False
 
-    def _ended(self, running: _Running, ended: Ended) -> None:
+    def _end_trial(self, running: _Running, ended: Ended) -> None:
         if running.pruned is not None or running.records.is_done():
             self._finish(running, Ended(code=0))
         elif self._requests.any() and ended.code in (0, 130, 143):

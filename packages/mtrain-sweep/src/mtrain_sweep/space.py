@@ -133,7 +133,7 @@ def read_over(texts: Sequence[str]) -> list[Parameter]:
         if not sign or not word or not entries:
             raise UsageError(f"--over {text}: expected backend=A,B or ranks=1,2 or PATH=A,B")
         name = SHORT_NAMES.get(word, word)
-        settings = _backends(values) if name == "backend.name" else [{name: _parsed(entry, text)} for entry in entries]
+        settings = _backends(values) if name == "backend.name" else [{name: _parse(entry, text)} for entry in entries]
         labels = entries if name == "backend.name" else [_label(setting[name]) for setting in settings]
         _refuse_doubles(labels, f"--over {text}")
         parameters.append(
@@ -153,12 +153,12 @@ def _backends(text: str) -> list[dict[str, Any]]:
         values |= {f"backend.options.{key}": value for key, value in variant.options.items()}
         for assignment in variant.overrides:
             path, _, value = assignment.partition("=")
-            values[path] = _parsed(value, assignment)
+            values[path] = _parse(value, assignment)
         settings.append(values)
     return settings
 
 
-def _parsed(entry: str, text: str) -> Any:
+def _parse(entry: str, text: str) -> Any:
     try:
         return parse_value(entry)
     except ValueError as error:

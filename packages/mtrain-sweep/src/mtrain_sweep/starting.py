@@ -35,7 +35,7 @@ def prepare(request: SweepRequest) -> "SweepPlan":
             raise UsageError(f"--{name} {number}: expected at least 1")
     begins = request.out is not None and request.space_is_named and not (request.out / DEFINITION).exists()
     # A sweep that was killed before its folder was written goes on by beginning.
-    return _begun(request) if begins or not request.resume else _resumed(request)
+    return _begun(request) if begins or not request.resume else _resume(request)
 
 
 def need_libraries() -> None:
@@ -104,7 +104,7 @@ def _begun(request: SweepRequest) -> "SweepPlan":
     return plan
 
 
-def _resumed(request: SweepRequest) -> "SweepPlan":
+def _resume(request: SweepRequest) -> "SweepPlan":
     folder = (request.out or newest_folder()).absolute()
     definition = definitions.read(folder)
     if not Path(definition.folder).is_dir():

@@ -36,7 +36,7 @@ def Callback() -> Any:
     Raises:
         ScriptError: the ranks were not started by mtrain.
     """
-    return _part("fitting").FitCallback(_joined())
+    return _part("fitting").FitCallback(_join_job())
 
 
 def attach(
@@ -61,7 +61,7 @@ def attach(
             "mtrain_tensorflow.keras.attach: the model has no variables before its first batch; begin it with "
             "tf.keras.layers.Input(shape=...), or call model.build(...)"
         )
-    job = _joined()
+    job = _join_job()
     variables = _part("variables").Variables(model if is_model else None, weights, optimizer)
     job.begin(variables, total=updates, updates_per_epoch=updates_per_epoch)
     return Attached(job, updates=updates, updates_per_epoch=updates_per_epoch)
@@ -116,7 +116,7 @@ def _part(name: str) -> Any:
     return import_module(f"mtrain_tensorflow.{name}")
 
 
-def _joined() -> KerasJob:
+def _join_job() -> KerasJob:
     """Return the job of this script, over the ranks of Horovod where the script has called ``hvd.init()``."""
     collectives = _part("collective")
     hvd: Any = sys.modules.get("horovod.tensorflow")

@@ -204,4 +204,4 @@ def test_a_script_is_joined_to_the_ranks_of_horovod_where_there_are_several(size
     monkeypatch.setattr(mtrain_tensorflow.keras, "_part", lambda name: parts)
     monkeypatch.setattr(mtrain_tensorflow.keras, "KerasJob", lambda collective, device: collective)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
-    assert mtrain_tensorflow.keras._joined() == kind
+    assert mtrain_tensorflow.keras._join_job() == kind

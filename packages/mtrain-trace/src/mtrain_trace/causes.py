@@ -74,7 +74,7 @@ def explain_bits(comparison: Comparison) -> list[str]:
         besides = [what for what in (SETTINGS, BUFFERS) if what in comparison.what]
         first = next((what for what in besides if not is_rounding(comparison, what, place)), first)
     if is_rounding(comparison, first, place):
-        return [*drifted, *_rounded(comparison, first, place)]
+        return [*drifted, *_find_rounded(comparison, first, place)]
     size = float(comparison.gaps[first].curve[place]) if first in MEASURED else math.inf
     number, known = (0, None) if first == START else (ours.number, place)
     arrays = comparing.worst_arrays(ours, theirs, first) if first != START else comparing.unlike_starts(comparison)
@@ -94,7 +94,7 @@ def is_rounding(comparison: Comparison, what: str, place: int) -> bool:
     return what in FIRST and bool(comparison.gaps[what].curve[place] <= FIRST[what])
 
 
-def _rounded(comparison: Comparison, what: str, place: int) -> list[str]:
+def _find_rounded(comparison: Comparison, what: str, place: int) -> list[str]:
     """Say what is rounded otherwise where bits first differ."""
     size = float(comparison.gaps[what].curve[place])
     if what in (GRADIENT, CLIP):
@@ -122,7 +122,7 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
         or _not_finite(parting, ours, theirs)
         or rule(comparison, parting, ours, theirs)
     )
-    sentences = _precision(comparison, parting, _renewed(parting, ours, theirs, sentences))
+    sentences = _precision(comparison, parting, _find_renewed(parting, ours, theirs, sentences))
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
@@ -178,7 +178,7 @@ def _outside(comparison: Comparison, place: int) -> list[str]:
     ]
 
 
-def _renewed(parting: Parting, ours: Update, theirs: Update, sentences: list[str]) -> list[str]:
+def _find_renewed(parting: Parting, ours: Update, theirs: Update, sentences: list[str]) -> list[str]:
     """Say in place of other causes that a new optimizer object goes on with the arrays of one side alone."""
     if ours.renewed == theirs.renewed or parting.what not in (SETTINGS, MOMENTS, WEIGHTS):
         return sentences

@@ -118,7 +118,7 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
         b: the training whose differences are explained.
         calibration: ``a`` again with its start weights moved by one unit in the last place, to see how rounding grows.
     """
-    a, b, remark = _aligned(a, b)
+    a, b, remark = _align(a, b)
     updates = min(len(a.updates), len(b.updates))
     result = Comparison(a, b, updates, gaps=differences.gaps(a, b), remarks=[*a.remarks, *b.remarks, *remark])
     nudged = differences.gaps(a, calibration) if calibration is not None else {}
@@ -255,7 +255,7 @@ def _is_written(result: Comparison, pairs: list[tuple[Update, Update]], place: i
     return size > 0 and all(ours.changed_outside != theirs.changed_outside for ours, theirs in further)
 
 
-def _aligned(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
+def _align(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
     """Cut the updates before a resume: where one starts with the bits of weights that the other had after an update."""
     for whole, part, cut_a in ((a, b, True), (b, a, False)):
         begin = differences.total(part.start)

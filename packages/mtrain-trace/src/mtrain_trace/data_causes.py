@@ -86,7 +86,7 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             ]
     if count_a != count_b:
         return _sizes(comparison, ours, theirs, count_a, count_b, place=place)
-    known = _begun_anew(comparison, place) or _repeated(comparison, place) or _own_order(comparison)
+    known = _begun_anew(comparison, place) or _find_repeated(comparison, place) or _own_order(comparison)
     if known:
         return [known]
     if parting.update > 1 and len(b.processes[0]["optimizers"]) > 1 and set(theirs.samples) & set(ours.samples):
@@ -295,7 +295,7 @@ def _begun_anew(comparison: Comparison, place: int) -> str:
     return ""
 
 
-def _repeated(comparison: Comparison, place: int) -> str:
+def _find_repeated(comparison: Comparison, place: int) -> str:
     """Name a batch that comes again in the next update on one side only; empty where none does."""
     for side, trace, other in (("B", comparison.b, comparison.a), ("A", comparison.a, comparison.b)):
         if place and _is_read_again(trace, place) and not _is_read_again(other, place):

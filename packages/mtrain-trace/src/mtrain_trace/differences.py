@@ -154,7 +154,7 @@ def settings_differences(ours: Update, theirs: Update) -> list[str]:
     for name in common:
         for key in sorted(set(mine[name]) & set(other[name])):
             if not _equal(mine[name][key], other[name][key]):
-                found.setdefault((key, _shown(mine[name][key]), _shown(other[name][key])), []).append(name)
+                found.setdefault((key, _show(mine[name][key]), _show(other[name][key])), []).append(name)
     return [
         f"{key} {a} and {b}" + ("" if len(names) == len(common) else f" ({some(names)})")
         for (key, a, b), names in found.items()
@@ -322,7 +322,7 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -33,7 +33,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             )
     if sentences:
         return sentences
-    known = _unused(parting, ours, theirs) or _clipped_early(ours, theirs)
+    known = _find_unused(parting, ours, theirs) or _clipped_early(ours, theirs)
     if known:
         return [known]
     place = parting.place or 0
@@ -42,7 +42,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
         return [
             f"one side alone has a gradient of {some(sorted(missing))}: a part that is frozen, detached or not used"
         ]
-    kept = place and _kept(comparison.b.updates[place - 1], ours, theirs)
+    kept = place and _is_kept(comparison.b.updates[place - 1], ours, theirs)
     if kept:
         return [
             f"the gradient of B holds that of update {theirs.number - 1} too: gradients are not cleared (zero_grad is missing)"
@@ -56,7 +56,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     whole = None if factor is None else factors.whole_factor(factor)
     if whole is not None:
         return [factors.factor_words(whole, comparison, theirs, ours, what="gradient")]
-    clipped = _clipped(theirs, ours)
+    clipped = _compare_clipping(theirs, ours)
     if clipped:
         return [clipped]
     if factor is not None and abs(factor - 1) > factors.EXPLAINED:
@@ -64,7 +64,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     return [_partial(comparison, parting, ours, theirs)]
 
 
-def _unused(parting: Parting, ours: Update, theirs: Update) -> str:
+def _find_unused(parting: Parting, ours: Update, theirs: Update) -> str:
     """Name an optimizer that has no gradient, or none but zeros; empty where both sides have some."""
     has_one_none = math.isinf(parting.size) and ("gradients" in ours.parts) != ("gradients" in theirs.parts)
     for side, update in (("B", theirs), ("A", ours)):
@@ -102,7 +102,7 @@ def _norms(comparison: Comparison, ours: Update, theirs: Update) -> str:
     )
 
 
-def _kept(before: Update, ours: Update, theirs: Update) -> bool:
+def _is_kept(before: Update, ours: Update, theirs: Update) -> bool:
     """Return whether B's gradient is A's and, besides, the one that B has used in the update before."""
     used, mine, other = before.parts.get("gradients"), factors.unclipped(ours), factors.unclipped(theirs)
     if used is None or mine is None or other is None:
@@ -114,7 +114,7 @@ def _kept(before: Update, ours: Update, theirs: Update) -> bool:
     return any(factor is not None and abs(factor - 1) < 0.05 for factor in found)
 
 
-def _clipped(theirs: Update, ours: Update) -> str | None:
+def _compare_clipping(theirs: Update, ours: Update) -> str | None:
     """Say what differs in clipping; None where nothing does."""
     mine, other = ours.clip, theirs.clip
     if (

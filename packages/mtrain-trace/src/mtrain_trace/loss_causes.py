@@ -48,7 +48,7 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
     if not sentences and _has(comparison, "dropouts"):
         sentences += _random_numbers(comparison, ours, theirs)
     if not sentences:
-        sentences += _scaled(factor, ours, theirs)
+        sentences += _find_scaled(factor, ours, theirs)
     if not sentences and _is_mean_of_means(ours, theirs):
         sentences.append(_means_words(ours, theirs))
     if not sentences:
@@ -111,7 +111,7 @@ def _states(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     ]
 
 
-def _scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
+def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
     """Say that loss and gradient differ by the same factor, which is no whole number; nothing where they do not."""
     of_gradient = factors.factor_of(factors.unclipped(ours), factors.unclipped(theirs))
     if (

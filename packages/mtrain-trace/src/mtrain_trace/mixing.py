@@ -41,7 +41,7 @@ def mix64(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def _mixed(numbers: Any) -> Any:
+def _mix(numbers: Any) -> Any:
     """Return ``mix64`` of an array of uint64, which wraps as the arithmetic of the processor does."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -52,14 +52,14 @@ def _mixed(numbers: Any) -> Any:
 @functools.lru_cache(maxsize=1)
 def coefficients() -> Any:
     """Return the odd coefficients of one period, as int64 of shape (PERIOD,)."""
-    return (_mixed(np.arange(PERIOD, dtype=np.uint64)) | np.uint64(1)).view(np.int64)
+    return (_mix(np.arange(PERIOD, dtype=np.uint64)) | np.uint64(1)).view(np.int64)
 
 
 @functools.lru_cache(maxsize=1)
 def signs() -> Any:
     """Return the signs of a row, +-1 as float64 of shape (ROW,)."""
     # Every row has these signs. Of 4000 draws this one is the best for arrays of one constant, whose length it tells to 6 %.
-    bits = _mixed(np.arange(ROW, dtype=np.uint64) + np.uint64(2108 << 40))
+    bits = _mix(np.arange(ROW, dtype=np.uint64) + np.uint64(2108 << 40))
     return 1.0 - 2.0 * (bits >> np.uint64(63)).astype(np.float64)
 
 
@@ -77,12 +77,12 @@ def period_factor(seed: int, period: int) -> int:
 
 def row_factors(seeds: Any, rows: Any) -> Any:
     """Return the odd factors of rows of arrays, int64; ``seeds`` and ``rows`` (numbers of rows) are arrays of uint64."""
-    return (_mixed(seeds ^ _mixed(rows)) | np.uint64(1)).view(np.int64)
+    return (_mix(seeds ^ _mix(rows)) | np.uint64(1)).view(np.int64)
 
 
 def row_signs(seeds: Any, rows: Any) -> Any:
     """Return the signs by which the sums of rows are multiplied, +-1 as int8 of shape (rows, LENGTH)."""
-    bits = _mixed(seeds ^ _mixed(~rows))
+    bits = _mix(seeds ^ _mix(~rows))
     return (1 - 2 * (bits[:, None] >> np.arange(LENGTH, dtype=np.uint64) & np.uint64(1)).astype(np.int8)).astype(
         np.int8
     )

@@ -49,7 +49,7 @@ def names_of(roots: list[Any]) -> Names:
     found = Names()
     for place, root in enumerate(roots):
         front = f"model{place}." if len(roots) > 1 else ""
-        kept = {id(part[key]): name for part, key, name in _kept(root)}
+        kept = {id(part[key]): name for part, key, name in _statistics_of(root)}
         listed = [(_plain(name), parameter) for name, parameter in root.named_parameters()]
         cut = naming.common_front([name for name, parameter in listed if id(parameter) not in kept])
         for name, parameter in listed:
@@ -67,7 +67,7 @@ def names_of(roots: list[Any]) -> Names:
     return found
 
 
-def _kept(root: Any) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _statistics_of(root: Any) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Yield (parameters of a layer, key, name of torch) of all statistics of BatchNorm."""
     for part in root.sublayers(include_self=True):
         for key, name in STATISTICS.items():

@@ -49,7 +49,7 @@ def facts_of_paddle(roots: list[Any]) -> dict[str, Any]:
 
 def described(optimizer: Any, groups: list[list[str]]) -> dict[str, Any]:
     """Return what a trace says once of an optimizer, with the names of the arrays of each group."""
-    rule, parameters = type(optimizer).__name__, list(_listed(optimizer))
+    rule, parameters = type(optimizer).__name__, list(_list_groups(optimizer))
     return {
         "rule": SAME_RULES.get(rule, rule),
         "groups": groups,
@@ -106,14 +106,14 @@ def calls_of(optimizer: Any) -> int:
 def groups_of(optimizer: Any, left_out: set[int]) -> list[Group]:
     """Return the parameters of an optimizer by what it treats alike; ``left_out``: identities that are none."""
     found: dict[tuple[int, float, tuple[str, float]], list[Any]] = {}
-    for number, parameter in _listed(optimizer):
+    for number, parameter in _list_groups(optimizer):
         if id(parameter) not in left_out:
             rate = float(getattr(parameter, "optimize_attr", {}).get("learning_rate", 1.0))
             found.setdefault((number, rate, _decay(optimizer, number, parameter)), []).append(parameter)
     return [Group(*key, parameters) for key, parameters in found.items()]
 
 
-def _listed(optimizer: Any) -> Iterator[tuple[int, Any]]:
+def _list_groups(optimizer: Any) -> Iterator[tuple[int, Any]]:
     groups = optimizer._param_groups or optimizer._parameter_list or []
     for number, group in enumerate(groups):
         if isinstance(group, dict):

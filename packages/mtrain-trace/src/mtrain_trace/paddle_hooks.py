@@ -33,7 +33,7 @@ def install(out: Recorder) -> PaddleListener:
     listener = PaddleListener(out)
     _wrap_calls(listener)
     _wrap_backward(listener, paddle.Tensor, lambda arguments: [arguments[0]])
-    _wrap_backward(listener, paddle.autograd, lambda arguments: _listed(arguments[0]))
+    _wrap_backward(listener, paddle.autograd, lambda arguments: _list_optimizers(arguments[0]))
     for name in TARGET_LOSSES:
         if hasattr(paddle.nn.functional, name):
             wrap(paddle.nn.functional, name, before=functools.partial(_note_target, listener))
@@ -149,7 +149,7 @@ def _inner(optimizer: Any) -> Any:
     return optimizer
 
 
-def _listed(values: Any) -> list[Any]:
+def _list_optimizers(values: Any) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else [values]
 
 

@@ -114,7 +114,7 @@ class PaddleListener:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
         is_target = isinstance(target, paddle.Tensor) and target.ndim > 0 and target.stop_gradient
         if is_target and not self._micro.labelled:
-            self._micro.targets += _hexed(paddle_arrays.rows(target, 1))
+            self._micro.targets += _as_hex(paddle_arrays.rows(target, 1))
 
     def see_backward(self, losses: Iterable[Any]) -> None:
         """Note the loss of a backward pass, which ends a micro batch."""
@@ -244,7 +244,7 @@ class PaddleListener:
             return
         for parameter, gradient in pairs:
             if gradient is not None and gradient.is_dense():
-                row = self._measured(watched, parameter, gradient)
+                row = self._measure(watched, parameter, gradient)
                 watched.parts.setdefault("gradients", {})[watched.name(parameter)] = row
 
     def _end(self, watched: _Watched) -> None:
@@ -265,13 +265,13 @@ class PaddleListener:
             names = {"update": watched.updates, "optimizer": watched.number}
             self._out.write(recorder.ARRAYS, {**names, **watched.parts})
 
-    def _measured(self, watched: _Watched, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
+    def _measure(self, watched: _Watched, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
         turned = id(parameter) in watched.names.transposed
         return paddle_arrays.measured(front + watched.name(parameter), tensor, transposed=turned)
 
     def _weights(self, watched: _Watched) -> dict[str, list[Any]]:
         return {
-            watched.name(p): self._measured(watched, p, paddle_facts.master_of(watched.optimizer, p))
+            watched.name(p): self._measure(watched, p, paddle_facts.master_of(watched.optimizer, p))
             for p in watched.parameters
         }
 
@@ -288,7 +288,7 @@ class PaddleListener:
         found = {}
         for parameter in watched.parameters:
             for key, value in paddle_facts.moments_of(watched.optimizer, parameter):
-                row = self._measured(watched, parameter, value, front=f"{key}/")
+                row = self._measure(watched, parameter, value, front=f"{key}/")
                 found[f"{key}/{watched.name(parameter)}"] = row
         return found
 
@@ -297,7 +297,7 @@ def _sum(arrays: dict[str, list[Any]]) -> int:
     return sum(int(row[0], 16) for row in arrays.values()) & mixing.MASK
 
 
-def _hexed(numbers: Any) -> list[str]:
+def _as_hex(numbers: Any) -> list[str]:
     return [f"{int(number) & mixing.MASK:016x}" for number in numbers]
 
 
@@ -310,7 +310,7 @@ def _samples(values: list[Any]) -> list[str]:
     for place, tensor in enumerate(tensors):
         if tensor.shape[0] == len(total):
             total += paddle_arrays.rows(tensor, place + 1)
-    return _hexed(total)
+    return _as_hex(total)
 
 
 def _nudge(optimizer: Any, parameters: Iterable[Any]) -> None:

@@ -97,7 +97,7 @@ class Connection:
         return {
             "torch": self._torch,
             "torch._dynamo": self._dynamo,
-            "deepspeed.runtime.engine": self._deepspeed,
+            "deepspeed.runtime.engine": self._hook_deepspeed,
             "tensorflow": self._tensorflow,
             "paddle": self._paddle,
         }
@@ -131,7 +131,7 @@ class Connection:
 
         paddle_hooks.install(self.recorder)  # a package that imports torch besides does no harm: its optimizers rest
 
-    def _deepspeed(self, module: ModuleType) -> None:
+    def _hook_deepspeed(self, module: ModuleType) -> None:
         from mtrain_trace import torch_deepspeed
 
         if self._listener is not None:

@@ -162,7 +162,7 @@ def moments(step: Step) -> str:
     kept = np.concatenate([step.before(MOMENTS, name) for name in names])
     if not step.is_plain:  # A mean: what is not kept of it is added.
         kept = kept - np.concatenate([step.added(name) for name in names]) / step.share
-    attempts = [(*fit(change, np.concatenate([step.gradient(name) for name in names])), _scaled)]
+    attempts = [(*fit(change, np.concatenate([step.gradient(name) for name in names])), _explain_length)]
     attempts.append((*fit(change, kept), _other_momentum))
     if step.has_one_measure:
         weights = np.concatenate([step.before(WEIGHTS, weight_of(name)) for name in names])
@@ -186,7 +186,7 @@ def _decays(step: Step, names: list[str]) -> str:
     return f"loss and gradient are the same, the moments are not: {'; '.join(found)}" if found else ""
 
 
-def _scaled(step: Step, change: float) -> str:
+def _explain_length(step: Step, change: float) -> str:
     """Explain a gradient that B has applied ``1 + change`` times as long as A."""
     factor = 1 + change
     front = "loss and gradient norm are the same, the gradient that is applied is not"

@@ -71,7 +71,7 @@ class TensorflowListener:
         """Note the gradients that an optimizer is about to use, and the weights that it finds."""
         self._out.end_after(self._updates.get(number, 0))
         update = self._updates[number] = self._updates.get(number, 0) + 1
-        begin = _measured(names, weights)
+        begin = _measure(names, weights)
         if update == 1:
             self._out.describe({**self._facts, "optimizers": self._optimizers, "saves": self._saves})
             self._out.write(recorder.ARRAYS, {"update": 0, "optimizer": number, "weights": begin})
@@ -87,25 +87,25 @@ class TensorflowListener:
             "skipped": False,
             "micro_batches": [micro],
             "clip": None,
-            "parts": {"gradients": _measured(names, gradients)} if self._out.is_full(update) else {},
+            "parts": {"gradients": _measure(names, gradients)} if self._out.is_full(update) else {},
         }
 
     def _random(self, states: list[Any]) -> str | None:
         if states:
-            return _joined(states)
+            return _join(states)
         return hashlib.blake2b(self.seeds.encode(), digest_size=6).hexdigest() if self.seeds else None
 
     def after_step(self, number: int, names: list[str], weights: list[Any], moments: dict[str, Any]) -> None:
         """Write the update with the weights and moments that it has left."""
         record = self._open.pop(number)
         parts = record.pop("parts")
-        left = _measured(names, weights)
+        left = _measure(names, weights)
         self._last[number] = _digest(left)
         update = record["update"]
         if self._out.is_full(update):
             parts["weights"] = left
             if moments:
-                parts["moments"] = _measured(list(moments), list(moments.values()))
+                parts["moments"] = _measure(list(moments), list(moments.values()))
         for part, arrays in parts.items():
             record[part] = mixing.together(arrays.values())
         self._out.write(recorder.UPDATES, record)
@@ -125,7 +125,7 @@ class TensorflowListener:
                 self._out.describe({"saves": self._saves})
 
 
-def _joined(states: list[Any]) -> str:
+def _join(states: list[Any]) -> str:
     return hashlib.blake2b(b"".join(np.asarray(state).tobytes() for state in states), digest_size=6).hexdigest()
 
 
@@ -133,7 +133,7 @@ def _empty() -> dict[str, Any]:
     return {"loss": math.nan, "samples": [], "targets": [], "modes": None, "autocast": None}
 
 
-def _measured(names: list[str], arrays: list[Any]) -> dict[str, Any]:
+def _measure(names: list[str], arrays: list[Any]) -> dict[str, Any]:
     """Return (digest, squared length, sketch) of each array, as lines of a trace hold them."""
     found = {}
     for name, array in zip(names, arrays):

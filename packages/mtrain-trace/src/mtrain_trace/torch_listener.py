@@ -345,7 +345,7 @@ class TorchListener:
             "rng": _random_state() if self._out.is_detailed(update) else None,
             "seed": torch.initial_seed(),
             "weights_changed_outside": watched.versions is not None and versions != watched.versions,
-            **self._changed(watched, optimizer),
+            **self._changes_of(watched, optimizer),
         }
         watched.last = id(optimizer)
         watched.open = _Open(record, micro_batches, clip, full=self._out.is_full(update))
@@ -416,7 +416,7 @@ class TorchListener:
                 self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
         return self._watched[id(optimizer)]
 
-    def _changed(self, watched: _Watched, optimizer: Any) -> dict[str, Any]:
+    def _changes_of(self, watched: _Watched, optimizer: Any) -> dict[str, Any]:
         """Return what of an optimizer is no longer as it was described, because another object or group has come."""
         if self.engine_steps:
             return {}

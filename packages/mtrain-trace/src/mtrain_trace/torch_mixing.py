@@ -28,15 +28,15 @@ STRETCH_ROWS = 8192
 
 @functools.lru_cache(maxsize=8)
 def _coefficients(device: torch.device) -> Any:
-    return _sent(mixing.coefficients().copy(), device)
+    return _send(mixing.coefficients().copy(), device)
 
 
 @functools.lru_cache(maxsize=32)
 def _signs(device: torch.device, kind: torch.dtype) -> Any:
-    return _sent(mixing.signs().copy(), device).to(kind)
+    return _send(mixing.signs().copy(), device).to(kind)
 
 
-def _sent(array: Any, device: torch.device) -> Any:
+def _send(array: Any, device: torch.device) -> Any:
     """Return an array of numpy as a tensor on a device, without waiting for what the device is at."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
@@ -127,7 +127,7 @@ class Layout:
             self._stretches.append(
                 _Stretch(
                     [_Block(block.begin - begin, block.end - begin, block.parts) for block in inside],
-                    *(_sent(table, device) for table in (*tables, owners[part].astype(np.int64))),
+                    *(_send(table, device) for table in (*tables, owners[part].astype(np.int64))),
                 )
             )
 

@@ -86,12 +86,12 @@ class Client:
         what, resource = f"{kind} {name}", RESOURCES[kind]
         if not resource.group:
             method = {"ConfigMap": "create_namespaced_config_map", "Service": "create_namespaced_service"}[kind]
-            created = self._asked(what, getattr(self._core, method), self.namespace, document)
+            created = self._call(what, getattr(self._core, method), self.namespace, document)
             return {"metadata": {"name": created.metadata.name, "uid": created.metadata.uid}}
         place = (self.namespace,) if resource.namespaced else ()
         method = "create_namespaced_custom_object" if place else "create_cluster_custom_object"
         words = (resource.group, resource.version, *place, resource.plural, document)
-        created = self._asked(what, getattr(self._groups, method), *words)
+        created = self._call(what, getattr(self._groups, method), *words)
         return dict(created)
 
     def read(self, kind: str, name: str) -> Manifest:
@@ -103,7 +103,7 @@ class Client:
         """
         resource = RESOURCES[kind]
         words = (resource.group, resource.version, self.namespace, resource.plural, name)
-        return dict(self._asked(f"{kind} {name}", self._groups.get_namespaced_custom_object, *words))
+        return dict(self._call(f"{kind} {name}", self._groups.get_namespaced_custom_object, *words))
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, and all that belongs to it before.
@@ -114,7 +114,7 @@ class Client:
         """
         resource = RESOURCES[kind]
         words = (resource.group, resource.version, self.namespace, resource.plural, name)
-        self._asked(
+        self._call(
             f"{kind} {name}",
             self._groups.delete_namespaced_custom_object,
             *words,
@@ -124,12 +124,12 @@ class Client:
     def pods(self, selector: Mapping[str, str]) -> list[Any]:
         """Return the pods with these labels, the oldest first."""
         text = ",".join(f"{key}={value}" for key, value in selector.items())
-        found = self._asked("pods", self._core.list_namespaced_pod, self.namespace, label_selector=text)
+        found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=text)
         return sorted(found.items, key=lambda pod: pod.metadata.creation_timestamp)
 
     def log(self, pod: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines that a pod has printed. ``follow``: also those to come, until it ends."""
-        response = self._asked(
+        response = self._call(
             f"log of pod {pod}",
             self._core.read_namespaced_pod_log,
             pod,
@@ -146,7 +146,7 @@ class Client:
             if rest:
                 yield rest.decode(errors="replace")
 
-    def _asked(self, what: str, method: Callable[..., Any], *words: Any, **options: Any) -> Any:
+    def _call(self, what: str, method: Callable[..., Any], *words: Any, **options: Any) -> Any:
         """Call a method of the official client.
 
         Raises:

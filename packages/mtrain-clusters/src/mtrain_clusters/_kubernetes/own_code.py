@@ -131,11 +131,11 @@ def _with_imports(root: Path) -> Iterator[Path]:
             continue
         seen.add(file)
         yield file
-        for module in _imported(file, root.parent):
+        for module in _imports_of(file, root.parent):
             waiting += _files_of(module, root.parent)
 
 
-def _imported(file: Path, top: Path) -> Iterator[tuple[str, ...]]:
+def _imports_of(file: Path, top: Path) -> Iterator[tuple[str, ...]]:
     """Yield the modules that a file may import, as the parts of their names below ``top``."""
     content = _read(file)
     if len(content) > MAX_BYTES:

@@ -48,7 +48,7 @@ class KubernetesQueue(Queue):
     def submit(self, submission: Submission, request: Path) -> str:
         """See ``Queue``. What belongs to the job is deleted with it, whoever deletes it."""
         client = Client(self.options.namespace)
-        main, *others = _placed(request, client.namespace)
+        main, *others = _place(request, client.namespace)
         for document in (each for each in others if each["kind"] == CLUSTER_WIDE):
             with contextlib.suppress(Existing):  # its name says what it contains
                 client.create(document)
@@ -83,7 +83,7 @@ class KubernetesQueue(Queue):
         """See ``Queue``: what the pods of the first host printed, one after the other where they were replaced."""
         client, shown = Client(_namespace(job) or self.options.namespace), set()
         while True:
-            ended = not follow or self._ended(client, job)
+            ended = not follow or self._has_ended(client, job)
             for pod in client.pods({**self._pods_of(job), INDEX_LABEL: "0"}):
                 if pod.metadata.name not in shown and (ended or _has_started(pod)):
                     shown.add(pod.metadata.name)
@@ -111,7 +111,7 @@ class KubernetesQueue(Queue):
             return {"jobset.sigs.k8s.io/jobset-name": job.id}
         return {"batch.kubernetes.io/job-name": job.id}
 
-    def _ended(self, client: Client, job: QueuedJob) -> bool:
+    def _has_ended(self, client: Client, job: QueuedJob) -> bool:
         try:
             document = client.read(self._kind, job.id)
         except Missing:
@@ -119,7 +119,7 @@ class KubernetesQueue(Queue):
         return _verdict(document) is not None
 
 
-def _placed(request: Path, namespace: str) -> list[Manifest]:
+def _place(request: Path, namespace: str) -> list[Manifest]:
     """Return the documents of a request, and write into it the namespace to which they are given.
 
     Otherwise a later command would look for the job in the namespace that the context has by then.

@@ -26,7 +26,7 @@ _BINARY, _DECIMAL = "KMGTPE", "kMGTPE"
 T = TypeVar("T")
 
 
-def _checked(pattern: re.Pattern[str], expected: str) -> AfterValidator:
+def _rule(pattern: re.Pattern[str], expected: str) -> AfterValidator:
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
             raise ValueError(f"given {text!r}, expected {expected}")
@@ -89,14 +89,14 @@ ShortName = Annotated[str, Field(pattern=rf"^{LABEL}$", max_length=MAX_LABEL)]
 Cores = Annotated[
     str,
     BeforeValidator(lambda value: str(value)),
-    _checked(re.compile(r"[0-9]+(\.[0-9]{1,3})?|[0-9]+m"), "cores, such as 4, 0.5 or 500m"),
+    _rule(re.compile(r"[0-9]+(\.[0-9]{1,3})?|[0-9]+m"), "cores, such as 4, 0.5 or 500m"),
     AfterValidator(_amount),
 ]
 """A number of processors. The API has no amounts below a thousandth."""
 Memory = Annotated[
     str,
     BeforeValidator(lambda value: str(value)),
-    _checked(re.compile(QUANTITY.replace("m|", "")), "bytes, such as 16Gi or 500M"),
+    _rule(re.compile(QUANTITY.replace("m|", "")), "bytes, such as 16Gi or 500M"),
     AfterValidator(_amount),
 ]
 """An amount of memory as Kubernetes writes it."""
@@ -106,13 +106,11 @@ LabelKey = Annotated[str, AfterValidator(_label_key)]
 LabelValue = Annotated[str, AfterValidator(_label_value)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Image = Annotated[
-    str, _checked(IMAGE, "a container image, such as registry.example/team/mtrain:1; its path is in lower case")
+    str, _rule(IMAGE, "a container image, such as registry.example/team/mtrain:1; its path is in lower case")
 ]
 SecretKey = Annotated[
     str,
-    _checked(
-        re.compile(rf"{SUBDOMAIN.strip('^$')}/[-._A-Za-z0-9]+"), "SECRET/KEY: the name of a Secret, and a key of it"
-    ),
+    _rule(re.compile(rf"{SUBDOMAIN.strip('^$')}/[-._A-Za-z0-9]+"), "SECRET/KEY: the name of a Secret, and a key of it"),
 ]
 """A key of a Secret, ``SECRET/KEY``."""
 

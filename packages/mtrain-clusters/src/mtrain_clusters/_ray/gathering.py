@@ -51,12 +51,12 @@ class RayAgents:
         Raises:
             UsageError: no Ray cluster answers, or two of its nodes have the same address.
         """
-        placement = self._placed()
+        placement = self._place()
         deadline = time.monotonic() + timeout_s
         if not placement.wait(deadline, stop=stop):
-            return {}, [] if stop() else [self._unplaced(placement, timeout_s)]
+            return {}, [] if stop() else [self._explain_unplaced(placement, timeout_s)]
         self.let_go(nodes)
-        self._wires |= {node: self._started(placement, node) for node in nodes}
+        self._wires |= {node: self._start_actor(placement, node) for node in nodes}
         deadline = max(deadline, time.monotonic() + START_S)
         members, findings, failed = {}, [], []
         for node in nodes:
@@ -98,7 +98,7 @@ class RayAgents:
             self._placement.release()
             self._placement = None
 
-    def _placed(self) -> Placement:
+    def _place(self) -> Placement:
         if self._placement is None:
             options = self._options
             self._placement = Placement(
@@ -111,7 +111,7 @@ class RayAgents:
             )
         return self._placement
 
-    def _started(self, placement: Placement, node: int) -> Wire:
+    def _start_actor(self, placement: Placement, node: int) -> Wire:
         """Start the actor of a host, and with it the agent."""
         ray = placement.ray
         # By value: the Python of Ray's workers may have no mtrain, which is then reported as on any other host.
@@ -155,7 +155,7 @@ class RayAgents:
             wire.host, status=wire.status, printed=wire.lines, python=python, local=False, means=self._means
         )
 
-    def _unplaced(self, placement: Placement, wait_s: float) -> Finding:
+    def _explain_unplaced(self, placement: Placement, wait_s: float) -> Finding:
         return self._finding(
             ", ".join(self._job.hosts),
             f"not placed by Ray within {wait_s:.0f} s: {placement.pending()}",

@@ -132,8 +132,8 @@ def directives(submission: Submission, options: SlurmOptions, folder: Path) -> l
         "constraint": options.constraint,
         "array": options.array,
         "signal": warning_signal(options),
-        "chdir": _quoted(str(submission.folder)),
-        "output": _quoted(pattern),
+        "chdir": _quote(str(submission.folder)),
+        "output": _quote(pattern),
         "open-mode": "append",  # A job that starts again must not empty the file.
     }
     lines = [f"--{name}={value}" for name, value in values.items() if value is not None]
@@ -193,7 +193,7 @@ def _shell_word(word: str) -> str:
     return shlex.quote(word)
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """Return a path for a ``#SBATCH`` line, in which sbatch reads quotes and backslashes as a shell does."""
     if CONTROL.search(path):
         raise UsageError(f"{path!r}: holds a line end or another control character, so it cannot be given to sbatch")

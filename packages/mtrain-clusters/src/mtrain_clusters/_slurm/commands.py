@@ -82,7 +82,7 @@ def run(argv: Sequence[str], *, folder: Path | None = None, refusal: str = "") -
 def current(number: str) -> list[Task]:
     """Return what the controller knows about a job, one entry for each job of an array; empty: it has forgotten it."""
     output = run(["scontrol", "--oneliner", "show", "job", number], refusal=UNKNOWN_JOB)
-    return [_shown(line) for line in output.splitlines() if "JobState=" in line]
+    return [_read_task(line) for line in output.splitlines() if "JobState=" in line]
 
 
 def queued_with(request: Path, *, name: str) -> list[str]:
@@ -120,7 +120,7 @@ def host_names(nodes: str) -> list[str]:
     return run(["scontrol", "show", "hostnames", nodes]).split() if nodes else []
 
 
-def _shown(line: str) -> Task:
+def _read_task(line: str) -> Task:
     """Read one line of ``scontrol --oneliner show job``."""
     # The job's name comes before all of these and is a single word, see ``batch.directives``.
     fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|NodeList|ExitCode|ArrayTaskId)=(\S*)", line))

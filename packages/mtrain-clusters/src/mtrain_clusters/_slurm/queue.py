@@ -54,7 +54,7 @@ class SlurmQueue(Queue):
 
         Of several jobs that were started with the same batch script, the newest that has not ended counts, or the newest.
         """
-        queued = _queued(job)
+        queued = _find_queued(job)
         newest = _ids(job, queued)[-1]
         shown = _state(job, newest)
         for number in (
@@ -66,7 +66,7 @@ class SlurmQueue(Queue):
 
     def continues(self, job: QueuedJob, number: str) -> bool:
         """Return whether ``sbatch`` was called with the batch script of ``job``, and gave this id."""
-        return number.isdecimal() and number in _ids(job, _queued(job))
+        return number.isdecimal() and number in _ids(job, _find_queued(job))
 
     def logs(self, job: QueuedJob, *, follow: bool) -> Iterator[str]:
         """Yield the lines of the job's output; those of an array begin with the index in brackets."""
@@ -87,7 +87,7 @@ class SlurmQueue(Queue):
 
     def cancel(self, job: QueuedJob) -> None:
         """Run ``scancel``, which sends SIGTERM to mtrain and its agents, and SIGKILL after Slurm's ``KillWait``."""
-        numbers = dict.fromkeys([_checked_id(job), *_queued(job)])
+        numbers = dict.fromkeys([_checked_id(job), *_find_queued(job)])
         commands.run(["scancel", *numbers], refusal=commands.UNKNOWN_JOB)
 
 
@@ -104,7 +104,7 @@ def _outputs_of_all(job: QueuedJob) -> list[Path]:
     return [path for number in _ids(job, ()) for path in outputs(job, number)]
 
 
-def _queued(job: QueuedJob) -> list[str]:
+def _find_queued(job: QueuedJob) -> list[str]:
     """Return the ids of the jobs with the batch script of ``job`` that are in the queue, the oldest first."""
     _checked_id(job)
     return commands.queued_with(job.request, name=batch.job_name(job.name))

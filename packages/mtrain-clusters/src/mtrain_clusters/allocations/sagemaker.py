@@ -19,8 +19,8 @@ class SageMaker(AllocationReader):
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the containers, if there are several."""
-        config = _parsed(environ.get("SM_RESOURCE_CONFIG"), dict) or {}
-        listed = _parsed(environ.get("SM_HOSTS"), list)
+        config = _parse_json(environ.get("SM_RESOURCE_CONFIG"), dict) or {}
+        listed = _parse_json(environ.get("SM_HOSTS"), list)
         hosts = config.get("hosts") if listed is None else listed
         if not isinstance(hosts, list) or len(hosts) < 2 or not all(isinstance(host, str) for host in hosts):
             return None
@@ -49,7 +49,7 @@ class SageMaker(AllocationReader):
         )
 
 
-def _parsed(text: str | None, kind: type) -> Any:
+def _parse_json(text: str | None, kind: type) -> Any:
     """Return the value of JSON ``text`` if it is of type ``kind``, else None."""
     try:
         value = json.loads(text or "null")

@@ -101,7 +101,7 @@ def export_weights(request: ExportRequest) -> Exported:
             facts = {**facts, "outputs": list(metadata.outputs)}
         if request.format == "openvino":
             made = openvino_ir.convert(made, made.with_suffix(".xml"), metadata)
-        files = _moved(made, out)
+        files = _move_files(made, out)
     if (request.format, request.form) == ("paddle", "nms"):
         config = infer_config(loaded, facts, dynamic_size=request.dynamic_size)
         files = (*files, write_yaml(out.with_name(INFER_CONFIG), config))
@@ -305,7 +305,7 @@ def _work_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _moved(made: Path, out: Path) -> tuple[Path, ...]:
+def _move_files(made: Path, out: Path) -> tuple[Path, ...]:
     """Move the files that were made to their place."""
     targets = {
         path: out.with_name(out.name + path.name.removeprefix(made.name)) for path in made.parent.glob(f"{made.name}*")

@@ -73,7 +73,7 @@ def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: C
         "kind": plugin.kind,
         **made.facts,
         "outputs": list(outputs),
-        "inputs": _described(made.program.inputs),
+        "inputs": _describe_outputs(made.program.inputs),
         "weights_sha256": digest(made.arrays),
     }
     write_json(folder / FACTS, facts)
@@ -148,7 +148,7 @@ def _make_own(resolved: Resolved, weights: Path, request: Mapping[str, Any], ses
     )
 
 
-def _described(inputs: Sequence[ProgramInput]) -> list[dict[str, Any]]:
+def _describe_outputs(inputs: Sequence[ProgramInput]) -> list[dict[str, Any]]:
     return [
         {
             "name": given.name or given.key,

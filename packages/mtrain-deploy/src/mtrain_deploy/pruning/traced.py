@@ -204,7 +204,7 @@ def _permute(function: Function, x: Traced, axes: Sequence[int]) -> Any:
     return x.with_value(function(x.value, axes), [axis % len(axes) for axis in axes].index(x.axis))
 
 
-def _reduced(function: Function, x: Traced, *, axis: Any = None, keepdims: bool = False) -> Any:
+def _reduce(function: Function, x: Traced, *, axis: Any = None, keepdims: bool = False) -> Any:
     count = len(x.value.shape)
     axes = range(count) if axis is None else [a % count for a in ([axis] if isinstance(axis, int) else axis)]
     result = function(x.value, axis=axis, keepdims=keepdims)
@@ -270,7 +270,7 @@ _HANDLERS: Mapping[str, Function] = {
     **dict.fromkeys(_SAME.split(), _same),
     **dict.fromkeys(("max_pool2d", "avg_pool2d", "upsample_nearest", "resize_bilinear"), _of_maps),
     **dict.fromkeys(("maximum", "minimum"), _binary),
-    **dict.fromkeys(("mean", "sum", "max", "min"), _reduced),
+    **dict.fromkeys(("mean", "sum", "max", "min"), _reduce),
     **dict.fromkeys(("zeros", "full", "arange", "asarray"), _like),
     "concat": _concat,
     "split": _split,

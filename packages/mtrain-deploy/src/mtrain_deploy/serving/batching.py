@@ -55,7 +55,7 @@ class Batcher:
         while True:
             batch = await self._next_batch()
             if batch:
-                await self._computed(batch)
+                await self._compute_batch(batch)
 
     async def warm(self, sample: Sample) -> None:
         """Compute one sample alone, so that the first request need not wait for allocations.
@@ -87,7 +87,7 @@ class Batcher:
         self._metrics.abandoned.inc(len(items) - len(wanted))
         return wanted
 
-    async def _computed(self, batch: Sequence[_Item]) -> None:
+    async def _compute_batch(self, batch: Sequence[_Item]) -> None:
         started = time.perf_counter()
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._compute, [item.sample for item in batch])
         try:

@@ -83,7 +83,7 @@ def pixels_of(upload: Upload, *, max_pixels: int) -> int:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can raise any exception inside the decoding library
-        raise _damaged(name, error) from None
+        raise _refuse_damaged(name, error) from None
     if width * height > max_pixels:
         raise Refusal(
             413,
@@ -106,9 +106,9 @@ def decoded(upload: Upload, *, max_pixels: int) -> Array:
     except DataError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        raise _damaged(name, error.__cause__ or error) from None
+        raise _refuse_damaged(name, error.__cause__ or error) from None
 
 
-def _damaged(name: str, error: BaseException) -> Refusal:
+def _refuse_damaged(name: str, error: BaseException) -> Refusal:
     reason = reason_of(error) if isinstance(error, Exception) else type(error).__name__
     return Refusal(422, f"{name}: cannot be decoded ({reason}); send an image that is whole")

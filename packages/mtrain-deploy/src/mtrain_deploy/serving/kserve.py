@@ -46,7 +46,7 @@ def _add_model(app: FastAPI, service: Service, path: str) -> None:
     @app.get(path)
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
         """Describe the inputs and outputs of the model."""
-        predictor = _served(service, name, version)
+        predictor = _serve(service, name, version)
         return {
             "name": name,
             "versions": [VERSION],
@@ -58,17 +58,17 @@ def _add_model(app: FastAPI, service: Service, path: str) -> None:
     @app.get(path + "/ready")
     async def model_ready(name: str, version: str = VERSION) -> Response:
         """Say whether the model answers: status 200 or 503."""
-        _served(service, name, version)
+        _serve(service, name, version)
         return _readiness(service)
 
     @app.post(path + "/infer", response_class=JSONResponse)
     async def infer(request: Request, name: str, version: str = VERSION) -> Response:
         """Compute the outputs of the model for tensors, as it was exported."""
-        _served(service, name, version)
+        _serve(service, name, version)
         return await service.infer(request, name=name)
 
 
-def _served(service: Service, name: str, version: str) -> Any:
+def _serve(service: Service, name: str, version: str) -> Any:
     known = service.predictor.name
     if name != known or version != VERSION:
         raise Refusal(

@@ -116,9 +116,9 @@ class Service:
             uploads = await images_of(request, body, max_files=self.max_files)
             if draw and len(uploads) > 1:
                 raise Refusal(400, f"draw: given {len(uploads)} images; send one in a request that is to be drawn")
-            return self._worked(uploads, confidence=confidence, drawn_as=_format(request) if draw else None)
+            return self._work(uploads, confidence=confidence, drawn_as=_format(request) if draw else None)
 
-        return await self._answered(request, received)
+        return await self._answer(request, received)
 
     async def infer(self, request: Request, *, name: str) -> Response:
         """Answer a request of the open inference protocol for the model ``name``.
@@ -131,17 +131,17 @@ class Service:
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise Refusal(415, "the request is compressed; send it as it is", closes=True)
             content = b"".join([chunk async for chunk in body.chunks()])
-            return self._inferred(content, request.headers.get(tensors.HEADER_LENGTH), name=name)
+            return self._infer(content, request.headers.get(tensors.HEADER_LENGTH), name=name)
 
-        return await self._answered(request, received)
+        return await self._answer(request, received)
 
-    async def _answered(self, request: Request, received: Callable[[Body], Any]) -> Response:
+    async def _answer(self, request: Request, received: Callable[[Body], Any]) -> Response:
         """Receive a request, which gives the work to be done, and do that in time."""
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         body = Body(request, limit=self.settings.max_body_bytes, budget=self._budget)
         try:
-            work = await self._received(received(body), deadline)
+            work = await self._receive(received(body), deadline)
             response = await self._in_time(request, work, deadline)
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
@@ -150,7 +150,7 @@ class Service:
         self.metrics.seconds.observe(time.perf_counter() - started)
         return response
 
-    async def _received(self, arriving: Coroutine[Any, Any, T], deadline: float) -> T:
+    async def _receive(self, arriving: Coroutine[Any, Any, T], deadline: float) -> T:
         if self.state in ("ending", "broken"):
             arriving.close()
             raise Refusal(503, f"the server is {self.state}", retry_after_s=5, closes=True)
@@ -182,7 +182,7 @@ class Service:
             task.cancel()
             gone.cancel()
 
-    async def _worked(self, uploads: Sequence[Upload], *, confidence: float, drawn_as: str | None) -> Response:
+    async def _work(self, uploads: Sequence[Upload], *, confidence: float, drawn_as: str | None) -> Response:
         count = len(uploads)
         with self._at_work(count) as engine:
             with self._counted_if_left(count):
@@ -191,7 +191,7 @@ class Service:
             with self._pixel_budget.held(pixels):
                 with self._counted_if_left(count):
                     samples = await self._each(lambda upload: engine.predictor.sample(self._image(upload)), uploads)
-                return await self._predicted(engine, uploads, samples, confidence=confidence, drawn_as=drawn_as)
+                return await self._predict(engine, uploads, samples, confidence=confidence, drawn_as=drawn_as)
 
     @contextlib.contextmanager
     def _at_work(self, count: int) -> Iterator[Engine]:
@@ -209,7 +209,7 @@ class Service:
         finally:
             self._places.give_back(count)
 
-    async def _inferred(self, content: bytes, header_length: str | None, *, name: str) -> Response:
+    async def _infer(self, content: bytes, header_length: str | None, *, name: str) -> Response:
         """Answer a request of the open inference protocol."""
         loop = asyncio.get_running_loop()
         predictor = self.predictor
@@ -250,7 +250,7 @@ class Service:
             self.metrics.abandoned.inc(count)
             raise
 
-    async def _predicted(
+    async def _predict(
         self,
         engine: Engine,
         uploads: Sequence[Upload],

@@ -122,7 +122,7 @@ def inference(
         raise Refusal(
             400, f"{len(rest.content) - rest.position} bytes belong to no input; send only what binary_data_size says"
         )
-    return Inference(arrays, _wanted(request, outputs), str(request.get("id") or "")[:_MOST_TEXT])
+    return Inference(arrays, _read_wanted(request, outputs), str(request.get("id") or "")[:_MOST_TEXT])
 
 
 def size_of(asked: Inference, inputs: Sequence[TensorType]) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
         raise Refusal(400, problem) from None
 
 
-def _wanted(request: Mapping[str, Any], outputs: Sequence[TensorType]) -> dict[str, bool]:
+def _read_wanted(request: Mapping[str, Any], outputs: Sequence[TensorType]) -> dict[str, bool]:
     known = [each.name for each in outputs]
     as_bytes = _parameters(request).get("binary_data_output") is True
     if not request.get("outputs"):

@@ -95,7 +95,7 @@ class Schedule:
         module.register_forward_pre_hook(lambda *_: self._enter(unit), prepend=True)
         module.register_forward_hook(lambda module, inputs, output: self._leave(unit, output))
         for weight in trained:
-            weight.register_post_accumulate_grad_hook(lambda _: self._graded(unit))
+            weight.register_post_accumulate_grad_hook(lambda _: self._exchange_unit(unit))
         return unit
 
     def _enter(self, unit: Held) -> None:
@@ -156,7 +156,7 @@ class Schedule:
             self._ahead.append(earlier[-1])
             self._fill(earlier[-1].whole)
 
-    def _graded(self, unit: Held) -> None:
+    def _exchange_unit(self, unit: Held) -> None:
         """Exchange a unit's gradients once all are there."""
         unit.missing -= 1
         if unit.missing:

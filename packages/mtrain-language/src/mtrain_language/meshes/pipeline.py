@@ -30,14 +30,14 @@ class Later:
 
     def __init__(self, known: list[float], factor: float = 1.0) -> None:
         """``known``: holds the number once it is known."""
-        self._known = known
+        self._check_known = known
         self.factor = factor
 
     def __mul__(self, factor: float) -> "Later":
-        return Later(self._known, self.factor * factor)
+        return Later(self._check_known, self.factor * factor)
 
     def __float__(self) -> float:
-        (number,) = self._known
+        (number,) = self._check_known
         return number * self.factor
 
     def __add__(self, other: Any) -> float:
@@ -211,10 +211,10 @@ class Stage(nn.Module):
         for name in self._ties:
             grad = held[name].grad
             if grad is not None:
-                grad += _exchanged(grad, self.group, peer=0 if self.is_last else self.count - 1)
+                grad += _exchange(grad, self.group, peer=0 if self.is_last else self.count - 1)
 
 
-def _exchanged(own: Tensor, group: dist.ProcessGroup, *, peer: int) -> Tensor:
+def _exchange(own: Tensor, group: dist.ProcessGroup, *, peer: int) -> Tensor:
     other = torch.empty_like(own)
     pair = [
         dist.P2POp(dist.isend, own.contiguous(), group=group, group_peer=peer),
@@ -279,7 +279,7 @@ class Pipeline:
         )
         # 1F1B needs as many micro batches as stages; with fewer, all go forward before the first goes back anyway.
         kind = Schedule1F1B if self._accumulate >= stage.count else ScheduleGPipe
-        self._schedule = kind(worker, self._accumulate, loss_fn=_scaled, scale_grads=False)
+        self._schedule = kind(worker, self._accumulate, loss_fn=_scale, scale_grads=False)
 
     def take(self, loss: Any, *, last: bool) -> None:
         """Take the factor of a micro batch's loss; with the last one, compute the gradients of all."""
@@ -311,6 +311,6 @@ def _like(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=True)
 
 
-def _scaled(loss: Tensor, factor: Tensor) -> Tensor:
+def _scale(loss: Tensor, factor: Tensor) -> Tensor:
     """Return a micro batch's loss as it counts in the gradient of the update."""
     return loss * factor[0]

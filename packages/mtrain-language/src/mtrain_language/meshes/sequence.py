@@ -39,11 +39,11 @@ def share_texts(model: nn.Module, plan: Mapping[str, Style], tensor: DeviceMesh)
             f"parallel.sequence: true given, but {named[0]} of the model is neither a norm nor shared as a whole by the plan; give "
             "parallel.sequence=false"
         )
-    layers[0].register_forward_pre_hook(on_first_input(lambda x: _divided(x, tensor)), with_kwargs=True)
+    layers[0].register_forward_pre_hook(on_first_input(lambda x: _divide(x, tensor)), with_kwargs=True)
     for name in shared:
         module = model.get_submodule(name)
-        module.register_forward_pre_hook(on_first_input(lambda x: _gathered(x, tensor)), with_kwargs=True)
-    norm.register_forward_hook(lambda module, inputs, output: _gathered(output, tensor).to_local())
+        module.register_forward_pre_hook(on_first_input(lambda x: _gather(x, tensor)), with_kwargs=True)
+    norm.register_forward_hook(lambda module, inputs, output: _gather(output, tensor).to_local())
     _take_whole_texts(model, plan)
     adapters = {name.rpartition(".")[0] for name, _ in model.named_parameters() if ".lora_B." in name}
     owners = {*alone, f"{prefix}norm", *(name for name in adapters if layer_of(name) in by_rows)}
@@ -90,7 +90,7 @@ def on_first_input(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     return hook
 
 
-def _divided(x: Tensor, tensor: DeviceMesh) -> Tensor:
+def _divide(x: Tensor, tensor: DeviceMesh) -> Tensor:
     if x.shape[TEXT_AXIS] % tensor.size():
         raise SpecError(
             f"parallel.sequence: texts of {x.shape[TEXT_AXIS]} tokens do not divide among the {tensor.size()} ranks of a tensor group; "
@@ -101,7 +101,7 @@ def _divided(x: Tensor, tensor: DeviceMesh) -> Tensor:
     return part
 
 
-def _gathered(x: Tensor, tensor: DeviceMesh) -> DTensor:
+def _gather(x: Tensor, tensor: DeviceMesh) -> DTensor:
     """Return whole texts; layers that are cut by columns take them as they are, so their gradients are added up once."""
     placed = DTensor.from_local(x, tensor, [Shard(TEXT_AXIS)], run_check=False)
     return placed.redistribute(placements=[Replicate()])

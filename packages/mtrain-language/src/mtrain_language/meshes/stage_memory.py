@@ -150,7 +150,7 @@ class _StageSchedule(Schedule):
             self._gather_backward(unit)
 
     @override
-    def _graded(self, unit: Held) -> None:
+    def _exchange_unit(self, unit: Held) -> None:
         return
 
     def finish(self, unit: Held) -> None:

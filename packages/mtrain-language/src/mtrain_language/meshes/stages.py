@@ -86,7 +86,7 @@ def divide(model: nn.Module, count: int, *, length: int = 16) -> Division:
     parts[0] = [*(name for name in order[:first] if name in outer), *parts[0]]
     parts[-1] = [*parts[-1], *(name for name in order[last:] if name in outer)]
     of_module = {name: stage for stage, group in enumerate(parts) for name in group}
-    outputs = {name: _passed if of_module[name] or name in listed else _stand_in(call) for name, call in calls}
+    outputs = {name: _pass_on if of_module[name] or name in listed else _stand_in(call) for name, call in calls}
     width = next(call.given[-1] for name, call in calls if name == listed[0])
     holders, ties = _holders(model, of_module)
     trained = {stage for name, x in model.named_parameters() if x.requires_grad for stage in holders[name]}
@@ -155,7 +155,7 @@ def _check(count: int, calls: Sequence[tuple[str, _Call]], owners: Sequence[str]
         raise _refusal(count, f"{between[0]} is called between blocks, so the model is not")
 
 
-def _passed(*inputs: Any, **keywords: Any) -> Tensor:
+def _pass_on(*inputs: Any, **keywords: Any) -> Tensor:
     """Return the first input, as what stands for a block, a norm or an output layer does."""
     given: Tensor = inputs[0] if inputs else keywords["hidden_states"]
     return given

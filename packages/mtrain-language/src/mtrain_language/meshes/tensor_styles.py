@@ -100,9 +100,9 @@ def share(
             module = model.get_submodule(name)
             style = "colwise" if name in split else style
             chosen = (
-                _known(name, style)
+                _check_known(name, style)
                 if isinstance(style, ParallelStyle)
-                else _made(name, module, style, sequence=sequence)
+                else _make_style(name, module, style, sequence=sequence)
             )
             parallelize_module(module, tensor, chosen, src_data_rank=None)
     for places in tied:
@@ -111,7 +111,7 @@ def share(
             module.register_parameter(other, first._parameters[key])
 
 
-def _known(name: str, style: ParallelStyle) -> ParallelStyle:
+def _check_known(name: str, style: ParallelStyle) -> ParallelStyle:
     """Return a style of torch's own. Of another one, what it does to values would be lost: layers are shared without them."""
     if type(style).__module__.partition(".")[0] != "torch":
         raise SpecError(
@@ -121,7 +121,7 @@ def _known(name: str, style: ParallelStyle) -> ParallelStyle:
     return style
 
 
-def _made(name: str, module: nn.Module, style: str, *, sequence: bool) -> ParallelStyle:
+def _make_style(name: str, module: nn.Module, style: str, *, sequence: bool) -> ParallelStyle:
     """Return torch's style for a layer."""
     if has_inputs_first(module):
         outputs = {"colwise": Shard(-1)}

@@ -64,7 +64,7 @@ class Pages:
 
     def run(self, request: Request) -> Response:
         """Answer with the page of one run."""
-        name, run = self._named(request)
+        name, run = self._find_run(request)
         shown, content = self._state(name, run)
         values: dict[str, Any] = {
             "name": name,
@@ -79,7 +79,7 @@ class Pages:
 
     def live(self, request: Request) -> Response:
         """Answer with the part of the page of a run that changes."""
-        name, run = self._named(request)
+        name, run = self._find_run(request)
         shown, content = self._state(name, run)
         return self._page(
             "live.html",
@@ -90,7 +90,7 @@ class Pages:
 
     def log(self, request: Request) -> Response:
         """Answer with the end of a log."""
-        _, run = self._named(request)
+        _, run = self._find_run(request)
         name = request.query_params.get("file", "")
         if name not in run.logs():
             raise Absent(name)
@@ -100,7 +100,7 @@ class Pages:
 
     def report(self, request: Request) -> Response:
         """Answer with the report of a run, as `mtrain report` would write it."""
-        _, run = self._named(request)
+        _, run = self._find_run(request)
         if not self._reports.acquire(blocking=False):
             return self._busy("Other reports are being written")
         try:
@@ -145,7 +145,7 @@ class Pages:
             link=_link,
         )
 
-    def _named(self, request: Request) -> tuple[str, RunFiles]:
+    def _find_run(self, request: Request) -> tuple[str, RunFiles]:
         name = request.path_params["name"]
         return name, self._runs.run(name)
 

@@ -151,7 +151,7 @@ def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _Ke
     """Read a run."""
     timeline, summary = _ends(run), run.json(SUMMARY)
     start, last, best = timeline.start, timeline.last_update, _best(timeline, summary)
-    total, made = number_of(start.get("total_updates")), _made(timeline)
+    total, made = number_of(start.get("total_updates")), _time_of(timeline)
     metric, value = next(iter(headline_of(best).items()), ("", None))
     began = number_of(start.get("time"))
     changed = max(run.size_and_time(file)[1] for file in (METRICS, "spec.json"))
@@ -215,7 +215,7 @@ def _best(timeline: Timeline, summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return timeline.best() or (timeline.evaluations[-1] if timeline.evaluations else {})
 
 
-def _made(timeline: Timeline) -> float | None:
+def _time_of(timeline: Timeline) -> float | None:
     ended = number_of((timeline.end or {}).get("updates"))
     last = number_of(timeline.last_update.get("update"))
     return ended if ended is not None else None if last is None else last + 1

@@ -68,9 +68,9 @@ class MLflow(Tracker):
 
     def open(self) -> None:
         """Go on with the run that the run folder names, or make one."""
-        self._id = self._resumed() or self._created()
+        self._id = self._resume_run() or self._create()
 
-    def _resumed(self) -> str | None:
+    def _resume_run(self) -> str | None:
         """Return the id of the run that the run folder names, set to running again; None: it names none that exists."""
         from mlflow.exceptions import MlflowException
 
@@ -86,7 +86,7 @@ class MLflow(Tracker):
             return None  # It was deleted, or the store is another one.
         return run_id
 
-    def _created(self) -> str:
+    def _create(self) -> str:
         options = self.options
         experiment = self._client.get_experiment_by_name(options.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(options.experiment)
@@ -100,7 +100,7 @@ class MLflow(Tracker):
         from mlflow.entities import Param
 
         # A store in files makes folders of slashes.
-        pairs = [(_allowed(name).replace("/", "_"), value[:MAX_VALUE]) for name, value in parameters(self.run.spec)]
+        pairs = [(_allow(name).replace("/", "_"), value[:MAX_VALUE]) for name, value in parameters(self.run.spec)]
         for first in range(0, len(pairs), MAX_PARAMETERS):
             self._client.log_batch(run_id, params=[Param(*pair) for pair in pairs[first : first + MAX_PARAMETERS]])
 
@@ -143,10 +143,10 @@ def _metric(name: str) -> str:
 
     A store in files keeps ``metric/AP`` as a file, which cannot also be the folder of ``cat``.
     """
-    group, slash, rest = _allowed(name).partition("/")
+    group, slash, rest = _allow(name).partition("/")
     return group + slash + rest.replace("/", ".")
 
 
-def _allowed(name: str) -> str:
+def _allow(name: str) -> str:
     """Return a name with other characters than MLflow allows in the names of metrics and parameters replaced by ``_``."""
     return "".join(sign if sign.isalnum() or sign in "_-. /" else "_" for sign in name)

@@ -45,13 +45,13 @@ class VisualDL(Tracker):
             logdir=str(file.parent), file_name=file.name, display_name=self.run.folder.name, flush_secs=5
         )
         if is_new:
-            values = {_allowed(name): value for name, value in parameters(self.run.spec)}
+            values = {_allow(name): value for name, value in parameters(self.run.spec)}
             self._writer.add_hparams(values, metrics_list=["loss/total"])
 
     def send_points(self, points: Sequence[Point]) -> None:
         """See ``Tracker.send_points``."""
         for name, value, update in points:
-            self._writer.add_scalar(_allowed(name), value, update)
+            self._writer.add_scalar(_allow(name), value, update)
 
     def send_image(self, name: str, content: bytes, update: int) -> None:
         """See ``Tracker.send_image``."""
@@ -59,7 +59,7 @@ class VisualDL(Tracker):
         from PIL import Image
 
         with Image.open(io.BytesIO(content)) as image:
-            self._writer.add_image(f"evaluation/{_allowed(name)}", np.asarray(image.convert("RGB")), update)
+            self._writer.add_image(f"evaluation/{_allow(name)}", np.asarray(image.convert("RGB")), update)
 
     def send_end(self, reason: str, error: str) -> None:
         """See ``Tracker.send_end``."""
@@ -68,7 +68,7 @@ class VisualDL(Tracker):
         self._writer.close()
 
 
-def _allowed(name: str) -> str:
+def _allow(name: str) -> str:
     """Return a name without the sign that VisualDL forbids in names."""
     return name.replace("%", "_")
 
