@@ -96,7 +96,7 @@ def trained(record: Mapping[str, Any], arguments: argparse.Namespace, folder: Pa
     job = config.load(arguments.spec, overrides=[*fixed, *sizes, *given, *arguments.values]).job
     for name in ("checkpoints", "logs"):
         (folder / "run" / name).mkdir(parents=True)
-    with assembly.assembled(job, train.open_task(job), leave=lambda error: None, training=True) as assembled:
+    with assembly.assemble(job, train.open_task(job), leave=lambda error: None, training=True) as assembled:
         run = train.TrainingRun(assembled, train.open_task(job), RunFolder(folder / "run"), None)
         run.loader = Fed(updates, len(updates) // arguments.epochs)
         run_loop(run.loop(process.StopRequest()), assembled.model)

@@ -224,7 +224,7 @@ def measure_job(options: argparse.Namespace, phases: Phases, session: Any, prepa
     from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
     from mtrain.core.collective import barrier
     from mtrain.core.interfaces import Progress, Rates
-    from mtrain.core.streams import WholeStream, streamed
+    from mtrain.core.streams import WholeStream, stream_of
 
     collective, folder = session.collective, options.out / "checkpoints"
     model, optimizer = prepared
@@ -249,7 +249,7 @@ def measure_job(options: argparse.Namespace, phases: Phases, session: Any, prepa
         state = (
             WholeStream(session.state(model, optimizer))
             if options.former
-            else streamed(session, model, optimizer, copied=asynchronous)
+            else stream_of(session, model, optimizer, copied=asynchronous)
         )
         if not options.former or collective.rank == 0:
             store.save(state, Progress(update=update), score=None, spec={}, extra={})
@@ -305,9 +305,9 @@ def save_by_peer(model: Any, optimizer: Any, folder: Path) -> None:
 
 
 def _outlines(session: Any, model: Any, optimizer: Any) -> Any:
-    from mtrain.core.streams import streamed
+    from mtrain.core.streams import stream_of
 
-    return streamed(session, model, optimizer, copied=False).outlines["weights"]
+    return stream_of(session, model, optimizer, copied=False).outlines["weights"]
 
 
 class Drawn(Mapping[str, Any]):

@@ -75,7 +75,7 @@ def as_tensors(samples: list):
         array = torch.as_tensor(np.array(trees.as_array(value)))
         return array.double() if array.is_floating_point() else array
 
-    return trees.mapped(trees.collate(samples), tensor)
+    return trees.map_leaves(trees.collate(samples), tensor)
 
 
 def plain_losses(name: str, *, updates: int, shares: int) -> list[float]:

@@ -205,7 +205,7 @@ def paddledetection(arguments: argparse.Namespace, folder: Path) -> Race:
     pairs = [word for key, value in values.items() for word in ("-o", f"{key}={json.dumps(value)}")]
     own = ours(arguments, spec="ppyoloe_s", backend="fleet", data=pairs)
     name = f"PP-YOLOE-s, {arguments.side} px, batch {arguments.batch}"
-    checkout, variables = arguments.paddledetection.absolute(), vectors.wanted()
+    checkout, variables = arguments.paddledetection.absolute(), vectors.wanted_variables()
     return Race(name=name, batch=arguments.batch, original=command, ours=own, cwd=checkout, variables=variables)
 
 

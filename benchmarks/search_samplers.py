@@ -17,7 +17,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, create_trial
 
 from mtrain_sweep.definition import Sampler, SweepDefinition
-from mtrain_sweep.proposals import proposed
+from mtrain_sweep.proposals import propose
 from mtrain_sweep.space import read_space
 
 SAMPLERS: tuple[Sampler, ...] = ("random", "tpe", "cmaes", "evolve")
@@ -80,7 +80,7 @@ def search(problem: Problem, sampler: Sampler, *, trials: int, seed: int) -> lis
     )  # fmt: skip
     done: list[FrozenTrial] = []
     for number in range(trials):
-        one = proposed(asked, done, number)
+        one = propose(asked, done, number)
         value = problem.value(one.params)
         notes = {"params": one.params, "distributions": one.distributions, "system_attrs": one.system_attrs}
         done.append(create_trial(value=value, **notes))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from mtrain_deploy import serving
-from mtrain_deploy.serving.decoding import decoded
+from mtrain_deploy.serving.decoding import decode
 from mtrain_deploy.serving.predictor import ExportedPredictor
 from mtrain_deploy.serving.uploads import Upload
 
@@ -121,7 +121,7 @@ def bare_loop(weights: Path, contents: Sequence[bytes], threads: int) -> None:
     limit = serving.Settings().max_pixels
 
     def answer(content: bytes) -> str:
-        sample = predictor.sample(decoded(Upload("image", content), max_pixels=limit))
+        sample = predictor.sample(decode(Upload("image", content), max_pixels=limit))
         found = predictor.found(predictor.outputs([sample])[0], sample, confidence=CONFIDENCE)
         return json.dumps(list(found.rows))
 

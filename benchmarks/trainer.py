@@ -93,7 +93,7 @@ def started(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from benchmarks.turns import RANKS
     from mtrain.core.interfaces import Host
     from mtrain.spec import plugins
-    from mtrain.system.environment import caller, cleaned
+    from mtrain.system.environment import caller, clean
     from mtrain.system.placement import free_port
 
     rendezvous = plugins.load("backends", CASES[name].backend).rendezvous
@@ -105,7 +105,7 @@ def started(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         script = [__file__, name, "--rank", "--json", str(target)]
         script += ["--blocks", str(arguments.blocks), "--updates", str(arguments.updates)]
         [command] = launcher(options).plan(script, [Host(address="127.0.0.1", slots=RANKS)], RANKS)
-        env = {**cleaned(caller()), **command.env, "PYTHONPATH": str(ROOT)}
+        env = {**clean(caller()), **command.env, "PYTHONPATH": str(ROOT)}
         subprocess.run([str(word) for word in command.argv], env=env, cwd=folder, check=True)
         rows: list[dict[str, Any]] = json.loads(target.read_text())
         return rows

@@ -90,7 +90,7 @@ def _started(backend: str, size: int, flags: argparse.Namespace) -> Medians:
     """Start ranks by mtrain's own plan; return what they have measured."""
     from mtrain.core.interfaces import Host
     from mtrain.spec import plugins
-    from mtrain.system.environment import caller, cleaned
+    from mtrain.system.environment import caller, clean
     from mtrain.system.placement import free_port
 
     launcher = plugins.load("launchers", STARTERS[backend])
@@ -100,7 +100,7 @@ def _started(backend: str, size: int, flags: argparse.Namespace) -> Medians:
         script = [__file__, backend, "--rank", str(target)]
         script += ["--blocks", str(flags.blocks), "--updates", str(flags.updates)]
         [command] = launcher(options).plan(script, [Host(address="127.0.0.1", slots=size)], size)
-        env = {**cleaned(caller()), **command.env, "PYTHONPATH": str(ROOT)}
+        env = {**clean(caller()), **command.env, "PYTHONPATH": str(ROOT)}
         subprocess.run([str(word) for word in command.argv], env=env, cwd=folder, check=True)
         found: Medians = json.loads(target.read_text())
         return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from mtrain.spec.collector import paused
+from mtrain.spec.collector import pause
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {file.parent.name: file.parent for file in sorted(ROOT.glob("packages/*/src/*/__init__.py"))}
@@ -39,7 +39,7 @@ def source_files(*, endings: tuple[str, ...] = (".py",), trace: bool = False) ->
 @cache
 def nodes(file: Path) -> tuple[ast.AST, ...]:
     """Return all nodes of a file, the module first, in the order of `ast.walk`; nobody may change them."""
-    with paused():
+    with pause():
         found = tuple(ast.walk(ast.parse(file.read_bytes())))
         gc.freeze()  # they stay, and are hundreds of thousands
     return found

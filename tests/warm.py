@@ -170,7 +170,7 @@ def _copies(variables: tuple[tuple[str, str], ...]) -> Copies:
         programs=PROGRAMS,
         parts=PARTS,
     )
-    env = environment.joined(environment.cleaned(dict(variables)), RANKS)
+    env = environment.join_variables(environment.clean(dict(variables)), RANKS)
     log = Path(_scratch()) / "warm.log"
     with starts.allowed():
         copies = Copies(ahead, env=env, log=log)

@@ -58,15 +58,15 @@ def predictions_of(annotations: Any, rank: int) -> dict[int, Any]:
 
 def evaluation(count: int) -> dict[str, Any]:
     """Measure merging and scoring the predictions of ``count`` images."""
-    from mtrain.core.serialization import packed, unpacked
+    from mtrain.core.serialization import pack, unpack
     from mtrain.tasks.detection.evaluator import CocoEvaluator
 
     annotations = annotations_of(count)
     own, other = (predictions_of(annotations, rank) for rank in range(RANKS))
     before = psutil.Process().memory_info().rss
-    sent = packed(own)
+    sent = pack(own)
     row: dict[str, Any] = {"images": count, "sent_mb": len(sent) / 1e6}
-    partials = [unpacked(sent), other]
+    partials = [unpack(sent), other]
     del sent
     began = time.process_time()
     metrics = CocoEvaluator(annotations).result(partials)

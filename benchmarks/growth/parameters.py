@@ -106,7 +106,7 @@ def checkpoint(parameters: int, arrays: int) -> dict[str, Any]:
         row["save_mb_per_s"] = size_mb / (time.perf_counter() - began)
         row["save_cpu_s"] = time.process_time() - cpu
         row["save_peak_more_mib"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        (path,) = store.listed(Path(folder) / "c")
+        (path,) = store.list_all(Path(folder) / "c")
         for name, act in (
             ("verify", lambda: files.verify(path)),
             ("list", lambda: store.newest(path.parent)),

@@ -58,7 +58,7 @@ class EngineBackend(Backend):
                 f"{type(self).__name__.lower()} on {self.framework} was asked for, but {self.framework} is not installed "
                 f"here; install it with: {remedies.install(EXTRAS[self.framework])}"
             )
-        with collector.paused():
+        with collector.pause():
             return import_module(f"mtrain.backends._{self.framework}.{name}")
 
     @property

@@ -70,7 +70,7 @@ def fetch(address: str, *, best: bool, base: Path) -> None:
     """Restore a run from its copies at ADDRESS, without training: for `mtrain evaluate`, `predict` or `export`."""
     from mtrain.weights.backup import restoring
 
-    terminal.say(str(restoring.restored(address, base, best=best).checkpoint))
+    terminal.say(str(restoring.restore_run(address, base, best=best).checkpoint))
 
 
 @checkpoint.command()
@@ -197,12 +197,12 @@ def _paths(folder: Path) -> list[Path]:
 
     if store.is_checkpoint(folder):
         return [folder]
-    found = store.listed(folder) or store.listed(folder / "checkpoints")
+    found = store.list_all(folder) or store.list_all(folder / "checkpoints")
     if not found:
         raise CheckpointError(
             f"{folder}: holds no checkpoint; give a run folder such as runs/digits, or one of its checkpoints"
         )
-    return [*found, *store.kept(found[0].parent)]
+    return [*found, *store.list_named(found[0].parent)]
 
 
 def _newest(folder: Path) -> Path:

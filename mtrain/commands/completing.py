@@ -58,13 +58,10 @@ def _values(path: str) -> list[str]:
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete paths of values in a spec, those of every installed task included."""
-    from mtrain.spec.schema import dotted, model_of, walk
+    from mtrain.spec.schema import dot, model_of, walk
 
     fields = {
-        dotted(path): field
-        for schema in _schemas()
-        for path, field in walk(schema)
-        if model_of(field.annotation) is None
+        dot(path): field for schema in _schemas() for path, field in walk(schema) if model_of(field.annotation) is None
     }
     return [
         CompletionItem(path, help=field.description) for path, field in fields.items() if path.startswith(incomplete)

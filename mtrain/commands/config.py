@@ -70,7 +70,7 @@ def explain(path: str, **params: Any) -> None:
     Every flag of `mtrain train` is taken too, and becomes part of the spec.
     """
     from mtrain.spec.provenance import lookup
-    from mtrain.spec.schema import describe, dotted, field_at, has_value, walk
+    from mtrain.spec.schema import describe, dot, field_at, has_value, walk
     from mtrain.spec.suggest import hint
 
     loaded = read_for_showing(spec_request(params))
@@ -78,7 +78,7 @@ def explain(path: str, **params: Any) -> None:
     keys = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     field = field_at(schema, keys)
     if field is None and (not has_value(schema, keys) or lookup(loaded.values, keys) is None):
-        known_paths = [dotted(known_path) for known_path, _ in walk(schema)]
+        known_paths = [dot(known_path) for known_path, _ in walk(schema)]
         raise click.UsageError(f"{path}: no such value{hint(path, known_paths)}")
     terminal.say(f"{path} = {_flow(lookup(loaded.values, keys))}")
     if field is not None:

@@ -71,9 +71,9 @@ def _check_target(to: Path, *, force: bool) -> None:
 
 def report(imported: "Imported") -> list[str]:
     """Return lines that report what became of every key of the imported files."""
-    from mtrain.spec.importers.key_report import shown
+    from mtrain.spec.importers.key_report import show_value
 
-    assumed = [f"{path}: {shown(value.value)} - {value.source}" for path, value in imported.assumed.items()]
+    assumed = [f"{path}: {show_value(value.value)} - {value.source}" for path, value in imported.assumed.items()]
     parts = (
         ("carried over", [f"{entry} -> {entry.remark}" for entry in imported.carried]),
         ("assumed, as no file states it", assumed),

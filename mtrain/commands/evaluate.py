@@ -77,7 +77,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
     config = exported.config_of(start.resumed_config(request.spec.config, source), named.weights)
-    loaded = allocated_hosts.completed(request.spec.read(config, _weights_value(named.weights)))
+    loaded = allocated_hosts.complete(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
         folder = Path(str(named.run))
         if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run

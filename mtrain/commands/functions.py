@@ -32,7 +32,7 @@ from mtrain.commands.python_calls import (
 from mtrain.commands.results import EvaluateResult, PredictResult, TrainResult
 from mtrain.commands.training_request import TrainRequest
 from mtrain.errors import TrainingError, UsageError
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 if TYPE_CHECKING:
     from mtrain.compare.results import Comparison
@@ -54,7 +54,7 @@ class JobFailed(TrainingError):
         self.run_dir = run_dir
 
 
-@explained
+@explain_calls
 def load_spec(
     spec: SpecSource = None,
     *,
@@ -73,7 +73,7 @@ def load_spec(
     return config.load(source_of(spec), flags=flags_of(backend=backend, ranks=ranks, overrides=overrides))
 
 
-@explained
+@explain_calls
 def plan(
     spec: SpecSource = None,
     *,
@@ -94,7 +94,7 @@ def plan(
     return plan_job(request_of(TrainRequest, locals()))
 
 
-@explained
+@explain_calls
 def train(
     spec: SpecSource = None,
     *,
@@ -125,7 +125,7 @@ def train(
     return _run_training(request_of(TrainRequest, locals()))
 
 
-@explained
+@explain_calls
 def run(
     script: str | os.PathLike[str],
     *,
@@ -159,7 +159,7 @@ def run(
     return _run_training(request_of(TrainRequest, locals(), arguments=words))
 
 
-@explained
+@explain_calls
 def open_run(run: str | os.PathLike[str]) -> TrainResult:
     """Open the folder of a former run, or of one that still goes on, as the result that ``train`` returns.
 
@@ -169,7 +169,7 @@ def open_run(run: str | os.PathLike[str]) -> TrainResult:
     return results.open_run(Path(run))
 
 
-@explained
+@explain_calls
 def evaluate(
     spec: SpecSource = None,
     *,
@@ -207,7 +207,7 @@ def evaluate(
     return EvaluateResult(metrics=metrics, run_dir=outcome.run_dir, summary=outcome.summary)
 
 
-@explained
+@explain_calls
 def predict(
     images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -255,7 +255,7 @@ def predict(
     return PredictResult(predictions=result.predictions, skipped=result.skipped, out=result.out)
 
 
-@explained
+@explain_calls
 def doctor(
     spec: SpecSource = None,
     *,
@@ -287,7 +287,7 @@ def doctor(
     return check_hosts(DoctorRequest(config=source_of(spec), backend=backend, flags=flags, quick=quick))
 
 
-@explained
+@explain_calls
 def compare_backends(
     spec: SpecSource = None,
     *,

@@ -59,9 +59,9 @@ def _missing(error: click.MissingParameter, ctx: click.Context | None) -> str:
     example = f", for example: {examples[0][0]}" if examples else ""
     choices = ""
     if isinstance(parameter, click.Option):
-        choices = f"; expected {expected(parameter)}"
+        choices = f"; expected {expect(parameter)}"
     elif isinstance(parameter.type, click.Choice):
-        what, choices = str(parameter.name).upper(), f"; expected {expected(parameter)}"
+        what, choices = str(parameter.name).upper(), f"; expected {expect(parameter)}"
     return f"{what} is missing{choices}; the command is: {usage(ctx)}{example}"
 
 
@@ -77,7 +77,7 @@ def _bad_value(error: click.BadParameter) -> str:
     if found is None:
         return f"{name}: {error.message[:1].lower()}{error.message[1:].rstrip('.')}"
     value = found["value"] if found["value"] is not None else found["bare"]
-    text = f"{name} {shlex.quote(value)}: expected {expected(parameter)}"
+    text = f"{name} {shlex.quote(value)}: expected {expect(parameter)}"
     if isinstance(parameter.type, click.Choice):
         best = closest(value, [str(choice) for choice in parameter.type.choices])
         text += f"; did you mean {best!r}?" if best else ""
@@ -93,7 +93,7 @@ def _bad_use(error: click.BadOptionUsage, ctx: click.Context | None) -> str:
     if parameter.is_flag:
         return f"{error.option_name}: expected no value; the flag stands alone"
     count = f" {parameter.nargs} values," if parameter.nargs > 1 else ""
-    return f"{error.option_name}: no value is given; expected{count} {expected(parameter)}"
+    return f"{error.option_name}: no value is given; expected{count} {expect(parameter)}"
 
 
 def _extra_words(words: str, ctx: click.Context) -> str:
@@ -108,7 +108,7 @@ def _extra_words(words: str, ctx: click.Context) -> str:
     return f"{words}: not expected here; {hint}"
 
 
-def expected(parameter: click.Parameter) -> str:
+def expect(parameter: click.Parameter) -> str:
     """Return what a value of a parameter may be."""
     kind = parameter.type
     if isinstance(kind, click.Choice):

@@ -81,10 +81,10 @@ def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
     texts = []
     machine = None
     for backend, request in requests:
-        loaded = allocated_hosts.completed(request.load())
+        loaded = allocated_hosts.complete(request.load())
         machine = replace(machine or start.here(loaded), line=_line_for(backend, start.typed_line()))
         where = start.locate(loaded, resume=request.resume)
-        text = start.planned(loaded, where, machine=machine).text()
+        text = start.plan_job(loaded, where, machine=machine).text()
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     first, second = (backend for backend, _ in requests)
     return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))
@@ -94,7 +94,7 @@ def read_for_showing(request: SpecRequest) -> "Loaded":
     """Return a spec with the hosts of the allocation, for commands that show it; an allocation of no use is left out."""
     from mtrain.jobs.hosts import allocated_hosts
 
-    return allocated_hosts.described(request.read(request.config))
+    return allocated_hosts.complete_if_possible(request.read(request.config))
 
 
 def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
@@ -102,12 +102,12 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
     from mtrain.jobs.hosts import allocated_hosts
     from mtrain.system import plugin_packages
 
-    loaded = allocated_hosts.completed(loaded)
+    loaded = allocated_hosts.complete(loaded)
     missing = plugin_packages.missing(loaded.job, is_script=loaded.script is not None)
     for note in [*loaded.notes, *([missing] if missing else [])]:
         tell(note)
     _check_model(loaded, tell)
-    planned = start.planned(loaded, start.locate(loaded, resume=request.resume))
+    planned = start.plan_job(loaded, start.locate(loaded, resume=request.resume))
     more = {
         **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
         **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),

@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
-from mtrain.spec.schema import describe, dotted, field_at, model_of, walk
+from mtrain.spec.schema import describe, dot, field_at, model_of, walk
 from mtrain.spec.yaml_reader import Path, flow
 
 ITEMS = "groups"
@@ -71,7 +71,7 @@ def _tables(schema: type[Spec], *, shown_before: type[Spec] | None, of: str = ""
             section = path[:-1]
             lines += [
                 "",
-                f"## {dotted(section) or 'at the top'}{of}",
+                f"## {dot(section) or 'at the top'}{of}",
                 "",
                 "| key | type | default | meaning |",
                 "|---|---|---|---|",

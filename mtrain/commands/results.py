@@ -304,7 +304,7 @@ def _checkpoints_by_update(run_dir: Path | None) -> dict[int, Path]:
 
     if run_dir is None:
         return {}
-    folders = [folder for folder in store.listed(run_dir / "checkpoints") if store.looks_whole(folder)]
+    folders = [folder for folder in store.list_all(run_dir / "checkpoints") if store.looks_whole(folder)]
     return {format.progress_of(folder).update: folder for folder in folders}
 
 

@@ -44,7 +44,7 @@ def run_training(request: TrainRequest, *, tell: Callable[[str], None] = lambda 
     from mtrain.jobs.hosts import allocated_hosts
 
     request = request.settled()
-    loaded = allocated_hosts.completed(request.load())
+    loaded = allocated_hosts.complete(request.load())
     outcome = job.train(loaded, resume=request.resume, quiet=request.quiet)
     for line in outcome.lines:
         tell(line)

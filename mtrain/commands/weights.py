@@ -137,7 +137,7 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
     """
     from mtrain.weights import dcp_writing
     from mtrain.weights.models import registry_for
-    from mtrain.weights.names import exported
+    from mtrain.weights.names import export
     from mtrain.weights.reading import read
     from mtrain.weights.writing import LAYOUTS, check_target
 
@@ -164,7 +164,7 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
         arrays = _fuse(arrays, target_model, registry=registry_for(file_weights))
         tell(f"for inference: {len(arrays)} arrays")
     layout = "torch" if request.form == "dcp" else LAYOUTS[target.suffix]
-    _write(request, exported(arrays, target_model.published, layout=layout), tell=tell)
+    _write(request, export(arrays, target_model.published, layout=layout), tell=tell)
 
 
 def _write(request: ConvertRequest, arrays: Mapping[str, "Array"], *, tell: Tell, note: str = "") -> None:
@@ -201,7 +201,7 @@ def describe_weights(file: Path) -> list[str]:
 
 def _target_model(file_weights: "Weights", request: ConvertRequest) -> "Expected":
     """Return the names and shapes of the model that the weights are of."""
-    from mtrain.weights.models import expected
+    from mtrain.weights.models import expect
 
     name = request.model or file_weights.model
     if name is None:
@@ -210,7 +210,7 @@ def _target_model(file_weights: "Weights", request: ConvertRequest) -> "Expected
         )
     is_own = name == file_weights.model
     stored = file_weights.options if is_own and file_weights.options else {}
-    target_model = expected(
+    target_model = expect(
         file_weights,
         name,
         options={**stored, **_options(request.options)},
@@ -298,9 +298,9 @@ def _fit(file_weights: "Weights", target_model: "Expected", *, tell: Tell, warn:
     """
     import numpy as np
 
-    from mtrain.weights.models import fitted
+    from mtrain.weights.models import fit
 
-    result = fitted(file_weights, target_model)
+    result = fit(file_weights, target_model)
     classes = f" with {target_model.classes} classes" if target_model.classes is not None else ""
     part = f", as its `{result.prefix.rstrip('.')}`" if result.prefix else ""
     tell(f"{target_model.model}{classes}: {len(result.matched)} of {len(target_model.state)} arrays taken{part}")

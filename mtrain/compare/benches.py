@@ -206,7 +206,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
             request.tell(f"{bench.variant.label}: not installed")
             continue
         try:
-            starting.planned(
+            starting.plan_job(
                 bench.loaded, starting.Where(run_dir=request.folder / bench.variant.folder, checkpoint=None)
             )
         except UsageError as error:

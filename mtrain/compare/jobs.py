@@ -21,7 +21,7 @@ from mtrain.compare import referee_jobs, several
 from mtrain.compare.arrays import farthest
 from mtrain.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, with_values
 from mtrain.compare.profiles import Profile, violations
-from mtrain.compare.referee import Referee, measured
+from mtrain.compare.referee import Referee, with_measured_bounds
 from mtrain.compare.request import CompareRequest
 from mtrain.compare.results import Against, Comparison, Row
 from mtrain.compare.speed import speed_of
@@ -79,7 +79,7 @@ def compare(request: CompareRequest) -> Comparison:
         elif state is not None and reference is not None:
             against[bench.variant.label] = _against(request, reference, (bench, state))
     referee = _settle(request, reference, benches, against) if reference else None
-    profile = request.bounds if referee is None else measured(request.bounds, referee)
+    profile = request.bounds if referee is None else with_measured_bounds(request.bounds, referee)
     if referee is not None:
         against = {label: replace(one, beyond=_beyond(one, profile)) for label, one in against.items()}
     for turn in range(request.rounds):

@@ -122,7 +122,7 @@ def _bounds_note(result: Comparison) -> str:
 def _families(result: Comparison) -> list[tuple[str, Row]]:
     """Group backends with the same bits: a name for each group, and one of its rows."""
     rows = {row.label: row for row in result.rows}
-    return [(wording.listed(labels), rows[labels[0]]) for labels in result.alike()]
+    return [(wording.join_words(labels), rows[labels[0]]) for labels in result.alike()]
 
 
 def _colour(label: str, result: Comparison) -> int:
@@ -160,7 +160,7 @@ def _same(result: Comparison) -> str:
     same = [label for label, against in result.against.items() if against.bits]
     if not same:
         return ""
-    return f"<p>No difference in any update, so no curve: <b>{escape(wording.listed(same))}</b>.</p>"
+    return f"<p>No difference in any update, so no curve: <b>{escape(wording.join_words(same))}</b>.</p>"
 
 
 def _growth(result: Comparison) -> list[str]:

@@ -155,7 +155,9 @@ def _spec(run: RunFolder, *, is_script: bool) -> Spec:
     if place is None:
         raise UsageError("a script's settings are in its checkpoints, and there is none")
     found = (
-        checkpoints.described(place).get("spec") if is_script else parse_json(read_bytes(place, limit=MAX_OWN_BYTES))
+        checkpoints.read_description(place).get("spec")
+        if is_script
+        else parse_json(read_bytes(place, limit=MAX_OWN_BYTES))
     )
     # Plugins that the folder alone declares are not trusted to run code; those of the current folder are the user's own.
     values = {**found, "plugins": None} if isinstance(found, dict) else found

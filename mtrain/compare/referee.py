@@ -10,7 +10,7 @@ from mtrain.compare.traces import WORDS
 from mtrain_trace import differences
 from mtrain_trace.differences import GRADIENT, LOSS, MOMENTS, Gap
 from mtrain_trace.reading import Trace
-from mtrain_trace.rounding import widened
+from mtrain_trace.rounding import widen
 
 EXACT = 3e-5
 """Largest relative distance of loss and gradient norm of the first update in float32 from float64."""
@@ -61,7 +61,7 @@ class Referee:
         base_bound = EXACT if name != MOMENTS else LEAST
         if self.nudge is None:
             return base_bound if name != MOMENTS else math.inf
-        return widened(base_bound, float(self.nudge[name].curve[0]))
+        return widen(base_bound, float(self.nudge[name].curve[0]))
 
     def inexact(self, distances: Mapping[str, float]) -> list[str]:
         """Return the quantities that are farther from float64 than allowed, as text."""
@@ -78,17 +78,17 @@ def _distances(trace: Trace, exact: Trace) -> dict[str, float]:
     return {name: size for name, size in sizes.items() if not math.isnan(size)}
 
 
-def measured(profile: Profile, referee: Referee) -> Profile:
+def with_measured_bounds(profile: Profile, referee: Referee) -> Profile:
     """Return ``profile`` with the bounds that float64 and the nudge give for this job; unchanged without a nudge."""
     if referee.nudge is None:
         return profile
     gaps = referee.nudge
-    first = {name: widened(LEAST, float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
+    first = {name: widen(LEAST, float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
     # Each of two jobs may be off by the distance allowed from float64.
     first |= {name: 2 * referee.allowed(name) for name in QUANTITIES if name in gaps}
     # Training can jump when rounding moves a box to another cell, and the nudged job may have missed such a jump.
     # So it widens the bounds on later updates and never narrows them.
-    all_over = {name: widened(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}
+    all_over = {name: widen(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}
     return replace(
         profile, at_start=_replace(first, profile.at_start), throughout=_replace(all_over, profile.throughout)
     )

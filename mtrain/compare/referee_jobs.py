@@ -14,7 +14,7 @@ from mtrain.compare.benches import on_trial, with_values
 from mtrain.compare.referee import Referee
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of
 from mtrain.core.interfaces import Array, State
-from mtrain.core.nudge import nudged
+from mtrain.core.nudge import nudge_weights
 from mtrain.errors import MtrainError
 from mtrain.rank import assembly
 from mtrain.records.history import read_history
@@ -123,7 +123,7 @@ def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None
         return None
     start = settling.out / NUDGED
     try:
-        save_file(nudged(_start_weights(entry.loaded, state), _trained_names(state)), start)
+        save_file(nudge_weights(_start_weights(entry.loaded, state), _trained_names(state)), start)
         values = deepcopy(dict(entry.loaded.values))
         values["model"]["weights"] = str(start.resolve())
         return _trace(settling, entry, with_values(entry.loaded, values), "nudged")

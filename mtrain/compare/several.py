@@ -92,8 +92,8 @@ def _unlike_models(comparison: Comparison, place: int, first: str, models: Seque
         pairs = [(theirs.model_norms[name], ours.model_norms[name]) for name in models]
         sizes = ", ".join(f"{other:.4g} instead of {mine:.4g}" for other, mine in pairs)
         return (
-            f"the losses are the same and the gradient of {_names_of(models)} is not ({sizes}), that of {_names_of(others)} is: the gradient of "
-            "another model's loss is left in it, or one of its own losses is missing"
+            f"the losses are the same and the gradient of {_names_of(models)} is not ({sizes}), that of {_names_of(others)} is: the "
+            "gradient of another model's loss is left in it, or one of its own losses is missing"
         )
     never = {name for name in models if not any(name in (update.trained or ()) for update in comparison.a.updates)}
     return _explain_untrained(comparison, place, models) if first == BUFFERS and never == set(models) else ""

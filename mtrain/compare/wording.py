@@ -56,30 +56,30 @@ def headline(result: Comparison) -> str:
         return "Nothing to compare: " + ("no backend ran" if not finished else f"only {finished[0].label} ran")
     if result.off:
         verb = "is" if len(result.off) == 1 else "are"
-        return f"{listed(list(result.off))} {verb} off: too far from float64 in update 1"
+        return f"{join_words(list(result.off))} {verb} off: too far from float64 in update 1"
     different = [label for label, against in result.against.items() if against.beyond]
     if different:
         verb = "does" if len(different) == 1 else "do"
-        return f"{listed(different)} {verb} not train like {result.reference.label if result.reference else '?'}"
+        return f"{join_words(different)} {verb} not train like {result.reference.label if result.reference else '?'}"
     drifted = [row.label for row in result.rows if row.drifted]
     if drifted:
-        return f"The ranks of {listed(drifted)} do not hold the same weights"
+        return f"The ranks of {join_words(drifted)} do not hold the same weights"
     missing = [row.label for row in result.rows if row.outcome != "done"]
     if missing:
-        return f"The backends that ran agree; {listed(missing)} did not run"
+        return f"The backends that ran agree; {join_words(missing)} did not run"
     if len(result.rows) == 1:
         return f"{result.rows[0].label} alone: nothing to compare with"
     return "A backend is not reproducible"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as ``a, b and c``."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _alike(labels: list[str], result: Comparison) -> Sentence:
     return Sentence(
-        f"{listed(labels)} are the same, bit for bit, in all {result.updates} updates: samples, losses, gradient "
+        f"{join_words(labels)} are the same, bit for bit, in all {result.updates} updates: samples, losses, gradient "
         "norms, weights, "
         "moments, averages",
         good=True,
@@ -120,7 +120,7 @@ def _against_float64(result: Comparison) -> list[Sentence]:
     for label in result.against:
         distances = result.referee.otherwise(label)
         if distances:
-            sizes = listed([f"{WORDS[name]} {size:.1e} apart" for name, size in distances.items()])
+            sizes = join_words([f"{WORDS[name]} {size:.1e} apart" for name, size in distances.items()])
             text = f"{label} differs from {result.referee.label} in float64 too ({sizes}), so this is not rounding"
             sentences.append(Sentence(text, good=False))
     return sentences
@@ -131,7 +131,7 @@ def parting(against: Against) -> str:
     gap = against.difference
     if gap.first is None:
         return f"Bit for bit the same in every update{'' if against.bits else ' that both made'}"
-    names = listed([WORDS[name] for name in gap.what])
+    names = join_words([WORDS[name] for name in gap.what])
     before = "; before it they are the same, bit for bit" if gap.first else ""
     return f"The first difference is in {ordinal(gap.first)}, in {names}{before}"
 
@@ -169,8 +169,8 @@ def _speed(result: Comparison) -> list[Sentence]:
     doubts += [f"{fewest} timed updates are too few (--updates 50)"] if fewest < FEWEST_TIMED else []
     doubts += ["the machine had other work"] if result.load > BUSY else []
     if doubts:
-        medians = listed([f"{label} {median:.0f} ms" for (_, median, _), label in timed])
-        return [Sentence(f"none is called the fastest: {listed(doubts)}. Median update: {medians}")]
+        medians = join_words([f"{label} {median:.0f} ms" for (_, median, _), label in timed])
+        return [Sentence(f"none is called the fastest: {join_words(doubts)}. Median update: {medians}")]
     return [
         Sentence(
             f"{fastest} is the fastest here with {fast:.0f} ms an update; {slowest} takes {slow / fast:.2f} times as long"

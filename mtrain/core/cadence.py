@@ -58,18 +58,20 @@ def saves(spec: CheckpointSpec) -> Cadence:
     return Cadence(every_updates=spec.every_updates, every_epochs=spec.every_epochs, every_minutes=spec.every_minutes)
 
 
-def advanced(
+def advance(
     progress: Progress, *, updates_per_epoch: int | None, samples: int, finite: bool = True, ended: bool = False
 ) -> Progress:
     """Return ``progress`` after one more update. Without ``finite`` it was skipped for its gradient.
 
     ``ended``: it was the last one of its epoch, as a stream knows that has no number of ``updates_per_epoch``.
     """
-    return counted(moved(progress, updates_per_epoch=updates_per_epoch, samples=samples, ended=ended), finite=finite)
+    return count_update(
+        move_on(progress, updates_per_epoch=updates_per_epoch, samples=samples, ended=ended), finite=finite
+    )
 
 
-def moved(progress: Progress, *, updates_per_epoch: int | None, samples: int, ended: bool = False) -> Progress:
-    """Return ``progress`` after one more update of which is not known yet whether it was skipped; see ``advanced``."""
+def move_on(progress: Progress, *, updates_per_epoch: int | None, samples: int, ended: bool = False) -> Progress:
+    """Return ``progress`` after one more update of which is not known yet whether it was skipped; see ``advance``."""
     position = progress.position + 1
     ended = ended or position == updates_per_epoch
     return replace(
@@ -81,7 +83,7 @@ def moved(progress: Progress, *, updates_per_epoch: int | None, samples: int, en
     )
 
 
-def counted(progress: Progress, *, finite: bool) -> Progress:
+def count_update(progress: Progress, *, finite: bool) -> Progress:
     """Return ``progress`` once it is known whether the gradient of the oldest update not counted yet was finite."""
     return replace(
         progress,
@@ -90,7 +92,7 @@ def counted(progress: Progress, *, finite: bool) -> Progress:
     )
 
 
-def scored(progress: Progress, score: float) -> Progress:
+def count_score(progress: Progress, score: float) -> Progress:
     """Return ``progress`` after an evaluation, with the best score and the number of evaluations without a better one.
 
     The score belongs to the epoch that has just been completed, or to the current one in mid-epoch. A second evaluation

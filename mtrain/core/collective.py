@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Collective, Tensor
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 from mtrain.errors import SpecError
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def gather_on_first(collective: Collective, value: T) -> list[T]:
 
     The others hold no more than ``PART_BYTES`` of what they are sent, which they drop, and the first one has its own value once.
     """
-    own = packed(value) if collective.rank else b""
+    own = pack(value) if collective.rank else b""
     longest = max(collective.all_gather(len(own)))
     received = [bytearray() for _ in range(collective.size)]
     length = max(1, PART_BYTES // max(1, collective.size - 1))
@@ -80,7 +80,7 @@ def gather_on_first(collective: Collective, value: T) -> list[T]:
     received.pop()
     values = [value]
     while received:  # Each is dropped as soon as it is read.
-        values.append(unpacked(bytes(received.pop())))
+        values.append(unpack(bytes(received.pop())))
     return values
 
 

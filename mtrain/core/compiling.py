@@ -33,7 +33,7 @@ class CannotCompileError(Exception):
     """The kernels cannot be compiled here; the message says why, as part of a sentence."""
 
 
-def compiled(source: Path, *flags: str) -> Path:
+def compile_library(source: Path, *flags: str) -> Path:
     """Return the shared library made of ``source`` and the headers beside it, from the cache where it is there.
 
     Args:

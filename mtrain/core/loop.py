@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, Waits
-from mtrain.core.cadence import Cadences, counted, moved, scored
+from mtrain.core.cadence import Cadences, count_score, count_update, move_on
 from mtrain.core.feed import Feed, closable
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.measures import Measures
@@ -308,7 +308,7 @@ class Loop(Iterator[MicroBatch]):
         )
         metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
         requests, means = self._agreement.agree(self._requests(), place, metrics)
-        self.progress = counted(self._move_on(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
+        self.progress = count_update(self._move_on(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
         check_finite(before, self.progress, max_nonfinite=self.cadences.max_nonfinite)
         if is_reported:
             self._report(before, measures, all_rates(steppers), norm, means)
@@ -320,7 +320,7 @@ class Loop(Iterator[MicroBatch]):
         requests = self._agreement.checked(numbers[:HEAD], unread.place)
         progress = self.progress
         before = replace(unread.before, skipped=progress.skipped, skipped_in_a_row=progress.skipped_in_a_row)
-        self.progress = counted(progress, finite=math.isfinite(norm))
+        self.progress = count_update(progress, finite=math.isfinite(norm))
         # The time between two readings: an update is started before the former one has been computed.
         measures = replace(unread.measures, start_s=max(unread.measures.start_s, self._read_at))
         self._read_at = self.hooks.clock()
@@ -331,7 +331,7 @@ class Loop(Iterator[MicroBatch]):
 
     def _move_on(self, progress: Progress, *, ended: bool) -> Progress:
         feed = self.job.feed
-        return moved(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.samples(progress), ended=ended)
+        return move_on(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.samples(progress), ended=ended)
 
     def _requests(self) -> Requests:
         """Return what this rank asks for. The clocks of ranks differ, so that of rank 0 counts."""
@@ -393,7 +393,7 @@ class Loop(Iterator[MicroBatch]):
         self.progress = (
             replace(self.progress, scored_update=self.progress.update)
             if score is None
-            else scored(self.progress, score)
+            else count_score(self.progress, score)
         )
         return score
 

@@ -9,7 +9,7 @@ from mtrain.core.selected import Selected
 T = TypeVar("T")
 
 
-def prefixed(model: str, name: str) -> str:
+def prefix(model: str, name: str) -> str:
     """Return the name of an array among those of all models; an only model, ``""``, keeps its names."""
     return f"{model}/{name}" if model else name
 
@@ -24,19 +24,21 @@ def of_model(model: str, values: Mapping[str, T]) -> dict[str, T]:
     return {name.removeprefix(f"{model}/"): x for name, x in values.items() if name.startswith(f"{model}/")}
 
 
-def renamed(part: str, model: str, name: str) -> str:
+def rename_entry(part: str, model: str, name: str) -> str:
     """Return the name of an entry of one model's state among those of all; moments are ``<moment>/<model>/<parameter>``."""
     if part != "moments":
-        return prefixed(model, name)
+        return prefix(model, name)
     moment, _, parameter = name.partition("/")
-    return f"{moment}/{prefixed(model, parameter)}"
+    return f"{moment}/{prefix(model, parameter)}"
 
 
-def joined(states: Mapping[str, State]) -> State:
+def join_states(states: Mapping[str, State]) -> State:
     """Return the states of models by name as one state. Moments are ``<moment>/<model>/<parameter>``."""
     parts: dict[str, dict[str, Any]] = {
         part: {
-            renamed(part, model, name): x for model, state in states.items() for name, x in getattr(state, part).items()
+            rename_entry(part, model, name): x
+            for model, state in states.items()
+            for name, x in getattr(state, part).items()
         }
         for part in ("weights", "ema", "moments", "counters")
     }
@@ -44,7 +46,7 @@ def joined(states: Mapping[str, State]) -> State:
 
 
 def part_of(whole: State, model: str) -> State:
-    """Return the state of one of several models, as ``joined`` has put it there; arrays are read when they are used."""
+    """Return the state of one of several models, as ``join_states`` has put it there; arrays are read when they are used."""
     return State(
         weights=_of_model("weights", model, whole.weights),
         ema=_of_model("ema", model, whole.ema),

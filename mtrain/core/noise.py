@@ -34,7 +34,7 @@ SEEDED_TOGETHER: Final = 64
 _Words = npt.NDArray[np.uint32]
 
 
-def mixed(x: npt.ArrayLike) -> _Words:
+def mix(x: npt.ArrayLike) -> _Words:
     """Return well mixed words; different words of uint32 stay different."""
     words = np.array(x, dtype=np.uint32)
     high = np.empty_like(words)
@@ -46,7 +46,7 @@ def mixed(x: npt.ArrayLike) -> _Words:
     return words
 
 
-def signed(code: int) -> int:
+def sign(code: int) -> int:
     """Return the int32 that has the bits of a uint32."""
     return code - (1 << 32) if code >= 1 << 31 else code
 
@@ -88,13 +88,13 @@ def sample_keys(seed: int, update: int, places: npt.NDArray[np.int64]) -> npt.ND
         places: Places of the samples in the global batch, int64 (B,).
     """
     job = int(np.random.SeedSequence([seed, update]).generate_state(1, np.uint32)[0])
-    return mixed(mixed(places) ^ np.uint32(job)).view(np.int32)
+    return mix(mix(places) ^ np.uint32(job)).view(np.int32)
 
 
-def kept(keys_B: npt.NDArray[np.int32], name: str, count: int, p: float) -> npt.NDArray[np.bool_]:
+def kept_elements(keys_B: npt.NDArray[np.int32], name: str, count: int, p: float) -> npt.NDArray[np.bool_]:
     """Return which of the ``count`` elements of each sample ``nn.Dropout(p, name=name)`` keeps: bool (B, count)."""
-    samples_B1 = mixed(keys_B.view(np.uint32) ^ np.uint32(layer_code(name)))[:, None]
-    words = mixed(mixed(np.arange(count, dtype=np.uint32)) ^ samples_B1)
+    samples_B1 = mix(keys_B.view(np.uint32) ^ np.uint32(layer_code(name)))[:, None]
+    words = mix(mix(np.arange(count, dtype=np.uint32)) ^ samples_B1)
     return np.asarray((words & np.uint32(RANGE - 1)) >= threshold(p))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from mtrain.core.interfaces import Array
 
 
-def nudged(weights: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
+def nudge_weights(weights: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
     """Return ``weights`` as float32, those in ``names`` one unit in the last place up or down; zeros stay zero."""
     result = {}
     for name, array in weights.items():

@@ -70,7 +70,7 @@ def constructors(construct: Callable[..., Any], kinds: Iterable[str] = tuple(SIZ
         vars(nn).update(former)
 
 
-def named(network: Module) -> dict[int, str]:
+def name_layers(network: Module) -> dict[int, str]:
     """Return the name of each layer of a network by ``id``; a layer with several names has its first."""
     names: dict[int, str] = {}
 
@@ -93,7 +93,7 @@ def _names_in_order(plugin: Model, task: Task, collective: Collective) -> list[s
 
     with constructors(noted):
         network = plugin.build(task, collective)
-    names = named(network)
+    names = name_layers(network)
     return [names.get(id(layer), "") for layer in made]
 
 

@@ -110,7 +110,7 @@ OF_OWN_MODEL = (
 )
 
 
-def fitted(saved: State, names: Iterable[str]) -> State:
+def fit_ranges(saved: State, names: Iterable[str]) -> State:
     """Return ``saved`` for a model whose entries are ``names``: with unset ranges where it has none, without others."""
     ranges = {name for name in names if is_range(name)}
     if not saved.weights or ranges == {name for name in saved.weights if is_range(name)}:

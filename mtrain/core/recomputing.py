@@ -73,7 +73,7 @@ def patterns(train: TrainSpec, blocks: Sequence[str], *, model: str) -> tuple[st
     return tuple(blocks if given is True else given or ())
 
 
-def compiled(train: TrainSpec, blocks: Sequence[str], *, model: str) -> tuple[str, ...]:
+def blocks_to_compile(train: TrainSpec, blocks: Sequence[str], *, model: str) -> tuple[str, ...]:
     """Return ``Recipe.compile_blocks`` for ``train.compile`` of a spec; see ``patterns`` for the arguments.
 
     Raises:

@@ -66,7 +66,7 @@ def changes(saved: Mapping[str, Any], spec: Spec) -> list[str]:
     ]
 
 
-def reordered(saved: Mapping[str, Any], spec: Spec, progress: Progress) -> list[str]:
+def find_reordered(saved: Mapping[str, Any], spec: Spec, progress: Progress) -> list[str]:
     """Return a sentence on another seed, with which the samples are the same in another order."""
     before = (saved.get("train") or {}).get("seed", spec.train.seed)
     if before == spec.train.seed or not progress.update:

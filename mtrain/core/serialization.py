@@ -25,13 +25,13 @@ _CONTAINERS = {
 }
 
 
-def packed(value: Any) -> bytes:
-    """Return ``value`` as bytes, for ``unpacked``."""
+def pack(value: Any) -> bytes:
+    """Return ``value`` as bytes, for ``unpack``."""
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def unpacked(content: bytes) -> Any:
-    """Return the value from which ``packed`` made ``content``.
+def unpack(content: bytes) -> Any:
+    """Return the value from which ``pack`` made ``content``.
 
     Raises:
         TrainingError: ``content`` is damaged, or names something other than data.

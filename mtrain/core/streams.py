@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array, Module, Outline, Part, RankSession, State, StateStream
-from mtrain.core.named_models import renamed
+from mtrain.core.named_models import rename_entry
 
 PARTS: tuple[Part, ...] = ("weights", "ema", "moments")
 
 
-def streamed(session: RankSession, model: Module, optimizer: Any, *, copied: bool) -> StateStream:
+def stream_of(session: RankSession, model: Module, optimizer: Any, *, copied: bool) -> StateStream:
     """Return the state as a stream, from a whole one where the session has no other; see ``Capabilities.stream``.
 
     Every rank must call.
@@ -28,7 +28,7 @@ def of_models(session: RankSession, models: Sequence[tuple[str, Module, Any]], *
 
     A single model without a name keeps the names of its arrays.
     """
-    streams = {name: streamed(session, model, optimizer, copied=copied) for name, model, optimizer in models}
+    streams = {name: stream_of(session, model, optimizer, copied=copied) for name, model, optimizer in models}
     return streams[""] if "" in streams else JoinedStream(streams)
 
 
@@ -60,24 +60,24 @@ class _Origin:
 
 
 class JoinedStream:
-    """The streams of several models as one, under the names that ``named_models.joined`` gives their arrays."""
+    """The streams of several models as one, under the names that ``named_models.join_states`` gives their arrays."""
 
     def __init__(self, streams: Mapping[str, StateStream]) -> None:
         self.counters = {
-            renamed("weights", model, name): value
+            rename_entry("weights", model, name): value
             for model, stream in streams.items()
             for name, value in stream.counters.items()
         }
         self.outlines: Mapping[Part, Mapping[str, Outline]] = {
             part: {
-                renamed(part, model, name): outline
+                rename_entry(part, model, name): outline
                 for model, stream in streams.items()
                 for name, outline in stream.outlines[part].items()
             }
             for part in PARTS
         }
         self._origins = {
-            (part, renamed(part, model, name)): _Origin(stream, name)
+            (part, rename_entry(part, model, name)): _Origin(stream, name)
             for model, stream in streams.items()
             for part in PARTS
             for name in stream.outlines[part]

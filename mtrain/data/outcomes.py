@@ -9,7 +9,7 @@ from mtrain.data import trees
 from mtrain.errors import DataError
 
 
-def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
+def join_rows(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
     """Return one value with the rows ``order``, pairs (number of the value, row), of batched ``values``.
 
     Raises:
@@ -17,25 +17,25 @@ def joined(values: Sequence[Any], order: Sequence[tuple[int, int]]) -> Any:
     """
     first = values[0]
     if isinstance(first, Mapping):
-        return {key: joined([value[key] for value in values], order) for key in first}
+        return {key: join_rows([value[key] for value in values], order) for key in first}
     if isinstance(first, tuple):
-        return tuple(joined([value[place] for value in values], order) for place in range(len(first)))
+        return tuple(join_rows([value[place] for value in values], order) for place in range(len(first)))
     if isinstance(first, np.ndarray) and first.ndim == 0:
         raise DataError(
             "the model returned a single number for a batch; expected one prediction per sample, with the batch as the "
             "first axis"
         )
     rows = [values[number][row] for number, row in order]
-    return stacked(rows) if isinstance(first, np.ndarray) else rows
+    return stack(rows) if isinstance(first, np.ndarray) else rows
 
 
-def stacked(rows: Sequence[Any]) -> Any:
+def stack(rows: Sequence[Any]) -> Any:
     """Join the rows of all samples: arrays of equal shapes are stacked, others stay a list."""
     first = rows[0]
     if isinstance(first, Mapping):
-        return {key: stacked([row[key] for row in rows]) for key in first}
+        return {key: stack([row[key] for row in rows]) for key in first}
     if isinstance(first, tuple):
-        return tuple(stacked([row[place] for row in rows]) for place in range(len(first)))
+        return tuple(stack([row[place] for row in rows]) for place in range(len(first)))
     if isinstance(first, np.ndarray | np.generic) and len({np.shape(row) for row in rows}) == 1:
         return np.stack(rows)
     return list(rows)
@@ -46,7 +46,7 @@ def is_object(metric: Any) -> bool:
     return hasattr(metric, "update") and hasattr(metric, "compute")
 
 
-def computed(metric: Any, predictions: Any, targets: Any) -> Any:
+def compute_metric(metric: Any, predictions: Any, targets: Any) -> Any:
     """Return the result of a metric object on the predictions and targets of a whole data set.
 
     The object is called on one rank alone, so a metric of torchmetrics must not wait for the others.

@@ -1,6 +1,6 @@
 """Batches of any shape: nested tuples, lists and dicts of arrays, tensors, numbers and other values.
 
-Backends move flat mappings of numpy arrays to the device. ``flattened`` separates a batch into such a mapping and its
+Backends move flat mappings of numpy arrays to the device. ``flatten`` separates a batch into such a mapping and its
 structure, and ``rebuilt`` joins them again.
 """
 
@@ -18,20 +18,20 @@ Leaf = Callable[[str, Any], Any]
 _FORM = attrgetter("dtype", "shape", "device")
 
 
-def mapped(value: Any, leaf: Leaf, path: str = "") -> Any:
+def map_leaves(value: Any, leaf: Leaf, path: str = "") -> Any:
     """Return ``value`` with every leaf replaced by ``leaf(path, value)``; containers keep their type.
 
     A path is like ``0.labels``. Dataclasses and other objects are leaves.
     """
     if isinstance(value, Mapping):
-        entries = {key: mapped(item, leaf, _join(path, key)) for key, item in value.items()}
+        entries = {key: map_leaves(item, leaf, _join(path, key)) for key, item in value.items()}
         return entries if type(value) is dict else _like(value, entries)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(
-            *(mapped(item, leaf, _join(path, name)) for name, item in zip(value._fields, value, strict=True))
+            *(map_leaves(item, leaf, _join(path, name)) for name, item in zip(value._fields, value, strict=True))
         )
     if isinstance(value, list | tuple):
-        return type(value)(mapped(item, leaf, _join(path, place)) for place, item in enumerate(value))
+        return type(value)(map_leaves(item, leaf, _join(path, place)) for place, item in enumerate(value))
     return leaf(path, value)
 
 
@@ -61,7 +61,7 @@ def as_array(value: Any) -> Array | None:
     return None
 
 
-def flattened(batch: Any, *, floats: Any = None) -> tuple[dict[str, Array], Any]:
+def flatten(batch: Any, *, floats: Any = None) -> tuple[dict[str, Array], Any]:
     """Separate a batch into its arrays by path, and a structure that holds everything else.
 
     ``floats``: a dtype into which arrays of floating-point numbers are converted; None keeps theirs.
@@ -77,7 +77,7 @@ def flattened(batch: Any, *, floats: Any = None) -> tuple[dict[str, Array], Any]
         arrays[path] = array
         return Place(path)
 
-    return arrays, mapped(batch, leaf)
+    return arrays, map_leaves(batch, leaf)
 
 
 class Place:
@@ -91,7 +91,7 @@ class Place:
 
 def rebuilt(structure: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the batch with its ``tensors`` back in their places."""
-    return mapped(structure, lambda path, value: tensors[value.path] if isinstance(value, Place) else value)
+    return map_leaves(structure, lambda path, value: tensors[value.path] if isinstance(value, Place) else value)
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -148,7 +148,7 @@ def contents(value: Any) -> dict[str, Array]:
             found[path] = array
         return value
 
-    mapped(value, leaf)
+    map_leaves(value, leaf)
     return found
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint import store
-from mtrain.core.checkpoint.format import described
+from mtrain.core.checkpoint.format import read_description
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
-from mtrain.spec.disclosure import shortened
+from mtrain.spec.disclosure import shorten
 from mtrain.spec.references import is_reference
 from mtrain.spec.yaml_reader import flow
 
@@ -41,7 +41,7 @@ def note_on(loaded: "Loaded", weights: Path) -> str | None:
     inside = weights / "checkpoints"
     found = (store.best(inside) or store.newest(inside)) if inside.is_dir() else weights
     try:
-        trained: Mapping[str, Any] = described(found or weights).get("spec") or {}
+        trained: Mapping[str, Any] = read_description(found or weights).get("spec") or {}
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     before, now = dict(leaves(trained)), dict(leaves(loaded.values))
@@ -75,7 +75,7 @@ def say(loaded: "Loaded", weights: Path) -> None:
 def _is_same_model(before: str, now: str) -> bool:
     """Return whether two names are of one model; that of a user's own may be in another folder now."""
     if is_reference(before) and is_reference(now):
-        return shortened(before) == shortened(now)
+        return shorten(before) == shorten(now)
     return before == now
 
 

@@ -90,7 +90,7 @@ def commands_of(team: Team, machine: Machine, launcher: Launcher, words: Sequenc
         return launcher.plan(words, hosts, max(host.slots for host in hosts))
 
     made = [
-        placed(dataclasses.replace(command, host=host.address), team, machine)
+        place(dataclasses.replace(command, host=host.address), team, machine)
         for command, host in zip(planned(team.as_launcher_takes(team.hosts, machine)), team.hosts, strict=True)
     ]
     if elastic.has_rank_per_shard(team.spec, on_cpu=team.devices.on_cpu):
@@ -123,7 +123,7 @@ def brought_by(cluster: Cluster | None, job: HostedJob | None) -> list[Sequence[
     return [cluster.command(node, job) for node in range(len(job.hosts))]
 
 
-def placed(command: Command, team: Team, machine: Machine) -> Command:
+def place(command: Command, team: Team, machine: Machine) -> Command:
     """Return the command without the name of this machine's network interface if it is for another host.
 
     The interface may have another name there. One that the spec sets is kept.

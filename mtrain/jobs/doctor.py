@@ -112,7 +112,7 @@ class _Examination:
     def _load(self, file: "Source", overrides: Sequence[str], flags: Mapping[str, Any]) -> "Loaded":
         backend = self._request.backend
         typed = {} if backend is None else {"backend.name": config.Given(backend, f"--backend {backend}")}
-        return allocated_hosts.completed(config.load(file, overrides=overrides, flags={**typed, **flags}))
+        return allocated_hosts.complete(config.load(file, overrides=overrides, flags={**typed, **flags}))
 
     def _report(self, findings: Sequence[Finding]) -> None:
         self._findings += findings
@@ -128,7 +128,7 @@ class _Examination:
         spec, environ = self._loaded.spec, environment.caller()
         self._report(this_host(environ))
         python = spec.backend.python or sys.executable
-        cleaned = environment.cleaned(environ)
+        cleaned = environment.clean(environ)
         self._report(
             libraries(
                 self._backends(),
@@ -173,7 +173,7 @@ class _Examination:
     def _spec(self) -> list[Finding]:
         """Return what keeps the spec from training here, in the words of ``mtrain train``."""
         try:
-            plan = start.planned(self._loaded, start.locate(self._loaded, resume=None))
+            plan = start.plan_job(self._loaded, start.locate(self._loaded, resume=None))
             notes = job_checks.check(self._loaded.job, size=plan.size)
         except UsageError as error:
             return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]

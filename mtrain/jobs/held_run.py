@@ -36,7 +36,7 @@ def choose(find: Callable[[], Resume], hold: Callable[[Path], object]) -> Resume
 
 def _is_newest(resume: Resume) -> bool:
     """Return whether the checkpoint is still there and none is newer, which costs no digests."""
-    whole = [path for path in store.listed(resume.run / "checkpoints") if store.looks_whole(path)]
+    whole = [path for path in store.list_all(resume.run / "checkpoints") if store.looks_whole(path)]
     if resume.checkpoint is None or not whole:
         return resume.checkpoint is None and not whole
     return max(whole, key=store.order_of).resolve() == resume.checkpoint.resolve()

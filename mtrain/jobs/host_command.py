@@ -94,7 +94,7 @@ class HostCommand:
         """Rank and time of the failures that were reported."""
         self._spare = frozenset(process.pid for process in processes.descendants())
         attempts.await_former_ranks(run.path, run.node)
-        self._mark = attempts.drawn(run.node)
+        self._mark = attempts.draw_mark(run.node)
         failures.set_aside_failures(run, ranks=self._ranks)
         self._former_sizes = runfolder.sizes(run.logs)
         ranks = {"none": range(0), "first": range(max(0, 1 - first)), "all": range(orders.ranks)}[orders.shown]
@@ -106,7 +106,7 @@ class HostCommand:
         )
         self._tail = Tail(run.metrics)
         try:
-            env = {**environment.joined(environ, orders.env), **self._mark.variables()}
+            env = {**environment.join_variables(environ, orders.env), **self._mark.variables()}
             copy = warm.start(orders.argv, env=env, log=run.starter_log)
             self._process = copy or processes.start(orders.argv, env=env, log=run.starter_log)
         except OSError as error:

@@ -127,15 +127,15 @@ def run(
     """
     if means.is_several(brief.spec):
         return many_hosts.run(brief, tell=tell, stream=stream)
-    with start.held(brief) as where:
+    with start.hold_place(brief) as where:
         if brief.mode in ("train", "script"):
             start.own_node(brief.loaded)
-        plan = start.planned(brief.loaded, where, mode=brief.mode, machine=brief.machine)
+        plan = start.plan_job(brief.loaded, where, mode=brief.mode, machine=brief.machine)
         remarks = _check(brief, plan)
         decided = _decide(brief, plan)
-        created = start.created(decided, where)
+        created = start.create_place(decided, where)
         if decided is not brief or created.run_dir != plan.run_dir:  # Another job may have taken the name meanwhile.
-            plan = start.planned(decided.loaded, created, mode=brief.mode)
+            plan = start.plan_job(decided.loaded, created, mode=brief.mode)
         notes = [*brief.notes, *remarks, f"run folder: {created.run_dir}"]
         if brief.resume is not None and created.checkpoint is not None:
             notes.append(f"goes on from {created.checkpoint}")
@@ -163,7 +163,7 @@ def _decide(brief: Brief, plan: Plan) -> Brief:
 
     if brief.mode not in ("train", "script") or not micro_batch.is_open(brief.loaded):
         return brief
-    return replace(brief, loaded=micro_batch.settled(brief.loaded, plan, note=show))
+    return replace(brief, loaded=micro_batch.settle(brief.loaded, plan, note=show))
 
 
 def _folder_here(result: Result) -> Path | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core import micro_batches
-from mtrain.core.checkpoint.format import described
+from mtrain.core.checkpoint.format import read_description
 from mtrain.core.micro_batches import SHARE, Choice
 from mtrain.errors import LaunchError, SpecError
 from mtrain.jobs import start
@@ -35,7 +35,7 @@ def is_open(loaded: "Loaded") -> bool:
     return loaded.spec.train.max_micro_batch == "auto"
 
 
-def settled(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None], trials: "Trials | None" = None) -> "Loaded":
+def settle(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None], trials: "Trials | None" = None) -> "Loaded":
     """Return the spec with a number in place of ``auto``, and a note that says how it was found.
 
     Args:
@@ -51,9 +51,9 @@ def settled(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None], trials
         return loaded
     check(loaded)
     if plan.resume is not None:
-        saved = ((described(plan.resume).get("spec") or {}).get("train") or {}).get("max_micro_batch")
+        saved = ((read_description(plan.resume).get("spec") or {}).get("train") or {}).get("max_micro_batch")
         saved = None if saved == "auto" else saved
-        return changed(loaded, {KEY: saved}, note=f"{KEY}: {saved or 'no limit'}, as the checkpoint's run has it")
+        return change_values(loaded, {KEY: saved}, note=f"{KEY}: {saved or 'no limit'}, as the checkpoint's run has it")
     trials = trials or run_trials(loaded, plan, note=note)
     choice = trials.choice()
     if choice.micro_batch == 0:
@@ -61,7 +61,7 @@ def settled(loaded: "Loaded", plan: Plan, *, note: Callable[[str], None], trials
             f"{KEY}: auto, but no micro batch fits: {trials.reason or trials.budget_words()}; use fewer ranks on each host, "
             "smaller inputs, or train.recompute: true"
         )
-    return changed(
+    return change_values(
         loaded, {KEY: choice.micro_batch}, note=f"{KEY}: {words(choice, trials.share, trials.budget_words())}"
     )
 
@@ -159,7 +159,7 @@ class Trials:
         run_dir = folder / f"micro-{micro}"
         runfolder.make(run_dir)
         where = start.Where(run_dir=run_dir, checkpoint=None, fixed=True)
-        trial = changed(self._loaded, self._values(micro, folder))
+        trial = change_values(self._loaded, self._values(micro, folder))
         try:
             result = start.run_job(trial, where, quiet=True, stream=io.StringIO())
         except LaunchError as error:
@@ -193,7 +193,7 @@ class Trials:
         }
 
 
-def changed(loaded: "Loaded", values: Mapping[str, Any], *, note: str = "") -> "Loaded":
+def change_values(loaded: "Loaded", values: Mapping[str, Any], *, note: str = "") -> "Loaded":
     """Return the spec with other values, by dotted path, and one note more."""
     plain = copy.deepcopy(dict(loaded.values))
     for path, value in values.items():

@@ -27,7 +27,7 @@ def _own_reporters(spec: Spec) -> dict[str, Reference]:
             continue
         from mtrain.tasks.own.reporter import refuse_unknown  # numpy comes with it, which other plans need not import
 
-        reference = references.parsed(name)
+        reference = references.parse(name)
         refuse_unknown(reference, {} if options is True else options, path=f"report.reporters.{name}")
         found[f"reporter {reference.name}"] = reference
     return found
@@ -46,7 +46,7 @@ def _own_code(job: Resolved, framework: str) -> dict[str, Reference]:
         job.check_kinds(job.registry.task_of("datasets", spec.data.format))
     task = job.task_named(spec.task)
     task.refuse(spec, framework=framework)
-    return {key: references.parsed(text) for key, text in task.own_code(spec).items()}
+    return {key: references.parse(text) for key, text in task.own_code(spec).items()}
 
 
 def files_of(loaded: Loaded, own_code: Mapping[str, Reference]) -> dict[str, str]:

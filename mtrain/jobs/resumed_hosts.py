@@ -62,7 +62,7 @@ def check(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str, is_queued: 
         return []
     named = ", ".join(f"{path} {flow(value)}" for path, value in left.items())
     # Where a scheduler chooses the hosts, nobody types them.
-    is_chosen = is_queued or allocation.recognised(environment.caller(), registry=loaded.registry) is not None
+    is_chosen = is_queued or allocation.recognise(environment.caller(), registry=loaded.registry) is not None
     remedy = "they are found anew" if is_chosen else "type those that hold here"
     return [f"not taken from the run {shown}, as facts of its start: {named}; {remedy}"]
 
@@ -78,4 +78,4 @@ def _says_hosts(loaded: "Loaded") -> bool:
     cluster = loaded.spec.cluster
     if cluster.ips or cluster.name != AUTO or (cluster.nodes == 1 and loaded.origin("cluster.nodes").kind in TYPED):
         return True
-    return allocation.recognised(environment.caller(), registry=loaded.registry) is not None
+    return allocation.recognise(environment.caller(), registry=loaded.registry) is not None

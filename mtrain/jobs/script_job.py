@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from mtrain.errors import ScriptError
 from mtrain.rank.script.job import digest_of
-from mtrain.rank.script.settings import SECTIONS, changed, is_set, plain_values
+from mtrain.rank.script.settings import SECTIONS, change_values, is_set, plain_values
 from mtrain.rank.script_mode import knows_mtrain
 from mtrain.spec import references
 
@@ -45,7 +45,7 @@ def with_script(loaded: "Loaded", script: Path, arguments: Sequence[str]) -> "Lo
             if path.partition(".")[0] in SECTIONS and origin.file not in plain_files
         )
     )
-    spec = changed(loaded.spec, {path: value for path, value in plain.items() if not is_set(path, outside_paths)})
+    spec = change_values(loaded.spec, {path: value for path, value in plain.items() if not is_set(path, outside_paths)})
     call = config.ScriptCall(
         path=script.absolute(),
         arguments=tuple(arguments),
@@ -64,7 +64,7 @@ def _on_its_framework(loaded: "Loaded", tree: ast.Module) -> "Loaded":
     if not imports_tensorflow(tree):
         return loaded
     options = {**loaded.spec.backend.options, "framework": TENSORFLOW}
-    return dataclasses.replace(loaded, spec=changed(loaded.spec, {"backend.options": options}))
+    return dataclasses.replace(loaded, spec=change_values(loaded.spec, {"backend.options": options}))
 
 
 def imports_tensorflow(tree: ast.Module) -> bool:

@@ -18,7 +18,7 @@ from mtrain.rank.script.settings import described_script
 from mtrain.spec import outputs, terminal
 from mtrain.spec.addresses import is_address
 from mtrain.spec.identifiers import checked_run_name
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.system import described, environment, job_secret, names, placement, runfolder
 from mtrain.system.resuming import IF_ANY, Resume
 from mtrain.system.runfolder import RunFolder
@@ -88,7 +88,7 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
 
 
 @contextmanager
-def held(brief: Brief) -> Iterator[Where]:
+def hold_place(brief: Brief) -> Iterator[Where]:
     """Return where a job on this host will run; the folder of a resumed run is locked before its checkpoint is chosen.
 
     Raises:
@@ -104,7 +104,7 @@ def held(brief: Brief) -> Iterator[Where]:
     with ExitStack() as stack:
 
         def hold(run: Path) -> None:
-            stack.enter_context(runfolder.taken(RunFolder(run)))
+            stack.enter_context(runfolder.take_folder(RunFolder(run)))
             locks.append(run)
 
         found = held_run.choose(lambda: resolve_resume(loaded, resume=resume), hold)
@@ -148,7 +148,7 @@ class TrainedWeights:
         from mtrain.weights.backup import restoring
 
         def local(address: str) -> Resume:
-            return restoring.restored(address, Path("runs"), best=True)
+            return restoring.restore_run(address, Path("runs"), best=True)
 
         named = self
         if named.weights is not None and is_address(named.weights):
@@ -217,7 +217,7 @@ def one_process(framework: str, *, device: str) -> dict[str, Any]:
 
 def here(loaded: "Loaded") -> Machine:
     """Return a description of this machine, as the ranks of a job will see it."""
-    environ = environment.cleaned(environment.caller())
+    environ = environment.clean(environment.caller())
     return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable, line=typed_line())
 
 
@@ -234,7 +234,7 @@ def typed_line() -> list[str]:
     return [*start, *(word for word in words if word.replace("_", "-") != "--dry-run")]
 
 
-def planned(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
+def plan_job(loaded: "Loaded", where: Where, *, mode: str = "train", machine: Machine | None = None) -> Plan:
     """Return the plan of a job; ``machine``: None, this one."""
     machine = machine or here(loaded)
     return make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=mode)
@@ -334,12 +334,12 @@ def _spec_texts(loaded: "Loaded", run: RunFolder) -> dict[Path, str]:
     from mtrain.core.record_files import json_text
     from mtrain.spec import config
 
-    environ = environment.redacted(environment.cleaned(environment.caller()))
+    environ = environment.redact(environment.clean(environment.caller()))
     argv = environment.redacted_words(sys.argv)
     values = loaded.values if loaded.script is None else described_script(loaded.values)
     return {
         run.spec_json: config.resolved_json(loaded.spec) if loaded.script is None else json_text(values),
-        run.spec_yml: dumped(values),
+        run.spec_yml: dump(values),
         run.path / "environment.json": json_text(described.describe_environment(environ, argv=argv)),
     }
 
@@ -361,7 +361,7 @@ def run_job(
         UsageError: a package of a plugin is missing.
     """
     brief = Brief(loaded=loaded, mode=mode, name=where.run_dir.name, machine=here(loaded), quiet=quiet)
-    return run_plan(brief, planned(loaded, where, mode=mode, machine=brief.machine), where, stream=stream)
+    return run_plan(brief, plan_job(loaded, where, mode=mode, machine=brief.machine), where, stream=stream)
 
 
 def run_plan(brief: Brief, plan: Plan, where: Where, *, stream: IO[str] | None = None) -> "Result":
@@ -378,7 +378,7 @@ def run_plan(brief: Brief, plan: Plan, where: Where, *, stream: IO[str] | None =
         display.note(note)
     job = this_host.Job(
         display=display,
-        environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
+        environ=environment.clean(environment.caller()) | job_secret.draw_secret(),
         replan=_replanner(brief.loaded, where, brief.mode),
         limits=dataclasses.replace(this_host.LIMITS, grace_s=brief.spec.cluster.grace_s),
         stream=stream or sys.stderr,
@@ -391,12 +391,12 @@ def _replanner(loaded: "Loaded", where: Where, mode: str) -> Callable[[Path | No
     """Return a function that plans the next attempt, from a checkpoint."""
 
     def replan(checkpoint: Path | None) -> Plan:
-        return planned(loaded, dataclasses.replace(where, checkpoint=checkpoint or where.checkpoint), mode=mode)
+        return plan_job(loaded, dataclasses.replace(where, checkpoint=checkpoint or where.checkpoint), mode=mode)
 
     return replan
 
 
-def created(brief: Brief, where: Where) -> Where:
+def create_place(brief: Brief, where: Where) -> Where:
     """Return ``where`` with an existing run folder: the resumed one, or a new one with the next free name."""
     if where.fixed:
         runfolder.make(where.run_dir)

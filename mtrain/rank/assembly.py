@@ -38,10 +38,10 @@ from mtrain.core.interfaces import (
 from mtrain.core.noise import KeyedLoader
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import check_frozen, make_recipe, shares_of
-from mtrain.core.recomputing import compiled, patterns
+from mtrain.core.recomputing import blocks_to_compile, patterns
 from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.schedule import total_updates
-from mtrain.core.streams import streamed
+from mtrain.core.streams import stream_of
 from mtrain.core.variations import Augmented
 from mtrain.data.loader.in_process import InProcess, reads_in_process
 from mtrain.data.loader.pool import WorkerPool
@@ -178,7 +178,7 @@ def unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Map
 
 
 @contextmanager
-def assembled(
+def assemble(
     resolved: Resolved,
     data: JobData,
     *,
@@ -215,7 +215,7 @@ def assembled(
             if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
-            spec, choices = precision.settled(resolved.spec, session)
+            spec, choices = precision.settle(resolved.spec, session)
             entered = _Entered(
                 resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
             )
@@ -238,13 +238,13 @@ class _Entered:
 
 
 def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
-    """Build model and optimizer in an entered backend; every rank must call. See ``assembled`` for the arguments."""
+    """Build model and optimizer in an entered backend; every rank must call. See ``assemble`` for the arguments."""
     spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(
         make_recipe(spec, size=session.collective.size),
         own_model=plugin.native,
-        recompute=recomputed(spec, plugin),
-        compile_blocks=compiled(spec.train, plugin.recomputable, model=spec.model.name),
+        recompute=blocks_to_recompute(spec, plugin),
+        compile_blocks=blocks_to_compile(spec.train, plugin.recomputable, model=spec.model.name),
     )
     task = data.task()
     task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
@@ -347,7 +347,7 @@ def start(assembly: Assembly, *, weights_file: str | None, training: bool) -> li
         SpecError: No array of it fits.
     """
     session, spec = assembly.session, assembly.spec
-    outlines = streamed(session, assembly.model, assembly.optimizer, copied=False).outlines["weights"]
+    outlines = stream_of(session, assembly.model, assembly.optimizer, copied=False).outlines["weights"]
     shapes = {name: outline.shape for name, outline in outlines.items()}
     check_frozen(shapes, assembly.recipe.frozen)
     if assembly.plugin.native and weights_file is None:
@@ -428,17 +428,17 @@ def check_settled(spec: Spec) -> None:
         )
 
 
-def recomputed(spec: Spec, plugin: Model) -> tuple[str, ...]:
+def blocks_to_recompute(spec: Spec, plugin: Model) -> tuple[str, ...]:
     """Return ``Recipe.recompute`` of the job, having checked ``train.compile`` too.
 
     Raises:
         SpecError: The model names no blocks, and the spec none of its submodules.
     """
-    compiled(spec.train, plugin.recomputable, model=spec.model.name)
+    blocks_to_compile(spec.train, plugin.recomputable, model=spec.model.name)
     return patterns(spec.train, plugin.recomputable, model=spec.model.name)
 
 
-def augmented(resolved: Resolved) -> Augmented | None:
+def make_augmented(resolved: Resolved) -> Augmented | None:
     """Return how samples are varied for evaluation and prediction; None: the spec does not ask for it.
 
     Raises:

@@ -16,7 +16,7 @@ EVERY_S = 0.2
 """Seconds between two looks at a copy that the end of a job waits for."""
 
 
-def made(spec: Any, run_folder: RunFolder, collective: Collective) -> Copies:
+def make_copies(spec: Any, run_folder: RunFolder, collective: Collective) -> Copies:
     """Return what copies the checkpoints of a run: on rank 0, where ``checkpoint.copy_to`` is given."""
     if spec.checkpoint.copy_to is None or collective.rank != 0:
         return NoCopies()
@@ -26,7 +26,7 @@ def made(spec: Any, run_folder: RunFolder, collective: Collective) -> Copies:
 def catch_up(copies: Copies, run_folder: RunFolder) -> None:
     """Begin to copy: the newest checkpoint that an earlier attempt has written, unless that was copied then."""
     copies.start()
-    whole = [path for path in store.listed(run_folder.checkpoints) if store.looks_whole(path)]
+    whole = [path for path in store.list_all(run_folder.checkpoints) if store.looks_whole(path)]
     if whole:
         copies.written(whole[-1])
 

@@ -8,7 +8,7 @@ from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Progress
 from mtrain.rank import process
-from mtrain.rank.assembly import assembled, augmented, open_task
+from mtrain.rank.assembly import assemble, make_augmented, open_task
 from mtrain.rank.records import log_to_stderr, report_weights, reporter, text_of
 from mtrain.spec.resolved import Resolved
 from mtrain.system.devices import device_words
@@ -23,7 +23,7 @@ def evaluate_only(
     saved = None if weights is None else checkpoint.load(weights)
     details = None if saved is None else saved.meta["extra"].get("details")
     task, restored = open_task(resolved, training=False), saved is not None
-    with assembled(resolved, task, leave=leave, details=details, restored=restored) as job:
+    with assemble(resolved, task, leave=leave, details=details, restored=restored) as job:
         progress = Progress()
         if saved is not None:
             progress = saved.progress
@@ -38,7 +38,7 @@ def evaluate_only(
             interruptible(loader.micro_batches(0), collective=job.session.collective, stop=stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
-            augmented=augmented(job.resolved),
+            augmented=make_augmented(job.resolved),
             narrow=narrowing(job.session, job.plugin.narrowed),
         )
         loader.close()

@@ -22,7 +22,7 @@ def choose(session: RankSession) -> tuple[Precision, str]:
     return "bf16", "the devices of all ranks are faster with it"
 
 
-def settled(spec: Any, session: RankSession) -> tuple[Any, list[tuple[str, str]]]:
+def settle(spec: Any, session: RankSession) -> tuple[Any, list[tuple[str, str]]]:
     """Return ``spec`` with a precision in the place of ``auto``, and messages about the choice; every rank must call.
 
     Returns:

@@ -10,7 +10,7 @@ from mtrain.core.evaluate import narrowing, outputs
 from mtrain.core.interfaces import State
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, DataError
-from mtrain.rank.assembly import Assembly, assembled, augmented, given_weights
+from mtrain.rank.assembly import Assembly, assemble, given_weights, make_augmented
 from mtrain.spec.resolved import Resolved
 
 REQUEST = "predict.json"
@@ -46,7 +46,7 @@ def predict(resolved: Resolved, folder: Path, weights: Path | None, *, leave: Ca
         names = readable(names, task.unreadable(spec, list(names)), Path(request["out"]))
     labels = extra if extra.get("class_names") else {"class_names": request["class_names"]}
     images = task.images(spec, list(names), labels)
-    with assembled(resolved, images, leave=leave, details=extra.get("details") or {}) as job:
+    with assemble(resolved, images, leave=leave, details=extra.get("details") or {}) as job:
         job.session.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = images.evaluator(), job.evaluation_loader()
         with job.optimizer.averaged():
@@ -55,7 +55,7 @@ def predict(resolved: Resolved, folder: Path, weights: Path | None, *, leave: Ca
                 job.session,
                 job.model,
                 loader.micro_batches(0),
-                augmented=augmented(job.resolved),
+                augmented=make_augmented(job.resolved),
                 narrow=narrowing(job.session, job.plugin.narrowed),
             ):
                 evaluator.add(host, job.plugin.predictions(output, host))
@@ -75,10 +75,10 @@ def readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) 
     Raises:
         DataError: No file can be read.
     """
-    from mtrain.data.reading import listed
+    from mtrain.data.reading import list_problems
 
     if len(reasons) == len(names):
-        problems = listed([f"{names[file]}: {reason}" for file, reason in reasons.items()])
+        problems = list_problems([f"{names[file]}: {reason}" for file, reason in reasons.items()])
         raise DataError(f"predict: none of {len(names)} images can be read:\n{problems}")
     if reasons:
         write_json(out / SKIPPED, [{"file_name": names[file], "reason": reason} for file, reason in reasons.items()])

@@ -64,7 +64,7 @@ def report_of(resolved: Resolved, run: ReportedRun, more: Sequence[tuple[str, Re
     """
     spec = resolved.spec
     files = RunFiles(run.folder, plots=spec.report.plots) if run.rank == 0 else None
-    reporters, failures = choosing.made(spec.report, run, registry=resolved.registry)
+    reporters, failures = choosing.make_reporters(spec.report, run, registry=resolved.registry)
     if spec.report.metrics_port is not None:
         more = [*more, ("live metrics", LiveFigures({}, run))]
     report = RunReport(files, [*more, *reporters])

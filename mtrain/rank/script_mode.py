@@ -43,7 +43,7 @@ def knows_mtrain(script: Path) -> bool:
 
 def import_ahead(backend: Backend) -> None:
     """Import the framework and what ``mtrain.session`` needs, without collections of garbage, which take a third of the time."""
-    with collector.paused(), contextlib.suppress(Exception):  # the script imports it again, and says what is wrong
+    with collector.pause(), contextlib.suppress(Exception):  # the script imports it again, and says what is wrong
         import_module("mtrain.rank.script.session")
         _ = backend.nn, backend.ops
     collector.keep_all()

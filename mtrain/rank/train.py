@@ -21,7 +21,7 @@ from mtrain.core.stepping import Stepper
 from mtrain.core.trainer import train as run_loop
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import copying, kept, process, random_layers
-from mtrain.rank.assembly import Assembly, assembled, augmented, open_task
+from mtrain.rank.assembly import Assembly, assemble, make_augmented, open_task
 from mtrain.rank.draws import KEY
 from mtrain.rank.inspection import Inspection
 from mtrain.rank.profiling import Profile
@@ -43,7 +43,7 @@ def train(
     log_to_stderr()
     started = time.perf_counter()
     data = open_task(resolved)
-    with assembled(resolved, data, leave=leave, training=True, restored=resume is not None) as job:
+    with assemble(resolved, data, leave=leave, training=True, restored=resume is not None) as job:
         saved = None if resume is None else load_everywhere(resume, job.session.collective)
         run = TrainingRun(job, data, run_folder, saved)
         if saved is not None:
@@ -74,7 +74,7 @@ def train_repeatedly(
     data = open_task(resolved)
     spec = resolved.spec
     timed = spec.model_copy(update={"report": spec.report.model_copy(update={"trace": "traffic"})})
-    with assembled(resolved.with_spec(timed), data, leave=leave, training=True) as job:
+    with assemble(resolved.with_spec(timed), data, leave=leave, training=True) as job:
         beginning = job.session.state(job.model, job.optimizer)
         for folder in rounds:
             _train_once(job, data, RunFolder(folder), started, stop=stop, leave=leave)
@@ -286,7 +286,7 @@ class TrainingRun:
             interruptible(self._evaluations.micro_batches(0), collective=job.session.collective, stop=self._stop),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
-            augmented=augmented(job.resolved),
+            augmented=make_augmented(job.resolved),
             narrow=narrowing(job.session, job.plugin.narrowed),
         )
         if not metrics:

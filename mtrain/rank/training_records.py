@@ -39,7 +39,7 @@ class TrainingRecords:
         self._session = session
         self._saved = saved
         self.report = report
-        self.copies = copying.made(spec, run_folder, session.collective)
+        self.copies = copying.make_copies(spec, run_folder, session.collective)
         self.checkpoints = checkpoints_of(spec, run_folder, session.collective.rank, self.copies)
         named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
         self.stragglers = Stragglers(rank=session.collective.rank, size=session.collective.size) if named else None

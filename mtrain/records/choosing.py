@@ -7,7 +7,7 @@ from typing import Any
 
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.errors import MtrainError, PluginError, TrainingError
-from mtrain.records.reporter import worded
+from mtrain.records.reporter import word_error
 from mtrain.spec.registry import Registry
 from mtrain.system import plugin_packages
 from mtrain.system.plugin_packages import TENSORBOARD, can_write_events
@@ -15,14 +15,14 @@ from mtrain.system.plugin_packages import TENSORBOARD, can_write_events
 log = logging.getLogger(__name__)
 
 
-def chosen(report: Any) -> dict[str, Mapping[str, Any]]:
+def choose_options(report: Any) -> dict[str, Mapping[str, Any]]:
     """Return the options of each reporter that the section ``report`` of a spec names and does not leave out, by name."""
     return {
         name: {} if options is True else options for name, options in report.reporters.items() if options is not False
     }
 
 
-def made(
+def make_reporters(
     report: Any, run: ReportedRun, *, registry: Registry
 ) -> tuple[list[tuple[str, Reporter]], list[tuple[str, Exception]]]:
     """Make the reporters of this rank, which the section ``report`` of a spec names.
@@ -43,7 +43,7 @@ def made(
             reporters += _make_reporter(TENSORBOARD, {}, run, registry)
         except Exception as error:  # No spec has named it, so nothing about it ends a job.
             failures.append((TENSORBOARD, error))
-    for name, raw_options in chosen(report).items():
+    for name, raw_options in choose_options(report).items():
         try:
             reporters += _make_reporter(name, raw_options, run, registry)
         except MtrainError:
@@ -89,7 +89,7 @@ def _make_reporter(
         reporter = target(options, run)
     except Exception as error:
         if target.fatal and not isinstance(error, MtrainError):
-            raise TrainingError(f"the reporter {name!r} cannot be made: {worded(error)}") from error
+            raise TrainingError(f"the reporter {name!r} cannot be made: {word_error(error)}") from error
         raise
     every = reporter.inspect_every
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):

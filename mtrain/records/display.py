@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mtrain.core.interfaces.reporter import Record, Reporter, tell
-from mtrain.records.reporter import worded
+from mtrain.records.reporter import word_error
 from mtrain.spec import terminal
 
 P = ParamSpec("P")
@@ -16,7 +16,7 @@ MOST_OPEN_BYTES = 1 << 20
 """Longest line that is waited for."""
 
 
-def guarded(method: "Callable[Concatenate[D, P], None]") -> "Callable[Concatenate[D, P], None]":
+def guard(method: "Callable[Concatenate[D, P], None]") -> "Callable[Concatenate[D, P], None]":
     """Make a method of a display switch the display off where it raises, with one line: the job goes on without its terminal."""
 
     @functools.wraps(method)
@@ -28,7 +28,7 @@ def guarded(method: "Callable[Concatenate[D, P], None]") -> "Callable[Concatenat
         except (Exception, SystemExit) as error:  # rich ends the program where nobody reads its output
             self._is_off = True
             with contextlib.suppress(OSError):
-                terminal.say(f"the progress display has failed: {worded(error)}; the job goes on", err=True)
+                terminal.say(f"the progress display has failed: {word_error(error)}; the job goes on", err=True)
 
     return call
 
@@ -62,13 +62,13 @@ class Display(Reporter):
         """Guard every method by which a job reaches the display."""
         super().__init_subclass__(**kwargs)
         for name in {"record", "output", "note", "tick", "ended", "close"} & vars(cls).keys():
-            setattr(cls, name, guarded(vars(cls)[name]))
+            setattr(cls, name, guard(vars(cls)[name]))
 
     def __init__(self) -> None:
         self._is_off = False
         self._rank_lines = Lines()
 
-    @guarded
+    @guard
     def record(self, record: Record) -> None:
         """Pass a record to the method for its kind. A display that raises an exception is switched off with one line."""
         tell(self, record)
@@ -76,7 +76,7 @@ class Display(Reporter):
     def note(self, text: str) -> None:
         """Show a sentence from the process that started the job."""
 
-    @guarded
+    @guard
     def output(self, data: bytes, *, rank: int | None) -> None:
         """Show what a rank has printed, line by line; ``rank``: None, without its number."""
         for line in self._rank_lines.add(data, rank=rank):

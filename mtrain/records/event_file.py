@@ -65,11 +65,11 @@ class EventFile:
         pending, self._pending = self._pending, []
         if pending:
             with outputs.open_to_write(self._path, "ab") as file:
-                file.write(framed(pending))
+                file.write(frame(pending))
         self._written_at = self._clock()
 
 
-def framed(messages: Sequence[bytes]) -> bytes:
+def frame(messages: Sequence[bytes]) -> bytes:
     """Return messages as a file of events has them: length, its checksum, message, its checksum."""
     lengths = [struct.pack("<Q", len(message)) for message in messages]
     parts = zip(lengths, checksums(lengths), messages, checksums(messages), strict=True)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from mtrain.core.interfaces import Array
 from mtrain.records.history import History, learning_rate_of, pace_of, read_history
-from mtrain.records.smoothing import smoothed
+from mtrain.records.smoothing import smooth_curve
 from mtrain.records.wording import headline_metrics
 from mtrain.spec import collector, outputs
 
@@ -43,11 +43,11 @@ class Curves(Figure):
 def draw_results(folder: Path) -> Path | None:
     """Draw ``results.png`` in a run folder from its ``metrics.jsonl``. Return its path; None without records."""
     path = folder / "results.png"
-    with collector.paused():
+    with collector.pause():
         figure = curves(folder)
         if figure is None:
             return None
-        with outputs.replaced(path) as file:
+        with outputs.replace(path) as file:
             figure.savefig(file, format="png")
     return path
 
@@ -90,7 +90,7 @@ def _losses(axes: Axes, history: History) -> None:
     for name, colour in zip(names, _cycle(len(names)), strict=True):
         x, y = _series(history.updates, lambda r, n=name: r.get("losses", {}).get(n))
         axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
-        axes.plot(x, smoothed(y), color=colour, linewidth=1.7, label=name)
+        axes.plot(x, smooth_curve(y), color=colour, linewidth=1.7, label=name)
         positive = positive or bool((y > 0).any())
     # For some models the total loss is the sum of the others times the batch size, so that only a logarithmic axis can
     # show all of them.
@@ -136,12 +136,12 @@ def _speed(axes: Axes, history: History) -> None:
     _frame(axes, f"{unit} per second")
     x, y = _series(history.updates, lambda r: pace_of(r)[0])
     axes.plot(x, y, color=COLOURS[2], alpha=0.22, linewidth=0.8)
-    axes.plot(x, smoothed(y), color=COLOURS[2], linewidth=1.7)
+    axes.plot(x, smooth_curve(y), color=COLOURS[2], linewidth=1.7)
     axes.set_ylim(bottom=0)
     x, share = _series(history.updates, lambda r: r.get("data_wait_share"))
     if len(share):
         right = axes.twinx()
-        right.plot(x, smoothed(100 * share), color=COLOURS[5], linewidth=1.2, linestyle="--")
+        right.plot(x, smooth_curve(100 * share), color=COLOURS[5], linewidth=1.2, linestyle="--")
         right.set_ylim(0, max(10.0, 1.1 * float(np.max(100 * share))))
         right.set_ylabel("waiting for data, % of the time (dashed)", color=COLOURS[5], fontsize=9)
         right.tick_params(colors=COLOURS[5], labelsize=9)

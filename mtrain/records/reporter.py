@@ -153,7 +153,7 @@ class RunReport:
             if reporter.fatal:
                 if isinstance(error, MtrainError):
                     raise
-                raise TrainingError(f"the reporter {name!r} has failed: {worded(error)}") from error
+                raise TrainingError(f"the reporter {name!r} has failed: {word_error(error)}") from error
             self._reporters.pop(name, None)
             self.failed(name, error)
             return
@@ -165,13 +165,13 @@ class RunReport:
         """Report that the reporter ``name`` has failed, and receives nothing any more."""
         log.warning("the reporter %r has failed", name, exc_info=error)
         if not self._is_closed():
-            self.event("warning", message=f"the reporter {name!r} has failed and is switched off: {worded(error)}")
+            self.event("warning", message=f"the reporter {name!r} has failed and is switched off: {word_error(error)}")
 
     def _is_closed(self) -> bool:
         return self._files is not None and self._files.is_closed
 
 
-def worded(error: BaseException) -> str:
+def word_error(error: BaseException) -> str:
     """Return an exception in one line: what the system says of a file, or else its type and its first line."""
     if isinstance(error, MtrainError):
         return str(error)

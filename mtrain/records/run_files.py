@@ -68,7 +68,7 @@ class RunFiles(Files):
     def _draw(self) -> None:
         if find_spec("matplotlib") is None:  # The preflight has said so.
             return
-        with collector.paused():
+        with collector.pause():
             from mtrain.records.plots import draw_results
 
         try:

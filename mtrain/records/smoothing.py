@@ -5,7 +5,7 @@ import numpy as np
 from mtrain.core.interfaces import Array
 
 
-def smoothed(values: Array, *, share: float = 0.04) -> Array:
+def smooth_curve(values: Array, *, share: float = 0.04) -> Array:
     """Return a centred moving average over ``share`` of the points; near the ends it covers fewer points."""
     width = max(1, int(len(values) * share) // 2 * 2 + 1)
     if width < 3:

@@ -120,16 +120,16 @@ def start_line(record: Record) -> str:
     It says what is trained on what, where, and how long it is. ``start_facts`` has the rest.
     """
     samples, others, classes = record.get("train_samples"), record.get("val_samples"), record.get("classes")
-    data = [counted(samples, "training sample")] if samples else []
+    data = [count_of(samples, "training sample")] if samples else []
     data += [f"{others} to evaluate on"] if others else []
-    data += [counted(len(classes), "class", "classes")] if isinstance(classes, list | tuple) and classes else []
+    data += [count_of(len(classes), "class", "classes")] if isinstance(classes, list | tuple) and classes else []
     what = f"{record.get('model', '')}{' on ' if data and record.get('model') else ''}{', '.join(data)}"
-    ranks = counted(record["ranks"], "rank") if isinstance(record.get("ranks"), int) else ""
+    ranks = count_of(record["ranks"], "rank") if isinstance(record.get("ranks"), int) else ""
     where = ", ".join(
         str(part) for part in (record.get("backend"), ranks, record.get("device"), record.get("precision")) if part
     )
     amounts = ((epoch_count(record), "epoch"), (record.get("total_updates"), "update"))
-    length = ", ".join(counted(amount, noun) for amount, noun in amounts if amount)
+    length = ", ".join(count_of(amount, noun) for amount, noun in amounts if amount)
     done = record.get("update")
     going_on = f"goes on after update {done}" if done else ""
     parts = [part for part in (what, where, length, going_on) if part]
@@ -143,7 +143,7 @@ def start_facts(record: Record) -> str:
     return f"facts: {shown}" if shown else ""
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def count_of(count: int, noun: str, plural: str = "") -> str:
     """Word a number of things, as in ``1 rank`` or ``2 ranks``."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 

@@ -13,7 +13,7 @@ def is_address(text: str) -> bool:
     return _SCHEME.match(text) is not None or "::" in text
 
 
-def masked(text: str) -> str:
+def mask(text: str) -> str:
     """Return an address without what stands before ``@``, which may be a password."""
     return re.sub(r"://.*@", "://***@", text, flags=re.DOTALL)
 
@@ -26,10 +26,10 @@ def checked_address(text: str) -> str:
     """
     if _PASSWORD.search(text):
         raise UsageError(
-            f"an address with a password, {masked(text)}; expected one without: give credentials in the environment or in "
+            f"an address with a password, {mask(text)}; expected one without: give credentials in the environment or in "
             "the file that the storage's library reads (AWS_ACCESS_KEY_ID ..., ~/.aws/credentials)"
         )
-    shown = ascii(masked(text))
+    shown = ascii(mask(text))
     if not _SCHEME.match(text) or "::" in text:
         raise UsageError(f"{shown}, expected one address such as s3://bucket/prefix or file:///mnt/backup")
     rest = text.partition("://")[2].rstrip("/")

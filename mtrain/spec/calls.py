@@ -36,7 +36,7 @@ class WrongCall(ScriptError, TypeError):
     """A function of mtrain was called with an argument that it does not have, or without one that it needs."""
 
 
-def explained(target: T) -> T:
+def explain_calls(target: T) -> T:
     """Return a function or class whose wrong calls raise ``WrongCall``; of a class, also those of its public methods."""
     if not isinstance(target, type):
         return _explain(target, target.__name__)  # type: ignore[return-value]

@@ -15,7 +15,7 @@ OBJECTS_OF_A_COLLECTION = 10_000
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def pause() -> Iterator[None]:
     """Keep the collector from running meanwhile."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -24,7 +24,7 @@ from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.run_spec import check_whole, is_of_a_run
-from mtrain.spec.schema import Problem, dotted
+from mtrain.spec.schema import Problem, dot
 from mtrain.spec.selectors import (
     refuse_code_of_a_run,
     settle_lengths,
@@ -32,10 +32,10 @@ from mtrain.spec.selectors import (
     settle_references,
     settle_task,
 )
-from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shortened
+from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shorten
 from mtrain.spec.suggest import hint
 from mtrain.spec.trial import Trial
-from mtrain.spec.validation import given_or_default, validated
+from mtrain.spec.validation import given_or_default, validate
 from mtrain.spec.yaml_reader import Path
 
 __all__ = [
@@ -175,15 +175,15 @@ def load(
     if schema_problem is None:
         notes += settle_task(layers, schema, tasks=tasks)
     _add_plugin_defaults(sources, policy)
-    spec = validated(sources, tasks, schema_problem)
+    spec = validate(sources, tasks, schema_problem)
     return Loaded(
         spec=spec,
         source=source,
         path=None if isinstance(path, Mapping) else file,
         name=file.stem,
-        provenance={dotted(key): origin for key, origin in layers.origins.items()},
+        provenance={dot(key): origin for key, origin in layers.origins.items()},
         values=spec.model_dump(mode="json"),
-        history={dotted(key): tuple(entries) for key, entries in layers.history.items()},
+        history={dot(key): tuple(entries) for key, entries in layers.history.items()},
         registry=registry,
         notes=tuple(notes),
     )
@@ -273,7 +273,7 @@ def from_json(text: str, *, name: str = "spec") -> Spec:
     except ValueError as error:
         if not isinstance(error, ValidationError):
             raise SpecError(f"{name}: not valid JSON: {error}") from None
-        lines = [f"{name} {dotted(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
+        lines = [f"{name} {dot(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
         raise SpecError(lines) from None
 
 
@@ -314,7 +314,7 @@ def _locate(path: str | None) -> tuple[FilePath, str]:
     entries = [*parent.glob("*.yml"), *parent.glob("*.yaml")] if os.path.isdir(parent) else []
     near = [str(parent / entry.name) for entry in entries]
     suggestion = hint(path, [*shipped_names(), *near])
-    raise SpecError(f"{shortened(path)}: no such file, and no shipped config of that name{suggestion}")
+    raise SpecError(f"{shorten(path)}: no such file, and no shipped config of that name{suggestion}")
 
 
 def _shipped_file(name: str) -> FilePath:

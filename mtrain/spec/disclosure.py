@@ -51,10 +51,10 @@ def without_places(values: Mapping[str, Any]) -> dict[str, Any]:
 def needed_to_evaluate(spec: Spec) -> dict[str, Any]:
     """Return the part of a spec that an exported model carries: how samples are prepared and scored, no paths."""
     data = _without_text(spec.data)
-    named = {"format": shortened(spec.data.format), "names": spec.data.names}
+    named = {"format": shorten(spec.data.format), "names": spec.data.names}
     if is_reference(spec.data.format):
         named.pop("format")
-    model = {"name": shortened(spec.model.name), "options": shared_options(spec.model.options, spec.model.name)}
+    model = {"name": shorten(spec.model.name), "options": shared_options(spec.model.options, spec.model.name)}
     evaluate = _disclose(spec.evaluate.model_dump(mode="json"), "evaluate")
     return {"model": {**model, "pruned": spec.model.pruned}, "data": {**data, **named}, "evaluate": evaluate}
 
@@ -65,7 +65,7 @@ def shared_options(options: Mapping[str, Any], model: str) -> dict[str, Any]:
     return shared
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a value of a spec with a path or address reduced to its last part; other text is unchanged."""
     if "://" in text:
         try:
@@ -76,7 +76,7 @@ def shortened(text: str) -> str:
     return text.rstrip("/").rpartition("/")[2] if "/" in text else text
 
 
-def scrubbed(text: str, hidden: Iterable[str] = ()) -> str:
+def scrub(text: str, hidden: Iterable[str] = ()) -> str:
     """Return prose, a command or a traceback with addresses, accounts and secrets masked, and paths reduced to names.
 
     Args:
@@ -101,7 +101,7 @@ def _disclose(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return [_disclose(item, name) for item in value]
     if isinstance(value, str):
-        return None if SECRET.search(name) else shortened(value)
+        return None if SECRET.search(name) else shorten(value)
     return value
 
 

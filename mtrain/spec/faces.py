@@ -19,7 +19,7 @@ def attributes(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[st
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from mtrain.spec import collector
 
-        with collector.paused():
+        with collector.pause():
             return getattr(import_module(f"{package}.{home}"), name)
 
     return get

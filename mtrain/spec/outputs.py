@@ -45,7 +45,7 @@ def _descriptor(path: str, flags: int) -> int:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replace(path: Path) -> Iterator[BinaryIO]:
     """Give a new file that takes the name ``path`` in one step when the block ends; after an error it is removed.
 
     A reader sees either the old content or the new. A link of this name is replaced by the file, not followed.
@@ -59,7 +59,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replaced_by(path: Path) -> Iterator[Path]:
-    """Give a free name beside ``path`` for a file that a library writes; see ``replaced``."""
+    """Give a free name beside ``path`` for a file that a library writes; see ``replace``."""
     # Processes of several hosts may write here, and their numbers and names may be equal: a random name is free.
     temporary = path.with_name(f".{path.stem[:40]}.{os.urandom(6).hex()}{path.suffix[:20]}")
     try:
@@ -74,13 +74,13 @@ def replaced_by(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace ``path`` in one step by a file with this content; see ``replaced``."""
-    with replaced(path) as file:
+    """Replace ``path`` in one step by a file with this content; see ``replace``."""
+    with replace(path) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` in one step by a UTF-8 file with this text; see ``replaced`` and ``LONE``."""
+    """Replace ``path`` in one step by a UTF-8 file with this text; see ``replace`` and ``LONE``."""
     write_bytes(path, text.encode("utf-8", LONE))
 
 

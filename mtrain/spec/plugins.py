@@ -33,7 +33,7 @@ from stevedore.extension import Extension
 from mtrain.errors import MtrainError, PluginError, SpecError
 from mtrain.spec import packages, references, remedies
 from mtrain.spec.plugin_kinds import DECLARED, KINDS, SINGULAR
-from mtrain.spec.schema import Problem, describe, dotted, problems_of
+from mtrain.spec.schema import Problem, describe, dot, problems_of
 from mtrain.spec.suggest import hint
 from mtrain.spec.yaml_reader import flow, read_text
 
@@ -193,7 +193,7 @@ def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
     """
     policy = policy or read_policy()
     if _refers(kind, name):
-        reference = references.parsed(name)
+        reference = references.parse(name)
         try:
             return replace(find(kind, references.PLUGIN, policy=policy), target=reference.text)
         except PluginError as error:
@@ -294,7 +294,7 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
     policy = policy or read_policy()
     if _refers(kind, name):
         find(kind, name, policy=policy)
-        referring: type[Any] = load(kind, references.PLUGIN, policy=policy).referring(references.parsed(name))
+        referring: type[Any] = load(kind, references.PLUGIN, policy=policy).referring(references.parse(name))
         return referring
     target, entry = load_object(kind, name, policy=policy), find(kind, name, policy=policy)
     options_class = getattr(target, "Options", None)
@@ -334,7 +334,7 @@ def _refers(kind: str, name: str) -> bool:
     return kind in references.KINDS and references.is_reference(name)
 
 
-def made(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
+def make(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
     """Construct the plugin ``name`` with validated options.
 
     Raises: ``PluginError`` like ``load`` and ``construct``.
@@ -382,7 +382,7 @@ def validated_options(
         validated: BaseModel = model.model_validate(values)
     except ValidationError as error:
         problems = problems_of(error, model, values)
-        raise SpecError([f"{_join(path, dotted(problem.path))}: {problem.message}" for problem in problems]) from None
+        raise SpecError([f"{_join(path, dot(problem.path))}: {problem.message}" for problem in problems]) from None
     return validated
 
 
@@ -552,6 +552,6 @@ def _kind_over(weaker: KindPolicy, table: Mapping[str, Any], file: Path, kind: s
         return KindPolicy.model_validate(values)
     except ValidationError as error:
         for problem in problems_of(error, KindPolicy, values):
-            key = dotted(problem.path[1:] if problem.path[0] == "names" else problem.path)
+            key = dot(problem.path[1:] if problem.path[0] == "names" else problem.path)
             problems.append(f"{file} {kind}.{key}: {_message(problem, kind)}")
         return weaker

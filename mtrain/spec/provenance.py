@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mtrain.spec.addresses import masked
+from mtrain.spec.addresses import mask
 from mtrain.spec.yaml_reader import Path
 
 Kind = Literal["default", "plugins", "base", "file", "environment", "run", "override", "flag"]
@@ -28,7 +28,7 @@ class Origin:
 
     def __str__(self) -> str:
         if self.file is None:
-            return masked(self.text) or self.kind
+            return mask(self.text) or self.kind
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 

@@ -1,7 +1,7 @@
 """References to a user's own code in a spec: ``PATH.py:Name`` or ``package.module:Name``.
 
 A model, a data set, a metric or a reporter may be named by such a text in place of a plugin. The starter looks at the file without
-running it (``look``); only ranks import it (``imported``).
+running it (``look``); only ranks import it (``import_object``).
 """
 
 import ast
@@ -70,7 +70,7 @@ def is_reference(text: object) -> bool:
 
 
 @lru_cache(maxsize=64)
-def parsed(text: str) -> Reference:
+def parse(text: str) -> Reference:
     """Return the parts of a reference.
 
     Raises:
@@ -88,7 +88,7 @@ def parsed(text: str) -> Reference:
     return Reference(text, None, place, name)
 
 
-def anchored(text: str, folder: Path, *, files: tuple[str, ...] = ()) -> str:
+def anchor(text: str, folder: Path, *, files: tuple[str, ...] = ()) -> str:
     """Return a reference with its path absolute, taken from ``folder`` if it is relative; any other text unchanged.
 
     ``files``: see ``May.files``.
@@ -215,7 +215,7 @@ def _parameters(statement: ast.stmt | None) -> Parameters | None:
 
 
 # -------------------------------------------------------------------------------------------------- running it
-def imported(reference: Reference) -> Any:
+def import_object(reference: Reference) -> Any:
     """Import the file or module, and return what the reference names. This runs the user's code.
 
     Raises:
@@ -226,7 +226,7 @@ def imported(reference: Reference) -> Any:
     except PluginError:
         raise
     except Exception as error:  # A user's file may raise any exception when it is imported.
-        raise PluginError(f"{reference.text}: importing it failed: {told(error, reference.file)}") from error
+        raise PluginError(f"{reference.text}: importing it failed: {tell_error(error, reference.file)}") from error
     if not hasattr(module, reference.name):
         names = [name for name in vars(module) if not name.startswith("_")]
         raise PluginError(
@@ -238,7 +238,7 @@ def imported(reference: Reference) -> Any:
     return found
 
 
-def told(error: BaseException, file: Path | None = None) -> str:
+def tell_error(error: BaseException, file: Path | None = None) -> str:
     """Return an exception of a user's code in one line, with the last place in ``file`` that it passed."""
     place, trace = "", error.__traceback__
     while trace is not None:

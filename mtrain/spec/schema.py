@@ -32,7 +32,7 @@ class Problem:
     given: Any = None
 
 
-def dotted(path: Sequence[str | int]) -> str:
+def dot(path: Sequence[str | int]) -> str:
     """Return a path in dotted form: ``optimizer.groups.0`` for ``("optimizer", "groups", 0)``."""
     return ".".join(map(str, path))
 
@@ -186,7 +186,7 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
     answer = hint(word, keys_at(model, section))
     if "did you mean" in answer:
         return answer
-    elsewhere = [dotted(path) for path, _ in walk(model) if path[-1] == word]
+    elsewhere = [dot(path) for path, _ in walk(model) if path[-1] == word]
     if word in elsewhere:
         return f"; {word!r} belongs to no section: it is a key at the top"
     return f"; did you mean {elsewhere[0]!r}?" if elsewhere else answer

@@ -19,7 +19,7 @@ from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin
 from mtrain.spec.registry import Registry
-from mtrain.spec.schema import dotted, field_at, keys_at, model_of, walk
+from mtrain.spec.schema import dot, field_at, keys_at, model_of, walk
 from mtrain.spec.section import Off
 from mtrain.spec.yaml_reader import Path, flow
 
@@ -66,7 +66,7 @@ def settle_options(layers: Layers, *, registry: Registry) -> list[str]:
                 path for path in OF_A_FORMAT if layers.get(path) is not None and _is_weaker(layers, path, origin)
             ] + stale
         if stale:
-            notes.append(_left_out(layers, stale, f"{dotted(selector.path)} {former}; it is {chosen} now ({origin})"))
+            notes.append(_left_out(layers, stale, f"{dot(selector.path)} {former}; it is {chosen} now ({origin})"))
     return notes
 
 
@@ -106,7 +106,7 @@ def _is_weaker(layers: Layers, path: Path, origin: Origin) -> bool:
 
 def _left_out(layers: Layers, paths: Sequence[Path], reason: str) -> str:
     """Drop ``paths``, and return the note on it."""
-    places = [f"{dotted(path)} ({layers.origin(path)})" for path in paths[:MOST_NAMED]]
+    places = [f"{dot(path)} ({layers.origin(path)})" for path in paths[:MOST_NAMED]]
     if len(paths) > MOST_NAMED:
         places.append(f"and {len(paths) - MOST_NAMED} more")
     for path in paths:
@@ -215,7 +215,7 @@ def refuse_code_of_a_run(layers: Layers, file: FilePath, is_of_run: Callable[[Or
 def _refuse_untrusted(origin: Origin, path: Path, what: str, value: Any) -> str:
     named = value if isinstance(value, str) else flow(value)
     return (
-        f"{origin} {dotted(path)}: names {what}, {named}, and a run folder is not trusted to run code; give the spec that "
+        f"{origin} {dot(path)}: names {what}, {named}, and a run folder is not trusted to run code; give the spec that "
         f"names it with -c, or name it yourself: -o {_override(path, value)}"
     )
 
@@ -246,12 +246,12 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
             origin = layers.origin(place)
             if is_of_run(origin) and not is_file:
                 problems.append(
-                    f"{origin} {dotted(place)}: names code, {text}, and a run folder is not trusted to run code; give the "
+                    f"{origin} {dot(place)}: names code, {text}, and a run folder is not trusted to run code; give the "
                     f"spec that names it with -c, or name it yourself: -o {_override(path, value)}"
                 )
                 continue
             folder = FilePath() if origin.file is None else FilePath(origin.file).parent
-            anchored = references.anchored(text, folder, files=files)
+            anchored = references.anchor(text, folder, files=files)
             if isinstance(value, dict):
                 _rename(layers, place, anchored)
             else:
@@ -260,7 +260,7 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
 
 
 def _override(path: Path, value: Any) -> str:
-    return f"{dotted(path)}={value}" if isinstance(value, str) else f"'{dotted(path)}={flow(value)}'"
+    return f"{dot(path)}={value}" if isinstance(value, str) else f"'{dot(path)}={flow(value)}'"
 
 
 def _rename(layers: Layers, path: Path, name: str) -> None:

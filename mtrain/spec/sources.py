@@ -133,13 +133,13 @@ class Files:
             line = parsed.lines.get((BASE_KEY, position), parsed.lines.get((BASE_KEY,)))
             where = f"{name}{f':{line}' if line else ''} {BASE_KEY}"
             if not isinstance(entry, str):
-                self.problems.append(f"{where}: given {shortened(repr(entry))}, expected the name of a file")
+                self.problems.append(f"{where}: given {shorten(repr(entry))}, expected the name of a file")
                 continue
             base = find_config(entry, beside=file.parent)
             if base is None:
                 candidates = [*shipped_names(), *(near.name for near in file.parent.glob("*.yml"))]
                 self.problems.append(
-                    f"{where}: no file {shortened(entry)!r} beside {name} and no such shipped config"
+                    f"{where}: no file {shorten(entry)!r} beside {name} and no such shipped config"
                     f"{hint(entry, candidates)}"
                 )
             else:
@@ -176,7 +176,7 @@ class Sources:
         """Add values from environment variables: ``MTRAIN_TRAIN__BATCH_SIZE=8`` sets ``train.batch_size``."""
         self.layers.begin()
         for name in sorted(environ):
-            text = shortened(f"{name}={environ[name]}")
+            text = shorten(f"{name}={environ[name]}")
             if name in FOREIGN:
                 dotted = FOREIGN[name]
             elif name.startswith(PREFIX) and name not in RESERVED:
@@ -224,9 +224,9 @@ class Sources:
             dotted, sign, value = text.partition("=")
             dotted = dotted.strip()
             if not sign or not dotted or "" in dotted.split("."):
-                self.problems.append(f"-o {shortened(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
+                self.problems.append(f"-o {shorten(text)}: expected PATH=VALUE, for example -o train.batch_size=8")
                 continue
-            self._assign(dotted, value, Origin("override", text=shortened(f"-o {text}"), level=self.layers.level))
+            self._assign(dotted, value, Origin("override", text=shorten(f"-o {text}"), level=self.layers.level))
 
     def _add_flags(self, flags: Mapping[str, Any]) -> None:
         """Add values of flags by dotted path, plain or as ``Given``."""
@@ -347,7 +347,7 @@ def display(file: FilePath) -> str:
     return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return ``text``, without its middle if it is too long for a message."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 30]} ... {text[-20:]}"
 

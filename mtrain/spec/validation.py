@@ -14,7 +14,7 @@ from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import REPORTERS, SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin, lookup
 from mtrain.spec.registry import Registry
-from mtrain.spec.schema import Problem, dotted, problems_of
+from mtrain.spec.schema import Problem, dot, problems_of
 from mtrain.spec.sources import Sources
 from mtrain.spec.training import both_lengths
 from mtrain.spec.yaml_reader import Path
@@ -23,7 +23,7 @@ MAX_REPORTERS = 32
 """Most reporters that a spec may name."""
 
 
-def validated(sources: Sources, tasks: Tasks, schema_problem: Problem | None) -> Spec:
+def validate(sources: Sources, tasks: Tasks, schema_problem: Problem | None) -> Spec:
     """Return the validated spec, or raise ``SpecError`` with the problems of all sources.
 
     ``schema_problem``: why the schema of the job is not known. Keys of any task are then taken to be right.
@@ -106,7 +106,7 @@ def _repair(sources: Sources, problems: Sequence[Problem]) -> bool:
 def _line(layers: Layers, problem: Problem) -> str:
     """Return the message for one problem, with the file and line, or the text, in which its value was set."""
     origin = _blame(layers, problem)
-    where = dotted(problem.path)
+    where = dot(problem.path)
     if origin.file is not None:
         return f"{origin} {where}: {problem.message}"
     if origin.kind in ("override", "environment"):
@@ -129,7 +129,7 @@ def _blame(layers: Layers, problem: Problem) -> Origin:
     elif layers.is_set(problem.path):
         return origin
     key = _typed_key(origin)
-    return origin if origin.file is not None or f"{dotted(problem.path)}.".startswith(f"{key}.") else Origin("default")
+    return origin if origin.file is not None or f"{dot(problem.path)}.".startswith(f"{key}.") else Origin("default")
 
 
 def _typed_key(origin: Origin) -> str:
@@ -152,7 +152,7 @@ def _plugin_problems(sources: Sources, registry: Registry) -> list[Problem]:
         try:
             registry.find(selector.kind, name)
             if not selector.planned and isinstance(options, dict) and options:
-                registry.options(selector.kind, name, options, path=dotted(selector.options))
+                registry.options(selector.kind, name, options, path=dot(selector.options))
         except PluginError as error:
             problems.append(Problem(selector.path, str(error), "plugin"))
         except SpecError as error:
@@ -185,7 +185,7 @@ def _reporter_problems(sources: Sources, registry: Registry) -> list[Problem]:
 
 def _options_without_plugin(selector: Selector, options: Any) -> list[Problem]:
     keys = list(options) if isinstance(options, dict) else []
-    message = f"{dotted(selector.path)} is {selector.unset}, which has no options; name the {selector.path[0]}"
+    message = f"{dot(selector.path)} is {selector.unset}, which has no options; name the {selector.path[0]}"
     return [Problem((*selector.options, key), message, "option") for key in keys]
 
 

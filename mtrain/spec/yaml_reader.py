@@ -334,7 +334,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def dumped(values: Mapping[str, Any], *, inline: bool = False) -> str:
+def dump(values: Mapping[str, Any], *, inline: bool = False) -> str:
     """Return values as YAML that ``parse`` reads as the same values, in their order.
 
     ``inline``: lists and mappings that contain neither are written in one line.

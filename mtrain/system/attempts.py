@@ -22,7 +22,7 @@ from mtrain.errors import UsageError
 from mtrain.spec import outputs
 from mtrain.spec.sources import JOB_ATTEMPT as VARIABLE
 
-__all__ = ["VARIABLE", "Mark", "await_former_ranks", "drawn", "join", "read"]
+__all__ = ["VARIABLE", "Mark", "await_former_ranks", "draw_mark", "join", "read"]
 
 POLL_S = 0.05
 """Seconds between two looks at the lock of the ranks."""
@@ -51,7 +51,7 @@ class Mark:
         return {VARIABLE: f"{self.attempt}:{self.owner}:{self.owner_ticks}:{node}"}
 
 
-def drawn(node: int | None) -> Mark:
+def draw_mark(node: int | None) -> Mark:
     """Draw the mark of a new attempt whose command this process is about to start."""
     own = os.getpid()
     return Mark(attempt=secrets.token_hex(8), owner=own, owner_ticks=_ticks(own), node=node)

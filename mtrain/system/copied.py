@@ -84,7 +84,7 @@ def start(copy: Copy) -> CopiedProcess:
         OSError: The log cannot be written, or the system has no room for another process.
     """
     copy.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    prepare = processes.prepared()
+    prepare = processes.preparation()
     sys.stdout.flush()
     sys.stderr.flush()
     with outputs.open_to_write(copy.log, "ab") as output:

@@ -49,7 +49,7 @@ def set_defaults(values: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def joined(environ: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
+def join_variables(environ: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` with the variables of a plan, which win; but glibc's tunables are joined, and the caller's win."""
     env = {**environ, **planned}
     if environ.get(TUNABLES) and TUNABLES in planned:
@@ -57,12 +57,12 @@ def joined(environ: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, 
     return env
 
 
-def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without the variables that only the plan may set for ranks."""
     return {name: value for name, value in environ.items() if not STALE.search(name)}
 
 
-def forwarded(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str, str]:
+def forward(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables of ``environ`` for ranks on other hosts: names of ``FORWARDED``, and those of ``extra``.
 
     ``extra`` holds names, or ``NAME*`` for all names with that beginning; names that are not set here are left out. A
@@ -83,7 +83,7 @@ def forwarded(environ: Mapping[str, str], extra: Iterable[str] = ()) -> dict[str
         matches = bool(FORWARDED.search(name) or name.startswith(prefixes))
         return name in requested or (matches and not SECRET.search(name))
 
-    return {name: value for name, value in cleaned(environ).items() if is_sent(name)}
+    return {name: value for name, value in clean(environ).items() if is_sent(name)}
 
 
 def redacted_words(words: Iterable[str]) -> list[str]:
@@ -113,7 +113,7 @@ def harmless(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def redacted(environ: Mapping[str, str]) -> dict[str, str]:
+def redact(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` for a file that people pass on, with ``***`` for values that are not known to be harmless.
 
     A secret cannot be recognised by its value, and often not by its name. So only values of names that are known to be

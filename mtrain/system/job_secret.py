@@ -5,9 +5,9 @@ import secrets
 from mtrain.spec.sources import CLUSTER_SECRET as CLUSTER_VARIABLE
 from mtrain.spec.sources import JOB_SECRET as VARIABLE
 
-__all__ = ["CLUSTER_VARIABLE", "VARIABLE", "drawn"]
+__all__ = ["CLUSTER_VARIABLE", "VARIABLE", "draw_secret"]
 
 
-def drawn() -> dict[str, str]:
+def draw_secret() -> dict[str, str]:
     """Draw a new secret, and return it as the environment variable for the ranks of one job."""
     return {VARIABLE: secrets.token_hex(32)}

@@ -19,7 +19,7 @@ Found = Mapping[str, Sequence[str]]
 """Name -> addresses; empty: not known yet."""
 
 
-def resolved(
+def resolve(
     hosts: Sequence[str],
     *,
     limit_s: float,
@@ -73,7 +73,7 @@ def resolved(
 
 def look_up(hosts: Sequence[str], *, limit_s: float) -> dict[str, list[str]]:
     """Return the addresses of each host, looked up once; empty: it has none, or none within ``limit_s`` seconds."""
-    return resolved(hosts, limit_s=limit_s, enough=lambda found: True)
+    return resolve(hosts, limit_s=limit_s, enough=lambda found: True)
 
 
 def find_node_rank(
@@ -96,7 +96,7 @@ def find_node_rank(
     def is_decided(found: Found) -> bool:
         return all(found.values()) or any(mine.intersection(each) for each in found.values())
 
-    found = resolved(
+    found = resolve(
         ips,
         limit_s=timeout_s,
         enough=is_decided,

@@ -46,7 +46,7 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
 
     ``OMP_WAIT_POLICY`` is set because OpenMP threads that spin while they wait multiply the CPU time by five where
     ranks share cores. ``GLIBC_TUNABLES`` asks for huge pages, with which the same memory needs 512 times fewer entries
-    in the processor's page tables; the caller's own settings are added to it (``environment.joined``).
+    in the processor's page tables; the caller's own settings are added to it (``environment.join_variables``).
     """
     threads = str(options.threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

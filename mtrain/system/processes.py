@@ -31,7 +31,7 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own and append its output to ``log``; it gets SIGTERM when this process dies.
 
-    SIGUSR1 ends neither it nor the processes that it starts, see ``prepared``. ``kept_files``: descriptors that it inherits.
+    SIGUSR1 ends neither it nor the processes that it starts, see ``preparation``. ``kept_files``: descriptors that it inherits.
 
     Raises:
         OSError: the program cannot be executed.
@@ -46,7 +46,7 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=kept_files,
-            preexec_fn=prepared(),
+            preexec_fn=preparation(),
         )
 
 
@@ -70,7 +70,7 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
     }
     before = _asking_for_signal() if threading.current_thread() is threading.main_thread() else None
     if before is None:
-        return subprocess.Popen(list(argv), **common, preexec_fn=prepared())  # noqa: S603
+        return subprocess.Popen(list(argv), **common, preexec_fn=preparation())  # noqa: S603
     if shutil.which(argv[0], path=env.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     with sparing_children():
@@ -91,7 +91,7 @@ def _asking_for_signal() -> tuple[str, ...] | None:
     return words if tried.returncode == 0 else None
 
 
-def prepared() -> Callable[[], None]:
+def preparation() -> Callable[[], None]:
     """Return what a new process does before it executes its command.
 
     It asks for SIGTERM when its parent dies, and takes no notice of SIGUSR1, by which a scheduler or a user asks a job to

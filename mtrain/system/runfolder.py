@@ -244,7 +244,7 @@ def write_once(path: Path, text: str) -> None:
 
 
 @contextmanager
-def taken(run: RunFolder, *, node: int = 0) -> Iterator[None]:
+def take_folder(run: RunFolder, *, node: int = 0) -> Iterator[None]:
     """Lock this folder, so that no other process runs a job in it as host ``node``. The lock ends with the process.
 
     Raises:

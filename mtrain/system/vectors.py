@@ -17,11 +17,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 def allow(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path = _CPUINFO) -> None:
     """Set ``VARIABLE`` for this processor, unless somebody has set it; nothing is set for Intel's."""
-    for name, value in wanted(cpuinfo).items():
+    for name, value in wanted_variables(cpuinfo).items():
         environment.setdefault(name, value)
 
 
-def wanted(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
+def wanted_variables(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
     """Return the variables that ``allow`` sets for this processor."""
     try:
         described = cpuinfo.read_text(encoding="utf-8", errors="replace")

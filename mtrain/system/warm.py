@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _import(ahead: Ahead, *, without: int) -> bool:
     environ, before = dict(os.environ), _open_files()
-    with collector.paused():
+    with collector.pause():
         rank = import_module(ahead.copier).program(ahead.rank, list(ahead.rank_words))
         if rank is None:
             return False

@@ -81,7 +81,7 @@ def _widened_bytes(count: int, itemsize: int) -> int:
     return count * (4 if itemsize == 2 else itemsize)
 
 
-def widened(bits: Array) -> Array:
+def widen(bits: Array) -> Array:
     """Convert bfloat16 numbers, stored as 16-bit integers, to float32 without rounding."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
@@ -164,7 +164,7 @@ class TorchStorage:
         if len(content) != self.length * self.itemsize:
             raise Refused(f"a storage of {self.length} elements with {len(content)} bytes")
         flat = np.frombuffer(content, self._dtype)
-        return widened(flat) if self.code == BFLOAT16 else flat
+        return widen(flat) if self.code == BFLOAT16 else flat
 
     @property
     def _dtype(self) -> np.dtype[Any]:

@@ -43,7 +43,7 @@ def write_folder(folder: Path, arrays: Mapping[str, Array]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lengths = {}
-        with outputs.replaced(folder / _FILE) as file:
+        with outputs.replace(folder / _FILE) as file:
             for name, array in arrays.items():
                 lengths[name] = file.write(tensor_bytes(name, array))
             file.flush()
@@ -53,7 +53,7 @@ def write_folder(folder: Path, arrays: Mapping[str, Array]) -> None:
         for former in folder.glob(PIECES):
             if former.name != _FILE:
                 former.unlink()
-        with outputs.replaced(folder / DESCRIPTION) as file:
+        with outputs.replace(folder / DESCRIPTION) as file:
             file.write(_description(arrays, lengths))
             file.flush()
             os.fsync(file.fileno())

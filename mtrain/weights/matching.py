@@ -124,7 +124,7 @@ def match(
     Raises:
         CheckpointError: Two names of the file have the same neutral name.
     """
-    arrays, prefix = placed(_rename(neutral_names(file.arrays), required, published), required)
+    arrays, prefix = find_prefix(_rename(neutral_names(file.arrays), required, published), required)
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -219,7 +219,7 @@ def _now(name: str, published: Published) -> str:
     return name
 
 
-def placed(arrays: Mapping[str, T], required: Collection[str]) -> tuple[dict[str, T], str]:
+def find_prefix(arrays: Mapping[str, T], required: Collection[str]) -> tuple[dict[str, T], str]:
     """Return ``arrays`` with the prefix under which most names match, and that prefix.
 
     A file may contain only a part of the model, such as the backbone. Or its names may all begin with the attribute of a class

@@ -11,7 +11,7 @@ from mtrain.spec import plugins
 from mtrain.spec.references import is_reference
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
-from mtrain.weights.matching import EntryType, Match, match, placed, refuse_folded, refuse_nothing
+from mtrain.weights.matching import EntryType, Match, find_prefix, match, refuse_folded, refuse_nothing
 from mtrain.weights.names import neutral_names
 from mtrain.weights.outline import Question, SpecOutline, classes_in, outlines
 from mtrain.weights.reading import Weights, read
@@ -31,7 +31,7 @@ class Expected:
     published: Published
 
 
-def expected(
+def expect(
     file: Weights,
     model: str,
     *,
@@ -70,7 +70,7 @@ def registry_for(file: Weights) -> Registry:
     return registry
 
 
-def fitted(file: Weights, expected_state: Expected) -> Match:
+def fit(file: Weights, expected_state: Expected) -> Match:
     """Match ``file`` with a model.
 
     Raises:
@@ -190,6 +190,6 @@ def _expect(
 ) -> Expected | None:
     if one is None or two is None:
         return None
-    classes = classes_in(placed(shapes, one)[0], one, two)
+    classes = classes_in(find_prefix(shapes, one)[0], one, two)
     state = {name: one[name].scaled(two[name], classes or 1) for name in one}
     return Expected(model=model, classes=classes, state=state, published=published)

@@ -51,7 +51,7 @@ def is_matrix(name: str, array: Array) -> bool:
     return array.ndim == 2 and name.rpartition(".")[2] == "weight"
 
 
-def exported(arrays: Mapping[str, Array], published: Published, *, layout: Layout) -> dict[str, Array]:
+def export(arrays: Mapping[str, Array], published: Published, *, layout: Layout) -> dict[str, Array]:
     """Convert neutral ``arrays`` to the names, shapes and types of the model's published files in ``layout``."""
     converted: dict[str, Array] = {}
     for name, array in arrays.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from mtrain.core.checkpoint import store
-from mtrain.core.checkpoint.format import described
+from mtrain.core.checkpoint.format import read_description
 from mtrain.errors import UsageError
 from mtrain.spec.references import is_reference
 
@@ -39,7 +39,7 @@ def own_kind_of(weights: Path) -> Own | None:
     inside = weights / "checkpoints"
     found = store.best(inside) or store.newest(inside) if inside.is_dir() else weights
     try:
-        body = described(found or weights)
+        body = read_description(found or weights)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None  # no checkpoint, or a damaged one, which whoever reads it says better
     return own_kind(body.get("spec") or {}, body.get("extra") or {})

@@ -18,12 +18,12 @@ from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.bounds import bounded_growth, memory_limit
 from mtrain.spec.files import open_file
 from mtrain.weights import dcp
-from mtrain.weights.arrays import MIB, check_growth, widened
+from mtrain.weights.arrays import MIB, check_growth, widen
 from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
 from mtrain.weights.pickles import MEMBER, Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
-from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, joined, weights_of
+from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, join_slices, weights_of
 from mtrain.weights.vocabulary import WeightsVocabulary
 
 EXPECTED = (
@@ -191,13 +191,13 @@ def _paddle(path: Path, content: bytes) -> Weights:
     check_growth(leaves.values(), file_bytes=len(content))
     arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
     if isinstance(value, dict):
-        arrays = joined(arrays, value.get(SLICES))
+        arrays = join_slices(arrays, value.get(SLICES))
     return Weights(path=path, arrays=arrays, layout="paddle", description=f"Paddle, {description}")
 
 
 def _from_paddle(array: Array) -> Array:
     """Widen bfloat16, which Paddle writes as unsigned 16-bit integers; Paddle has no such integers itself."""
-    return widened(array) if array.dtype == np.uint16 else array
+    return widen(array) if array.dtype == np.uint16 else array
 
 
 def _described_safetensors(path: Path, content: bytes) -> Weights:
@@ -235,7 +235,7 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
         if kind != "BF16" and kind not in TYPES:
             raise CheckpointError(f"{path}: {name}: numbers of type {kind}, which numpy does not know")
         flat = np.frombuffer(entry["data"], np.uint16 if kind == "BF16" else TYPES[kind])
-        arrays[name.removeprefix("/")] = (widened(flat) if kind == "BF16" else flat).reshape(shape)
+        arrays[name.removeprefix("/")] = (widen(flat) if kind == "BF16" else flat).reshape(shape)
     if len(arrays) != len(entries):
         raise CheckpointError(f"{path}: two of its arrays have the same name, one with a `/` before it")
     return arrays
@@ -247,7 +247,7 @@ def _read_folder(path: Path) -> Weights:
         return _check_names(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
-        runs = [candidate for candidate in (path / "checkpoints", path) if store.listed(candidate)]
+        runs = [candidate for candidate in (path / "checkpoints", path) if store.list_all(candidate)]
         if not runs and (inside := dcp.newest_inside(path)) is not None:
             raise CheckpointError(
                 f"{path}: holds folders of torch.distributed.checkpoint; give one of them, such as {inside}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.checkpoint.format import described, shapes_of
+from mtrain.core.checkpoint.format import read_description, shapes_of
 from mtrain.core.recipe import MOMENTS
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import Spec
@@ -34,7 +34,7 @@ def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int
     Raises:
         CheckpointError: The ranks could not restore the checkpoint.
     """
-    body = described(folder)
+    body = read_description(folder)
     saved = body.get("spec") or {}
     changes = _changes(spec, saved, names=(body.get("extra") or {}).get("class_names"), classes=classes)
     weights = shapes_of(folder, "weights")

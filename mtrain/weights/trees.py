@@ -119,7 +119,7 @@ def _entries(module: Inert, part: str) -> list[tuple[str, Any]]:
     )
 
 
-def joined(arrays: Mapping[str, Array], slices: object) -> dict[str, Array]:
+def join_slices(arrays: Mapping[str, Array], slices: object) -> dict[str, Array]:
     """Join the arrays that Paddle has cut into slices; return all arrays.
 
     Args:

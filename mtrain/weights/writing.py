@@ -51,7 +51,7 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
     """
     content = WRITERS[path.suffix]({name: np.asarray(array, order="C") for name, array in arrays.items()})
     try:
-        with outputs.replaced(path) as file:
+        with outputs.replace(path) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

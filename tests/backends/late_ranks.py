@@ -29,7 +29,7 @@ def reads_of(session: Any, rule: Any) -> Any:
     case = Case(rule=rule, precision="fp32")
     # Statistics of BatchNorm over ranks are exchanged by layers that only the CPU uses.
     recipe: Recipe = replace(case.recipe(session.collective.size), frozen=())
-    model, optimizer = training.started(session, recipe)
+    model, optimizer = training.start_training(session, recipe)
     batches = [next(training.batches_of(session, case)) for _ in range(UPDATES)]
     unread, by_update = [], []
     with counted("torch") as seen:

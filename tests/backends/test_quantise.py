@@ -24,7 +24,7 @@ def recipe(**fields: Any) -> Recipe:
 
 def trained(session: Any, chosen: Recipe, *, updates: int) -> list[State]:
     """The states after each update."""
-    model, optimizer = training.started(session, chosen)
+    model, optimizer = training.start_training(session, chosen)
     batches = training.batches_of(session, CASE, updates=updates)
     states = []
     for update in range(updates):
@@ -69,12 +69,12 @@ def test_until_the_first_range_is_set_training_is_that_without_rounding(framewor
         rounded = trained(session, recipe(quantise=Quantise(start=2)), updates=4)
     for update, same in enumerate((True, True, True, False)):
         ours = {name: x for name, x in rounded[update].weights.items() if name not in RANGES}
-        assert (not training.changed(plain[update].weights, ours)) == same
+        assert (not training.differing_names(plain[update].weights, ours)) == same
 
 
 def test_a_layer_computes_with_8_bit_weights_and_inputs(framework: Framework) -> None:
     with framework.solo() as session:
-        model, optimizer = training.started(session, recipe(quantise=Quantise()))
+        model, optimizer = training.start_training(session, recipe(quantise=Quantise()))
         weights = {**start_weights(), **{name: np.asarray([-0.2, 0.4]) for name in RANGES}}
         session.restore(model, optimizer, State(weights=weights))
         inputs = np.random.default_rng(0).normal(0, 0.3, (5, 8))
@@ -101,7 +101,7 @@ def test_a_resumed_job_ends_with_the_same_bits(framework: Framework) -> None:
         batches = training.batches_of(session, CASE, start=3, updates=6)
         for update in range(3, 6):
             training.update_once(session, model, optimizer, batches, CASE, update)
-        assert training.changed(training.flat(states[5]), training.flat(session.state(model, optimizer))) == []
+        assert training.differing_names(training.flat(states[5]), training.flat(session.state(model, optimizer))) == []
 
 
 def test_averaged_weights_are_evaluated_with_the_ranges_of_the_last_update(framework: Framework) -> None:
@@ -129,7 +129,7 @@ def test_weights_with_and_without_ranges_fit_models_without_and_with(framework: 
             model, optimizer = session.prepare(build, chosen)
             session.restore(model, optimizer, State(weights=given))
             held = session.state(model, optimizer).weights
-            assert training.changed(without, {name: x for name, x in held.items() if name not in RANGES}) == []
+            assert training.differing_names(without, {name: x for name, x in held.items() if name not in RANGES}) == []
             assert all(not held[name].any() for name in RANGES if name in held)
 
 

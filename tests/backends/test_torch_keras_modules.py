@@ -92,4 +92,4 @@ def test_models_that_cannot_be_trained_so_are_refused_with_the_remedy():
 
 def test_a_module_of_torch_stays_what_it_is():
     layer = torch.nn.Linear(2, 2)
-    assert keras_modules.adapted(layer) is layer
+    assert keras_modules.adapt(layer) is layer

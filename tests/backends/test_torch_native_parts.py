@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.native_parts import decided, rule_for_parts
+from mtrain.backends._torch.native_parts import decide, rule_for_parts
 from mtrain.backends._torch.native_trial import Trials, check_resumes
 from mtrain.backends._torch.shards import Part
 from mtrain.backends._torch.state import to_numpy
@@ -195,7 +195,7 @@ ELEMENTWISE = [
 
 @pytest.mark.parametrize(("kind", "settings"), ELEMENTWISE, ids=lambda x: getattr(x, "__name__", ""))
 def test_elementwise_rules_step_parts_to_the_same_bits(kind, settings):
-    verdict = decided(of(kind, lr=0.05, **settings))
+    verdict = decide(of(kind, lr=0.05, **settings))
     assert verdict.problem == ""
     assert verdict.same_bits
 
@@ -218,7 +218,7 @@ NOT_ELEMENTWISE = [
 @pytest.mark.parametrize(("kind", "settings", "reason"), NOT_ELEMENTWISE, ids=lambda x: getattr(x, "__name__", ""))
 def test_other_rules_are_refused_where_arrays_are_split_and_the_reason_is_told(kind, settings, reason):
     with pytest.raises(SpecError, match=f"splits arrays over the ranks, but .*{reason}.*; use backend solo, ddp"):
-        decided(of(kind, **settings))
+        decide(of(kind, **settings))
 
 
 def test_fused_kernels_may_differ_in_the_last_bits_and_say_so(caplog):
@@ -239,7 +239,7 @@ def test_a_trial_changes_neither_weights_nor_random_numbers():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    decided(made)
+    decide(made)
     check_resumes(made)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters.values(), strict=True))

@@ -214,7 +214,7 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_
     source = tmp_path / "norm.c"
     source.write_text("#error not today\n", encoding="utf-8")
     with pytest.raises(compiling.CannotCompileError, match="refused the kernels"):
-        compiling.compiled(source)
+        compiling.compile_library(source)
     assert list((tmp_path / "mtrain/kernels").iterdir()) == []
 
 
@@ -225,12 +225,12 @@ def test_the_library_is_compiled_once_and_again_when_its_source_changes(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "one.c"
     source.write_text("int one(void) { return 1; }\n", encoding="utf-8")
-    first = compiling.compiled(source)
+    first = compiling.compile_library(source)
     written = first.stat().st_mtime_ns
-    assert compiling.compiled(source) == first
+    assert compiling.compile_library(source) == first
     assert first.stat().st_mtime_ns == written
     source.write_text("int one(void) { return 2; }\n", encoding="utf-8")
-    assert compiling.compiled(source) != first
+    assert compiling.compile_library(source) != first
 
 
 def test_a_library_in_a_folder_that_others_can_write_to_is_not_loaded(

@@ -63,8 +63,8 @@ def test_a_full_disk_leaves_the_other_ranks_in_step(tmp_path: Path) -> None:
     assert "checkpoint step-00000002 could not be written" in first
     assert "the last good one is" in first
     assert second == ""
-    assert [path.name for path in store.listed(tmp_path)] == ["step-00000001", "step-00000003"]
-    assert [store.verify(path) for path in store.listed(tmp_path)] == [[], []]
+    assert [path.name for path in store.list_all(tmp_path)] == ["step-00000001", "step-00000003"]
+    assert [store.verify(path) for path in store.list_all(tmp_path)] == [[], []]
 
 
 PHASES = [

@@ -55,7 +55,7 @@ def test_an_attempt_is_judged_by_what_was_logged_since_it_began(
 
 def test_warnings_are_collected_once_each_and_no_more_than_an_answer_carries() -> None:
     log = logging.getLogger("mtrain.of.a.test")
-    with agent_warnings.collected() as texts:
+    with agent_warnings.collect() as texts:
         for number in (0, 0, *range(agent_warnings.MAX_WARNINGS + 5)):
             log.warning("step %s is damaged", number)
         log.info("not worth a word")

@@ -11,7 +11,7 @@ import pytest
 import mtrain
 from mtrain.commands import main
 from mtrain.errors import PluginError, UsageError
-from mtrain.jobs.hosts.allocated_hosts import completed
+from mtrain.jobs.hosts.allocated_hosts import complete
 from mtrain.spec import config
 from tests.cluster.test_allocation import environ
 
@@ -57,7 +57,7 @@ def loaded(**flags: object) -> config.Loaded:
 
 
 def in_environment(name: str, **flags: object) -> config.Loaded:
-    return completed(loaded(**flags), environ(name) | NO_SCONTROL)
+    return complete(loaded(**flags), environ(name) | NO_SCONTROL)
 
 
 @pytest.mark.job
@@ -76,7 +76,7 @@ def test_one_task_of_slurm_on_each_host_is_one_host_of_the_job():
 @pytest.mark.job
 def test_two_steps_that_share_a_host_meet_at_different_ports():
     ports = {
-        completed(loaded(), environ("slurm-srun-1-each") | NO_SCONTROL | changed).spec.cluster.control_port
+        complete(loaded(), environ("slurm-srun-1-each") | NO_SCONTROL | changed).spec.cluster.control_port
         for changed in ({}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "3"})
     }
     assert len(ports) == 3
@@ -110,12 +110,12 @@ def test_scontrol_lists_the_hosts_where_there_is_one(tmp_path):
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2]" ] && printf "a1\\na2\\n"\n')
     program.chmod(0o755)
     variables = environ("slurm-srun-1-each") | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert completed(loaded(), variables).spec.cluster.ips == ["a1", "a2"]
+    assert complete(loaded(), variables).spec.cluster.ips == ["a1", "a2"]
     program.write_text("#!/bin/sh\necho a1\n")
     with pytest.raises(UsageError, match=r"has given this job 2 hosts .* but names 1: a1"):
-        completed(loaded(), variables)
+        complete(loaded(), variables)
     program.write_text("#!/bin/sh\nexit 1\n")
-    assert completed(loaded(), variables).spec.cluster.ips == ["node1", "node2"]
+    assert complete(loaded(), variables).spec.cluster.ips == ["node1", "node2"]
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,16 @@ def test_what_was_typed_stays():
 def test_pods_whose_names_do_not_follow_from_the_first_are_a_contradiction(first):
     variables = environ("kubeflow") | {"PET_MASTER_ADDR": first}
     with pytest.raises(UsageError, match=r"process number 1 of 2 that Kubeflow starts .* no host is named"):
-        completed(loaded(), variables)
+        complete(loaded(), variables)
 
 
 def test_the_index_of_a_pod_is_its_place_among_hosts_that_are_named():
     hosts = {"cluster__ips": ["a", "b"]}
     variables = environ("kubernetes-indexed-job") | {"JOB_COMPLETION_INDEX": "1"}
-    result = completed(loaded(**hosts), variables)
+    result = complete(loaded(**hosts), variables)
     assert result.spec.cluster.node_rank == 1
     assert str(result.origin("cluster.node_rank")) == "Kubernetes, as an indexed Job, (JOB_COMPLETION_INDEX=1)"
-    assert completed(loaded(**hosts, cluster__node_rank=0), variables).spec.cluster.node_rank == 0
+    assert complete(loaded(**hosts, cluster__node_rank=0), variables).spec.cluster.node_rank == 0
     # These know the hosts in an order of their own, or do not count hosts.
     for name in ("slurm-srun-1-each", "openmpi-1-each", "sagemaker", "lsf", "torchrun"):
         assert in_environment(name, **hosts).spec.cluster.node_rank is None, name
@@ -179,7 +179,7 @@ def test_one_host_means_this_process_alone_only_where_it_was_typed(name, tmp_pat
     assert (alone.spec.cluster.ips, alone.notes) == ([], ())
     (tmp_path / "spec.yml").write_text("_BASE_: digits\ncluster: {nodes: 1}\n")
     with pytest.raises(UsageError):
-        completed(config.load(str(tmp_path / "spec.yml"), environ={}), environ(name) | NO_SCONTROL)
+        complete(config.load(str(tmp_path / "spec.yml"), environ={}), environ(name) | NO_SCONTROL)
 
 
 @pytest.mark.job
@@ -294,6 +294,6 @@ def test_a_reader_that_is_broken_stops_a_job_and_says_how_to_do_without_it(tmp_p
     policy.write_text('[allocations.broken]\nmodule = "broken_reader:Broken"\n')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PluginError, match=r'write \[allocations\] disabled = \["broken"\] into plugins.toml'):
-        completed(loaded(), {})
+        complete(loaded(), {})
     policy.write_text('[allocations]\ndisabled = ["broken"]\n' + policy.read_text())
-    assert completed(loaded(), {}).spec.cluster.ips == []
+    assert complete(loaded(), {}).spec.cluster.ips == []

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.commands import main
-from mtrain.jobs.hosts.allocation import contradiction, readers, recognised
-from mtrain_clusters.allocations.slurm import Slurm, expanded
+from mtrain.jobs.hosts.allocation import contradiction, readers, recognise
+from mtrain_clusters.allocations.slurm import Slurm, expand_hosts
 
 pytestmark = pytest.mark.smoke
 
@@ -61,7 +61,7 @@ def environ(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [*STARTED, *GIVEN])
 def test_an_allocation_is_recognised_with_its_size_and_the_place_in_it(name):
-    actual = recognised(environ(name))
+    actual = recognise(environ(name))
     assert actual is not None
     expected = {**STARTED, **GIVEN}[name]
     assert (actual.scheduler, actual.processes, actual.hosts, actual.process, actual.place) == expected
@@ -69,7 +69,7 @@ def test_an_allocation_is_recognised_with_its_size_and_the_place_in_it(name):
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_process_that_is_alone_is_not_kept_from_training(name):
-    assert recognised(environ(name)) is None
+    assert recognise(environ(name)) is None
 
 
 def test_every_environment_of_the_folder_is_used():
@@ -78,8 +78,8 @@ def test_every_environment_of_the_folder_is_used():
 
 def test_the_starter_closest_to_the_process_is_named():
     """torchrun in each task of a step; srun in the pod of an indexed Job."""
-    assert recognised(environ("slurm-srun-4-tasks") | environ("torchrun")).scheduler == "torchrun"
-    assert recognised(environ("kubernetes-indexed-job") | environ("openmpi")).scheduler == "Open MPI"
+    assert recognise(environ("slurm-srun-4-tasks") | environ("torchrun")).scheduler == "torchrun"
+    assert recognise(environ("kubernetes-indexed-job") | environ("openmpi")).scheduler == "Open MPI"
 
 
 def test_the_order_is_the_declared_distance_and_none_is_declared_twice():
@@ -109,23 +109,23 @@ def test_the_order_is_the_declared_distance_and_none_is_declared_twice():
     ],
 )
 def test_slurms_short_form_of_hosts_is_expanded_without_scontrol(names, hosts):
-    assert expanded(names) == hosts.split()
+    assert expand_hosts(names) == hosts.split()
 
 
 def test_the_message_says_what_would_happen_and_what_to_type():
-    assert contradiction(recognised(environ("slurm-srun-4-tasks"))) == (
+    assert contradiction(recognise(environ("slurm-srun-4-tasks"))) == (
         "this is process number 1 of 4 that Slurm starts (SLURM_JOB_ID=1, SLURM_STEP_NUM_TASKS=4, SLURM_PROCID=1), but no host "
         "is named with --ips: each of them would train a job of its own. For one job on all hosts, start mtrain once on each host "
         "(srun --ntasks-per-node=1 mtrain ...); mtrain itself starts the ranks of a host (--nproc-per-node). For a job of this "
         "process alone, add --nnodes 1"
     )
-    assert contradiction(recognised(environ("lsf"))).startswith(
+    assert contradiction(recognise(environ("lsf"))).startswith(
         "LSF has given this job 2 hosts (LSB_JOBID=4711, LSB_MCPU_HOSTS=hosta 4 hostb 4), but no host is named with --ips: it "
         "would train on this one alone. For one job on all hosts, add --cluster ssh --ips hosta,hostb, or start mtrain once on "
         "each host (blaunch -z HOSTS mtrain ...) with --ips hosta,hostb;"
     )
-    assert "add --cluster ssh --ips n001.cluster,n002.cluster, or" in contradiction(recognised(environ("pbs")))
-    assert "start mtrain once on each host with --ips A,B,..." in contradiction(recognised(environ("kubeflow-v1")))
+    assert "add --cluster ssh --ips n001.cluster,n002.cluster, or" in contradiction(recognise(environ("pbs")))
+    assert "start mtrain once on each host with --ips A,B,..." in contradiction(recognise(environ("kubeflow-v1")))
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

@@ -41,7 +41,7 @@ def chosen_here(given: str | None) -> tuple[str, bool]:
     """Return the checkpoint of a job on this host alone, and whether its folder is locked then."""
     loaded = config.load("digits", overrides=["report.name=mine"], environ={})
     brief = Brief(loaded=loaded, mode="train", name="mine", machine=start.here(loaded), resume=given or "auto")
-    with start.held(brief) as where:
+    with start.hold_place(brief) as where:
         assert where.checkpoint is not None
         return where.checkpoint.name, is_locked(where.run_dir)
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_is_named_is_the_one(run: Path, choose: Choose) -> Non
 
 def test_a_living_run_is_refused_on_several_hosts_before_its_checkpoint_counts(run: Path) -> None:
     agent = Agent(None, Requests())  # type: ignore[arg-type]
-    with agent._resources, runfolder.taken(RunFolder(run), node=1):
+    with agent._resources, runfolder.take_folder(RunFolder(run), node=1):
         answer = agent._answer("resume", {"given": None, "base": "runs", "name": "mine", "cwd": None, "own_node": 0})
     assert f"process {os.getpid()} is running a job" in answer["error"]
     assert answer["code"] == 2

@@ -9,7 +9,7 @@ from mtrain.jobs.hosts import late_names
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.preflight import checks, majority
 from mtrain.jobs.preflight.comparison import HostFacts, compare
-from mtrain.jobs.preflight.findings import Finding, in_short, merged, table
+from mtrain.jobs.preflight.findings import Finding, in_short, merge_findings, table
 from mtrain.jobs.preflight.partners import EVERYBODY, partners
 from tests.cluster.test_preflight_checks import FACTS, wanted
 
@@ -154,9 +154,9 @@ def test_a_finding_of_many_hosts_is_one_row_with_the_number_of_hosts():
     host_facts = hosts(100)
     for host in host_facts[10:60]:
         host.facts["python"]["packages"] = {"numpy": "1.0.0"}
-    (found,) = odd(merged(compare(host_facts)))
+    (found,) = odd(merge_findings(compare(host_facts)))
     assert len(found.hosts) == 50
-    assert len(merged(compare(host_facts))) < 12
+    assert len(merge_findings(compare(host_facts))) < 12
     assert "(50 hosts)" in found.line()
     assert len(found.line()) < 400
 
@@ -165,7 +165,7 @@ def test_many_findings_that_differ_are_shown_in_part_and_kept_whole():
     host_facts = hosts(100)
     for host in host_facts:
         host.facts["disk"]["free"] = host.index << 20
-    found = merged(compare(host_facts))
+    found = merge_findings(compare(host_facts))
     assert sum(finding.state == "bad" for finding in found) == 100
     rows = in_short(found)
     assert sum(row.state == "bad" for row in rows) == 21
@@ -174,6 +174,8 @@ def test_many_findings_that_differ_are_shown_in_part_and_kept_whole():
 
 def test_three_hosts_with_the_same_finding_stay_three_lines():
     findings = [Finding(check="data", state="bad", text="gone", hosts=(name,)) for name in "abc"]
-    assert merged(findings) == findings
+    assert merge_findings(findings) == findings
     more = Finding(check="data", state="bad", text="gone", hosts=("d",))
-    assert merged([*findings, more]) == [Finding(check="data", state="bad", text="gone", hosts=("a", "b", "c", "d"))]
+    assert merge_findings([*findings, more]) == [
+        Finding(check="data", state="bad", text="gone", hosts=("a", "b", "c", "d"))
+    ]

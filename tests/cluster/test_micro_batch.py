@@ -54,8 +54,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def settled(loaded: Loaded, folder: Path) -> Loaded:
-    plan = start.planned(loaded, start.Where(run_dir=folder / "run", checkpoint=None))
-    return micro_batch.settled(loaded, plan, note=lambda text: None)
+    plan = start.plan_job(loaded, start.Where(run_dir=folder / "run", checkpoint=None))
+    return micro_batch.settle(loaded, plan, note=lambda text: None)
 
 
 def test_the_number_and_its_reason_are_in_the_spec(
@@ -76,7 +76,7 @@ def test_ranks_of_a_host_share_its_memory_and_the_fullest_host_decides(
 ) -> None:
     free(500 * MIB)
     two = loaded_spec(tmp_path, **{"backend.name": "ddp", "cluster.nproc_per_node": 2})
-    plan = start.planned(two, start.Where(run_dir=tmp_path / "run", checkpoint=None))
+    plan = start.plan_job(two, start.Where(run_dir=tmp_path / "run", checkpoint=None))
     trials = micro_batch.run_trials(two, plan, note=lambda text: None)
     assert trials.choice().micro_batch == 6  # of 12: 200 MiB for each rank
     trials.also_on([900 * MIB, 330 * MIB])
@@ -108,7 +108,7 @@ def test_ranks_do_not_train_before_it_is_decided_and_a_plan_says_that_it_is_open
     loaded = loaded_spec(tmp_path)
     with pytest.raises(SpecError, match="auto is decided where `mtrain train` starts a job"):
         check_settled(loaded.spec)
-    plan = start.planned(loaded, start.Where(run_dir=tmp_path / "run", checkpoint=None))
+    plan = start.plan_job(loaded, start.Where(run_dir=tmp_path / "run", checkpoint=None))
     assert "measured when the run starts" in plan.text()
 
 

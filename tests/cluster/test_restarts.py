@@ -461,10 +461,10 @@ def test_ranks_see_the_plans_variables_the_forwarded_ones_and_no_stale_ones(job,
 
 @pytest.mark.job
 def test_a_folder_in_which_another_job_runs_is_refused(job, tmp_path):
-    from mtrain.system.runfolder import RunFolder, taken
+    from mtrain.system.runfolder import RunFolder, take_folder
 
     with (
-        taken(RunFolder(tmp_path), node=1),
+        take_folder(RunFolder(tmp_path), node=1),
         pytest.raises(UsageError, match=r"127\.0\.0\.2 .*is running a job in this"),
     ):
         job.run(make_plan(tmp_path, *["succeed"] * 3))

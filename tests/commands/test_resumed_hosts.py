@@ -102,7 +102,7 @@ def test_hosts_that_a_scheduler_gave_are_asked_for_anew(
         return {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": hosts, "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2"}
 
     started(here)
-    first = allocated_hosts.completed(config.load("own.yml", environ={}), allocation("a[1-2]", "7"))
+    first = allocated_hosts.complete(config.load("own.yml", environ={}), allocation("a[1-2]", "7"))
     assert first.spec.cluster.ips == ["a1", "a2"]
     run = here / "runs/own"
     (run / "spec.json").write_text(config.resolved_json(first.spec))

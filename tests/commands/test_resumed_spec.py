@@ -12,7 +12,7 @@ from mtrain.commands import main
 from mtrain.errors import SpecError
 from mtrain.spec import config, run_spec
 from mtrain.spec.sources import Files
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from tests.commands.run_folders import make_run
 
 OWN = "_BASE_: digits.yml\ntrain: {epochs: 1}\n"
@@ -197,7 +197,7 @@ def test_an_emptied_or_shortened_spec_in_a_run_folder_is_named_and_not_taken_for
 def test_the_spec_of_a_run_that_ends_at_any_line_is_refused(tmp_path):
     values = dict(config.load("gpt_docs", environ={}).values)
     assert isinstance(list(values.values())[-1], dict), "a section is last"
-    lines = dumped(values).splitlines(keepends=True)
+    lines = dump(values).splitlines(keepends=True)
     file = tmp_path / "spec.yml"
     file.with_suffix(".json").write_text(json.dumps(values))
     for count in range(len(lines)):

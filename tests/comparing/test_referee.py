@@ -8,10 +8,10 @@ import pytest
 from mtrain.compare import tables, wording
 from mtrain.compare.page import page
 from mtrain.compare.profiles import PROFILES, violations
-from mtrain.compare.referee import EXACT, Referee, measured
+from mtrain.compare.referee import EXACT, Referee, with_measured_bounds
 from mtrain.compare.results import Against, Comparison, Row
 from mtrain.compare.speed import speed_of
-from mtrain.core.nudge import nudged
+from mtrain.core.nudge import nudge_weights
 from mtrain_trace.comparing import compare
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS, gaps
 from mtrain_trace.reading import Trace
@@ -35,7 +35,7 @@ def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[s
         label=label,
         nudge=None if nudge is None else gaps(first, nudge),
     )
-    profile = measured(PROFILES["float32"], referee)
+    profile = with_measured_bounds(PROFILES["float32"], referee)
     against = {
         name: Against(
             difference=(found := compare(first, trace)), farthest={}, beyond=violations(found.gaps, profile), causes=[]
@@ -106,21 +106,21 @@ def test_a_difference_in_float64_is_not_called_rounding() -> None:
 def test_bounds_grow_with_the_difference_that_nudged_weights_cause() -> None:
     actual = gaps(EXACTLY, off_by(1e-4))
     referee = Referee(exact={"one": EXACTLY}, label="one", nudge=actual)
-    profile = measured(PROFILES["float32"], referee)
+    profile = with_measured_bounds(PROFILES["float32"], referee)
     fixed = PROFILES["float32"].throughout
     assert profile.throughout[WEIGHTS] == fixed[WEIGHTS], "a small nudge narrows no bound on later updates"
-    far = measured(PROFILES["float32"], replace(referee, nudge=(wide := gaps(EXACTLY, off_by(0.1)))))
+    far = with_measured_bounds(PROFILES["float32"], replace(referee, nudge=(wide := gaps(EXACTLY, off_by(0.1)))))
     assert far.throughout[WEIGHTS] == pytest.approx(GROWTH * wide[WEIGHTS].largest)
     assert profile.at_start[LOSS] == 2 * EXACT
     assert profile.at_start[GRADIENT] == pytest.approx(2 * GROWTH * 1e-4, rel=1e-2)
-    assert measured(PROFILES["float32"], replace(referee, nudge=None)) == PROFILES["float32"]
+    assert with_measured_bounds(PROFILES["float32"], replace(referee, nudge=None)) == PROFILES["float32"]
 
 
 def test_a_nudge_moves_trained_weights_by_one_unit_in_the_last_place_and_nothing_else() -> None:
     weights = {
         "w": np.array([[1.0, -2.5], [0.0, 3e-3]], np.float32), "mean": np.ones(2, np.float32), "count": np.array(3),
     }  # fmt: skip
-    moved = nudged(weights, {"w"})
+    moved = nudge_weights(weights, {"w"})
     assert moved["count"] == 3
     assert (moved["mean"] == 1).all()
     assert moved["w"][1, 0] == 0

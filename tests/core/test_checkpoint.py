@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import scored
+from mtrain.core.cadence import count_score
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.background import Beside
@@ -219,7 +219,7 @@ def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_pa
         if update == 4:  # a job that is resumed knows the metrics of its checkpoint alone
             saved = checkpoint.load(checkpoints.newest())
             checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results.of(saved)
-        progress = scored(replace(result.progress, update=update), score)
+        progress = count_score(replace(result.progress, update=update), score)
         result.take({"score": score}, progress, Metrics())
         result.progress = progress
         extra = {"results": result.metrics()}
@@ -303,7 +303,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_intact_checkpoints(tmp_path):
             writer.stdout.readline()
         writer.kill()
         writer.communicate()
-        actual = checkpoint.listed(tmp_path)
+        actual = checkpoint.list_all(tmp_path)
         assert actual
         assert [checkpoint.verify(path) for path in actual] == [[]] * len(actual)
     store(tmp_path)
@@ -426,7 +426,7 @@ def test_a_second_save_waits_for_the_first_and_the_wait_is_measured(tmp_path):
         checkpoints.save(big, Progress(update=update), score=None, spec={}, extra={})
     assert checkpoints.waited_s > 0
     checkpoints.wait()
-    assert len(checkpoint.listed(tmp_path)) == 2
+    assert len(checkpoint.list_all(tmp_path)) == 2
 
 
 def test_ranks_that_do_not_write_have_the_same_methods():
@@ -459,12 +459,12 @@ def test_a_job_that_keeps_fewer_makes_room_before_it_writes(tmp_path, monkeypatc
     write = format.write
 
     def watched(folder: Path, saved: object) -> None:
-        there_at_writing.append([path.name for path in checkpoint.listed(tmp_path)])
+        there_at_writing.append([path.name for path in checkpoint.list_all(tmp_path)])
         write(folder, saved)
 
     monkeypatch.setattr(format, "write", watched)
     later = store(tmp_path, keep_last=1, keep_best=1)
-    assert len(checkpoint.listed(tmp_path)) == 4, "the one to resume from may be any of them"
+    assert len(checkpoint.list_all(tmp_path)) == 4, "the one to resume from may be any of them"
     for update in (5, 6):
         save(later, update)
     assert there_at_writing == [["step-00000004"], ["step-00000005"]]

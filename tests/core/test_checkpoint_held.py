@@ -121,7 +121,7 @@ def test_a_reader_finds_an_intact_one_at_every_moment_of_a_job_that_keeps_one(tm
         with store.holding():
             chosen = store.newest(tmp_path)
             assert chosen is not None
-            assert files.described(chosen)["progress"]["update"] == store.update_named(chosen)
+            assert files.read_description(chosen)["progress"]["update"] == store.update_named(chosen)
             assert files.verify(chosen) == []
         looks += 1
     writer.join()

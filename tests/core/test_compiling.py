@@ -22,14 +22,14 @@ def _homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_homeless")
 def test_a_user_without_a_home_is_told_so_and_boxes_are_suppressed_by_numpy() -> None:
     with pytest.raises(compiling.CannotCompileError, match="XDG_CACHE_HOME"):
-        compiling.compiled(greedy.SOURCE)
+        compiling.compile_library(greedy.SOURCE)
     assert greedy.load.__wrapped__() is None
 
 
 def test_a_compiler_that_is_no_command_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc '-O2")
     with pytest.raises(compiling.CannotCompileError, match="CC is no command"):
-        compiling.compiled(greedy.SOURCE)
+        compiling.compile_library(greedy.SOURCE)
 
 
 @needs_a_compiler
@@ -39,11 +39,11 @@ def test_a_library_that_others_can_write_to_is_made_anew(monkeypatch: pytest.Mon
     source.write_text("int one(void) { return 1; }\n", encoding="utf-8")
     former = os.umask(0)
     try:
-        library = compiling.compiled(source)
+        library = compiling.compile_library(source)
     finally:
         os.umask(former)
     assert library.stat().st_mode & 0o077 == 0
     right = library.read_bytes()
     library.write_bytes(b"another's")
     library.chmod(0o777)
-    assert compiling.compiled(source).read_bytes() == right
+    assert compiling.compile_library(source).read_bytes() == right

@@ -110,7 +110,7 @@ def test_results_counters_and_specs_hold_every_number(value: Any, tmp_path: Path
         assert same(read.meta["extra"], whole.meta["extra"])
         assert same(read.spec, whole.spec)
         assert read.state.counters == {"loss_scale": -math.inf}
-    assert same(format.described(tmp_path / "a")["extra"], whole.meta["extra"])
+    assert same(format.read_description(tmp_path / "a")["extra"], whole.meta["extra"])
     assert format.progress_of(tmp_path / "a") == whole.progress
 
 

@@ -25,8 +25,8 @@ def word(x):
 
 def test_the_mixing_function_is_that_of_python_s_integers_and_repeats_no_word():
     words = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 123456789]
-    assert noise.mixed(words).tolist() == [word(x) for x in words]
-    assert len(np.unique(noise.mixed(np.arange(1 << 18, dtype=np.uint32)))) == 1 << 18
+    assert noise.mix(words).tolist() == [word(x) for x in words]
+    assert len(np.unique(noise.mix(np.arange(1 << 18, dtype=np.uint32)))) == 1 << 18
 
 
 def test_one_element_is_what_the_formula_says():
@@ -34,7 +34,7 @@ def test_one_element_is_what_the_formula_says():
     key = word(word(5) ^ job)
     bits = word(word(41) ^ word(key ^ noise.layer_code("blocks.0"))) % 2**31
     for p in (0.1, 0.5, 0.9):
-        assert noise.kept(KEYS, "blocks.0", 50, p)[5, 41] == (bits >= round(p * 2**31))
+        assert noise.kept_elements(KEYS, "blocks.0", 50, p)[5, 41] == (bits >= round(p * 2**31))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.75])
@@ -44,12 +44,14 @@ def test_the_layer_drops_what_the_reference_drops_bit_for_bit(framework, p, dtyp
     layer = nn.Dropout(p, name="head")
     variable = framework.variable(x)
     y = layer(variable, framework.tensor(KEYS))
-    scale = np.asarray(noise.kept(KEYS, "head", 60, p).reshape(x.shape)).astype(dtype) * np.asarray(1 / (1 - p), dtype)
+    scale = np.asarray(noise.kept_elements(KEYS, "head", 60, p).reshape(x.shape)).astype(dtype) * np.asarray(
+        1 / (1 - p), dtype
+    )
     np.testing.assert_array_equal(ops.to_numpy(y), x * scale)
     np.testing.assert_array_equal(framework.gradients(ops.sum(y), [variable])[0], scale)
     if hasattr(layer, "kept_by_tensors"):
         np.testing.assert_array_equal(
-            ops.to_numpy(layer.kept_by_tensors(framework.tensor(KEYS), 60)), noise.kept(KEYS, "head", 60, p)
+            ops.to_numpy(layer.kept_by_tensors(framework.tensor(KEYS), 60)), noise.kept_elements(KEYS, "head", 60, p)
         )
 
 
@@ -71,12 +73,12 @@ def test_a_missing_or_wrong_key_is_refused(framework):
 
 def test_samples_layers_updates_and_seeds_are_independent_and_have_the_right_share():
     count, p = 4000, 0.3
-    base = noise.kept(KEYS, "a", count, p)
+    base = noise.kept_elements(KEYS, "a", count, p)
     assert base.mean() == pytest.approx(0.7, abs=5 * np.sqrt(0.21 / base.size))
     others = {
-        "layer": noise.kept(KEYS, "b", count, p),
-        "update": noise.kept(noise.sample_keys(3, 8, np.arange(6)), "a", count, p),
-        "seed": noise.kept(noise.sample_keys(4, 7, np.arange(6)), "a", count, p),
+        "layer": noise.kept_elements(KEYS, "b", count, p),
+        "update": noise.kept_elements(noise.sample_keys(3, 8, np.arange(6)), "a", count, p),
+        "seed": noise.kept_elements(noise.sample_keys(4, 7, np.arange(6)), "a", count, p),
         "sample": np.roll(base, 1, axis=0),
         "element": np.roll(base, 1, axis=1),
     }

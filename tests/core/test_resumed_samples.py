@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mtrain.core.interfaces import Progress
-from mtrain.core.resumed_samples import check_same, facts, reordered
+from mtrain.core.resumed_samples import check_same, facts, find_reordered
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import Spec
 
@@ -50,10 +50,10 @@ def test_before_the_first_update_any_samples_will_do() -> None:
 
 
 def test_another_seed_is_told_as_another_order() -> None:
-    assert reordered(body()["spec"], SPEC, IN_EPOCH_0) == []
-    (within,) = reordered(body(seed=1)["spec"], SPEC, IN_EPOCH_0)
+    assert find_reordered(body()["spec"], SPEC, IN_EPOCH_0) == []
+    (within,) = find_reordered(body(seed=1)["spec"], SPEC, IN_EPOCH_0)
     assert "train.seed: 7 given, the checkpoint was trained with 1" in within
     assert "some are trained twice and others not at all" in within
-    (between,) = reordered(body(seed=1)["spec"], SPEC, Progress(update=3, epoch=1, samples=48))
+    (between,) = find_reordered(body(seed=1)["spec"], SPEC, Progress(update=3, epoch=1, samples=48))
     assert "in another order" in between
     assert "twice" not in between

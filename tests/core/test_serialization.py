@@ -40,11 +40,11 @@ class TestValues:
         ],
     )  # fmt: skip
     def test_values_come_back_as_they_were(self, value):
-        assert serialization.unpacked(serialization.packed(value)) == value
+        assert serialization.unpack(serialization.pack(value)) == value
 
     @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.zeros((0, 6), "float32"), np.array(["a", "b"])])
     def test_arrays_come_back_as_they_were(self, array):
-        back = serialization.unpacked(serialization.packed({"found": array}))["found"]
+        back = serialization.unpack(serialization.pack({"found": array}))["found"]
         assert back.dtype == array.dtype
         np.testing.assert_array_equal(back, array)
 
@@ -63,5 +63,5 @@ class TestValues:
     def test_nothing_is_called_that_is_no_data(self, content, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(TrainingError, match="another rank sent"):
-            serialization.unpacked(content)
+            serialization.unpack(content)
         assert not list(tmp_path.iterdir())

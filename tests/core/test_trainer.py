@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mtrain.core import collective as collective_module
-from mtrain.core.cadence import Cadence, Cadences, check_continues, scored
+from mtrain.core.cadence import Cadence, Cadences, check_continues, count_score
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, gather_on_first, mean
 from mtrain.core.evaluate import evaluate, interruptible, metrics_of
 from mtrain.core.feed import LoaderFeed
@@ -672,10 +672,10 @@ def test_ranks_that_do_not_score_hold_a_part_of_what_others_predicted_at_a_time(
 
 
 def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_patience() -> None:
-    first = scored(Progress(update=4, best=0.5), 0.4)
+    first = count_score(Progress(update=4, best=0.5), 0.4)
     assert first.epochs_without_gain == 1
-    assert scored(first, 0.4).epochs_without_gain == 1
-    assert scored(replace(first, update=8), 0.4).epochs_without_gain == 2
+    assert count_score(first, 0.4).epochs_without_gain == 1
+    assert count_score(replace(first, update=8), 0.4).epochs_without_gain == 2
 
 
 def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:

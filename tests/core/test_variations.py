@@ -8,7 +8,7 @@ import pytest
 from mtrain.core.evaluate import outputs
 from mtrain.core.interfaces import Variation
 from mtrain.core.variations import Augmented
-from mtrain.data.images.varied import PADDING, varied
+from mtrain.data.images.varied import PADDING, vary_images
 from mtrain.models.ppyoloe.model import PPYOLOEs
 from mtrain.models.resnet.model import ResNet18
 from mtrain.models.yolov5.model import YOLOv5n
@@ -22,7 +22,7 @@ def images() -> np.ndarray:
 
 
 def test_a_mirrored_copy_has_left_and_right_exchanged(images):
-    ((same, as_is), (copy, mirrored)) = varied(images, [(False, 1.0), (True, 1.0)], step=32)
+    ((same, as_is), (copy, mirrored)) = vary_images(images, [(False, 1.0), (True, 1.0)], step=32)
     assert same is images
     assert as_is == Variation(mirrored=False, scale=1.0, width=96)
     assert np.array_equal(copy[:, :, 0], images[:, :, -1])
@@ -30,7 +30,7 @@ def test_a_mirrored_copy_has_left_and_right_exchanged(images):
 
 
 def test_a_smaller_copy_is_padded_to_what_the_model_takes(images):
-    ((copy, variation),) = varied(images, [(False, 0.67)], step=32)
+    ((copy, variation),) = vary_images(images, [(False, 0.67)], step=32)
     assert copy.shape == (2, 64, 64, 3)
     assert variation.scale == 64 / 96  # as the pixels have it, not as it was asked for
     assert (copy[:, 43:] == PADDING).all()

@@ -24,8 +24,8 @@ from mtrain.tasks.detection.augment.stretched import (
     Stretcher,
     Window,
     centres_inside,
-    cropped,
-    expanded,
+    crop_window,
+    expand,
     shared_by_update,
 )
 from mtrain.tasks.detection.cache_size import AtLeast, Stretched
@@ -221,7 +221,7 @@ def test_a_crop_overlaps_a_box_by_its_threshold_and_holds_a_centre(threshold: fl
     spec = CropSpec(thresholds=[threshold], allow_no_crop=False, num_attempts=400)
     moved = 0
     for _ in range(200):
-        window = cropped(rng, spec, WHOLE, BOXES)
+        window = crop_window(rng, spec, WHOLE, BOXES)
         left, top, right, bottom = window.xyxy
         assert left >= 0
         assert top >= 0
@@ -241,16 +241,16 @@ def test_a_crop_overlaps_a_box_by_its_threshold_and_holds_a_centre(threshold: fl
 def test_a_crop_that_no_window_can_be_leaves_the_image_whole() -> None:
     rng = np.random.default_rng(0)
     tiny = np.array([[3.0, 3, 5, 5]])
-    assert cropped(rng, CropSpec(thresholds=[0.9], allow_no_crop=False), WHOLE, tiny) == WHOLE
-    assert cropped(rng, CropSpec(allow_no_crop=False), WHOLE, np.zeros((0, 4))) == WHOLE
-    assert cropped(rng, CropSpec(thresholds=[]), WHOLE, BOXES) == WHOLE
-    first = [cropped(rng, CropSpec(thresholds=[0.0]), WHOLE, BOXES) == WHOLE for _ in range(400)]
+    assert crop_window(rng, CropSpec(thresholds=[0.9], allow_no_crop=False), WHOLE, tiny) == WHOLE
+    assert crop_window(rng, CropSpec(allow_no_crop=False), WHOLE, np.zeros((0, 4))) == WHOLE
+    assert crop_window(rng, CropSpec(thresholds=[]), WHOLE, BOXES) == WHOLE
+    first = [crop_window(rng, CropSpec(thresholds=[0.0]), WHOLE, BOXES) == WHOLE for _ in range(400)]
     assert 150 < sum(first) < 250  # "no crop" is one choice of two
 
 
 def test_an_expansion_surrounds_the_image_within_its_ratio() -> None:
     rng = np.random.default_rng(0)
-    windows = [expanded(rng, ExpandSpec(), WHOLE) for _ in range(1000)]
+    windows = [expand(rng, ExpandSpec(), WHOLE) for _ in range(1000)]
     larger = [w for w in windows if w != WHOLE]
     assert 430 < len(larger) < 570
     ratios = np.array([w.width / 160 for w in larger])
@@ -287,7 +287,7 @@ def test_boxes_whose_centre_a_crop_leaves_out_are_dropped(annotations: Annotatio
     for epoch in range(10):
         for index, sample in enumerate(annotations.samples):
             rng = np.random.Generator(np.random.PCG64([3, epoch, index]))
-            window = cropped(rng, crop, Window(0, 0, sample.width, sample.height), sample.boxes.astype(float))
+            window = crop_window(rng, crop, Window(0, 0, sample.width, sample.height), sample.boxes.astype(float))
             inside = [
                 window.left < (x1 + x2) / 2 < window.left + window.width
                 and window.top < (y1 + y2) / 2 < window.top + window.height
@@ -492,7 +492,7 @@ def test_the_contrast_of_enhance_is_that_of_the_whole_image_though_a_part_of_it_
     box = np.array([[0.0, 0.0, 96.0, 80.0]])
     annotated = AnnotatedImage(path, "0.png", 0, 96, 80, box, np.zeros(1, int), np.zeros(1, bool), np.array([7680.0]))
     annotations = assemble([annotated], class_names=("a",), category_ids=(1,))
-    monkeypatch.setattr("mtrain.tasks.detection.augment.stretched.cropped", lambda *given: Window(4, 8, 40, 60))
+    monkeypatch.setattr("mtrain.tasks.detection.augment.stretched.crop_window", lambda *given: Window(4, 8, 40, 60))
     distort = DistortSpec(probability=1.0, **{**STILL, "contrast": [0.5, 0.5], "brightness": [1.2, 1.2]})
     changed = []
     for order in ("Contrast", "Brightness"), ("Brightness", "Contrast"):

@@ -19,9 +19,9 @@ from mtrain.tasks.classification.digits import DigitsClasses, DigitsClassesOptio
 from mtrain.tasks.classification.drawing import comparison
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.labels import LabelledImages
-from mtrain.tasks.classification.prediction import ClassImages, unlabelled
+from mtrain.tasks.classification.prediction import ClassImages, without_labels
 from mtrain.tasks.classification.section import ClassificationAugmentSpec, ClassificationDataSpec
-from mtrain.tasks.classification.source import ClassificationSource, fitted
+from mtrain.tasks.classification.source import ClassificationSource, fit_image
 from mtrain.tasks.classification.task import ClassificationTask
 from mtrain.tasks.datasets import OpenData
 
@@ -118,11 +118,11 @@ def test_a_turn_is_about_the_very_centre_of_the_image():
 
 def test_images_of_another_size_are_fitted_or_stretched():
     wide = np.full((10, 20, 3), 200, np.uint8)
-    boxed = fitted(wide, side=8, resize="letterbox")
+    boxed = fit_image(wide, side=8, resize="letterbox")
     assert boxed.shape == (8, 8, 3)
     assert (boxed[2:6] == 200).all()
     assert (boxed[:2] == 114).all()
-    assert (fitted(wide, side=8, resize="stretch") == 200).all()
+    assert (fit_image(wide, side=8, resize="stretch") == 200).all()
 
 
 @pytest.mark.job
@@ -197,7 +197,7 @@ def test_predictions_are_written_for_files_and_below_the_confidence_left_out(spl
     for index in range(3):
         save_image(splits["val"].images[index], tmp_path / f"{index}.png")
     spec = spec_of()
-    images = unlabelled(sorted(tmp_path.glob("*.png")), spec.data, class_names=list("0123456789"))
+    images = without_labels(sorted(tmp_path.glob("*.png")), spec.data, class_names=list("0123456789"))
     np.testing.assert_array_equal(images.images, splits["val"].images[:3])
     actual = {i: np.full(10, 0.05, np.float32) for i in range(3)}
     actual[1][4], actual[2][7] = 0.55, 0.2
@@ -212,7 +212,7 @@ def test_unreadable_files_are_all_named(tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"no image")
     with pytest.raises(DataError, match=r"2 of 2 images cannot be read:\n.*a\.png.*\n.*b\.png"):
-        unlabelled(sorted(tmp_path.glob("*.png")), spec_of().data, class_names=("a", "b"))
+        without_labels(sorted(tmp_path.glob("*.png")), spec_of().data, class_names=("a", "b"))
 
 
 def test_data_check_prints_images_per_class_and_saves_grids(tmp_path):

@@ -13,11 +13,11 @@ from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.evaluator import (
     CocoEvaluator,
     best_of_classes,
-    crowded,
     evaluate_files,
     merge,
     results_json,
     to_image,
+    warn_of_crowds,
 )
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 from mtrain.tasks.detection.scoring import METRICS
@@ -238,11 +238,11 @@ def test_perfect_predictions_of_a_crowded_image_score_one_where_enough_of_them_c
     perfect = {0: np.concatenate([truth, scores, np.zeros((len(truth), 1))], axis=1).astype(float)}
     capped = CocoEvaluator(annotations).result([perfect])
     assert 0.3 < capped["AP"] < 0.5
-    sentence = crowded(annotations, 100)
+    sentence = warn_of_crowds(annotations, 100)
     assert sentence is not None
     assert sentence.startswith("1 images have more than 100 boxes (up to 250), but AP counts the best 100 predictions")
     assert "raise evaluate.max_detections to 250" in sentence
-    assert crowded(annotations, 250) is None
+    assert warn_of_crowds(annotations, 250) is None
     whole = CocoEvaluator(annotations, max_detections=250).result([perfect])
     assert whole["AP"] == pytest.approx(1.0)
     for name, share in (("AR10", 0.04), ("AR100", 0.4)):

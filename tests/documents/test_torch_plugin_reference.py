@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.evaluate import outputs
-from mtrain.rank.assembly import assembled, open_task
+from mtrain.rank.assembly import assemble, open_task
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.tasks.datasets import open_data
@@ -63,7 +63,7 @@ def job(task: str, framework: Framework) -> Iterator[Any]:
     flags = {"data.workers": 0, "cluster.nproc_per_node": 1, "train.batch_size": 6, "evaluate.batch_size": 5, **more}
     overrides = [f"{path}={value}" for path, value in flags.items()]
     spec = config.load(values, overrides=overrides, environ={}).spec
-    with assembled(Resolved.of(spec), open_task(Resolved.of(spec)), leave=lambda error: None, training=True) as running:
+    with assemble(Resolved.of(spec), open_task(Resolved.of(spec)), leave=lambda error: None, training=True) as running:
         yield running
 
 

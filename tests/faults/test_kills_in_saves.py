@@ -77,7 +77,7 @@ def _check(here: Path, backend: str, *, asynchronous: bool, deaths: list[str]) -
     assert cut["updates"] == whole["updates"] == 8
     for digest in ("weights_sha256", "ema_sha256"):
         assert cut[digest] == whole[digest], shown
-    folders = store.listed(here / "runs/cut/checkpoints")
+    folders = store.list_all(here / "runs/cut/checkpoints")
     assert [store.verify(folder) for folder in folders] == [[]] * len(folders)
     assert [int(folder.name[-8:]) for folder in folders] == [3, 6, 8]
     assert not list((here / "runs/cut/checkpoints").glob(".tmp-*")), "what dead writers left is gone"

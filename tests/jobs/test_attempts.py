@@ -49,7 +49,7 @@ def rank(tmp_path):
     started: list[subprocess.Popen] = []
 
     def start(node: int | None, *, owner: attempts.Mark | None = None) -> subprocess.Popen:
-        mark = owner or attempts.drawn(node)
+        mark = owner or attempts.draw_mark(node)
         argv = [sys.executable, str(RANKS), "ignore_requests", "--run-dir", str(tmp_path)]
         started.append(subprocess.Popen(argv, env={**os.environ, "RANK": "1", **mark.variables()}))
         return started[-1]
@@ -92,7 +92,7 @@ def test_ranks_of_several_hosts_die_with_their_agent_whatever_starters_are_betwe
     script = (
         "import os, subprocess, sys, time\n"
         "from mtrain.system import attempts\n"
-        "env = {**os.environ, 'RANK': '1', **attempts.drawn(1).variables()}\n"
+        "env = {**os.environ, 'RANK': '1', **attempts.draw_mark(1).variables()}\n"
         "subprocess.Popen(['sh', '-c', 'trap : TERM; \"$@\" & wait; wait', 'sh', *sys.argv[1:]], env=env)\n"
         "time.sleep(600)\n"
     )
@@ -115,7 +115,7 @@ def test_ranks_of_several_hosts_die_with_their_agent_whatever_starters_are_betwe
 
 def test_a_rank_whose_agent_has_died_before_does_not_begin(tmp_path, rank):
     """Another process may have the agent's id by then."""
-    mark = attempts.drawn(1)
+    mark = attempts.draw_mark(1)
     late = rank(1, owner=attempts.Mark(attempt="a", owner=mark.owner, owner_ticks=mark.owner_ticks + 1, node=1))
     assert late.wait(60) == -signal.SIGKILL
     assert not (tmp_path / "ready-1").exists()

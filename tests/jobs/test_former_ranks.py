@@ -51,7 +51,7 @@ def test_what_is_no_file_in_place_of_the_lock_of_ranks_is_passed_over(tmp_path, 
 def test_a_rank_of_several_hosts_alone_dies_with_its_agent(tmp_path, monkeypatch, node):
     died_with = []
     monkeypatch.setattr(attempts, "_die_with", died_with.append)
-    mark = attempts.drawn(node)
+    mark = attempts.draw_mark(node)
     monkeypatch.setattr(attempts.fcntl, "flock", lambda *_: None)  # no later test is to find a lock
     attempts.join(mark, tmp_path)
     assert died_with == ([] if node is None else [mark])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.commands import main
-from mtrain.system.environment import TUNABLES, joined
+from mtrain.system.environment import TUNABLES, join_variables
 from mtrain.system.placement import HUGE_PAGES
 
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -37,10 +37,10 @@ def test_a_plan_asks_for_huge_pages(capsys):
 )
 def test_the_callers_settings_of_glibc_come_last(callers, expected):
     environ = {"KEPT": "yes", "THREADS": "8", **callers}
-    assert joined(environ, {TUNABLES: HUGE_PAGES, "THREADS": "1"}) == {
+    assert join_variables(environ, {TUNABLES: HUGE_PAGES, "THREADS": "1"}) == {
         "KEPT": "yes", "THREADS": "1", TUNABLES: expected
     }  # fmt: skip
-    assert joined(environ, {}) == environ
+    assert join_variables(environ, {}) == environ
 
 
 @pytest.mark.job
@@ -48,8 +48,8 @@ def test_a_process_gets_huge_pages_unless_its_caller_refuses_them():
     if not gives_huge_pages():
         pytest.skip("huge pages on request need glibc 2.35 and a kernel that is set to madvise")
     refused = {TUNABLES: "glibc.malloc.hugetlb=0"}
-    assert huge_kilobytes(joined({}, {TUNABLES: HUGE_PAGES})) > 0
-    assert huge_kilobytes(joined(refused, {TUNABLES: HUGE_PAGES})) == 0
+    assert huge_kilobytes(join_variables({}, {TUNABLES: HUGE_PAGES})) > 0
+    assert huge_kilobytes(join_variables(refused, {TUNABLES: HUGE_PAGES})) == 0
 
 
 def gives_huge_pages() -> bool:

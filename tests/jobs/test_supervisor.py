@@ -21,7 +21,7 @@ from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
 from mtrain.system import described, disk, placement, processes, resuming, runfolder
 from mtrain.system.diagnosis import Verdict
-from mtrain.system.environment import cleaned, redacted
+from mtrain.system.environment import clean, redact
 from mtrain.system.failures import read_failures, set_aside_failures, write_failure
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
@@ -71,7 +71,7 @@ def test_what_other_starters_leave_in_a_shell_is_removed_and_the_rest_kept():
     stale = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GROUP_RANK", "PADDLE_PORT", "HOROVOD_SIZE", "OMPI_X"]
     stale += ["TORCHELASTIC_RUN_ID", "PET_NODE_RANK", "MTRAIN_TRAIN__BATCH_SIZE", "OMP_NUM_THREADS"]
     saved = {"PATH": "/bin", "LD_LIBRARY_PATH": "x", "RANKING": "1", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}
-    assert cleaned(dict.fromkeys(stale, "1") | saved) == saved
+    assert clean(dict.fromkeys(stale, "1") | saved) == saved
 
 
 STALE = [
@@ -91,12 +91,12 @@ STALE = [
 
 @pytest.mark.parametrize("name", STALE)
 def test_no_rank_inherits_what_only_the_plan_may_say(name):
-    assert cleaned({name: "1", "HOME": "/root"}) == {"HOME": "/root"}
-    assert cleaned({f"MY_{name}": "1"}) == {f"MY_{name}": "1"}
+    assert clean({name: "1", "HOME": "/root"}) == {"HOME": "/root"}
+    assert clean({f"MY_{name}": "1"}) == {f"MY_{name}": "1"}
 
 
 def test_secrets_are_masked():
-    shown = redacted(
+    shown = redact(
         {"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "x", "CONDA_CHANNEL": "http://me:pw@host", "HOME": "/root"}
     )
     assert shown == {
@@ -217,9 +217,9 @@ def test_of_two_failures_the_earlier_is_the_cause(tmp_path):
 def test_a_run_folder_takes_one_starter_at_a_time(tmp_path):
     run = RunFolder(tmp_path)
     refused = pytest.raises(UsageError, match=rf"process {os.getpid()} is running")
-    with runfolder.taken(run), runfolder.taken(run, node=1), refused, runfolder.taken(run):
+    with runfolder.take_folder(run), runfolder.take_folder(run, node=1), refused, runfolder.take_folder(run):
         pytest.fail("it was taken twice")
-    with runfolder.taken(run):
+    with runfolder.take_folder(run):
         pass
 
 
@@ -230,7 +230,7 @@ def test_a_second_start_in_a_run_folder_is_refused_before_a_checkpoint_is_chosen
     (run.path / "checkpoints" / "step-00000004").mkdir(parents=True)  # the living job is writing it
     os.mkfifo(run.path / ".lock-9")
     before = sorted(run.path.rglob("*"))
-    with runfolder.taken(run, node=node):
+    with runfolder.take_folder(run, node=node):
         words = ["-b", "solo", "--name", "one", "--resume", "if-any", "-o", "train.updates=1", "evaluate.at_end=false"]
         assert main(["train", "-c", "digits", *words]) == 2
     message = capsys.readouterr().err

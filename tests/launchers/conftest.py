@@ -24,7 +24,7 @@ from mtrain.launchers.horovodrun import Horovodrun
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.records.console import Quiet
-from mtrain.system.environment import caller, cleaned
+from mtrain.system.environment import caller, clean
 from mtrain.system.placement import LaunchOptions
 from tests.ports import held_port
 
@@ -113,7 +113,7 @@ def run_behaviour(tmp_path):
         plan = planned()
         job = Job(
             display=Quiet(result.shown),
-            environ=cleaned(caller()),
+            environ=clean(caller()),
             replan=lambda checkpoint: planned(),
             limits=replace(QUICK, settle_s=failure_s, leftover_s=0.5),
             stream=result.told,

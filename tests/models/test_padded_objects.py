@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mtrain.models.ppyoloe.truth import grouped, rows_for
+from mtrain.models.ppyoloe.truth import group_rows, rows_for
 
 
 def test_rows_are_at_most_an_eighth_more_than_objects_and_take_few_values() -> None:
@@ -20,7 +20,7 @@ def test_micro_batches_of_changing_objects_have_few_shapes() -> None:
         counts = random.poisson(random.uniform(5, 60), size=8)
         images = np.repeat(np.arange(8), counts)
         rows = np.concatenate([images[:, None], random.random((len(images), 5))], axis=1).astype(np.float32)
-        labels, boxes = grouped(rows, shape=(8, 640, 640))
+        labels, boxes = group_rows(rows, shape=(8, 640, 640))
         assert labels.shape == boxes.shape[:2]
         assert counts.max() <= labels.shape[1] <= counts.max() * 9 / 8
         shapes.add(labels.shape)

@@ -115,14 +115,14 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_pixels(framework):
 def test_the_losses_of_shards_have_the_mean_of_the_whole(framework, name):
     """In evaluation statistics, since BatchNorm's over a shard are others; half of the pixels count on the first shard."""
     from mtrain.models.common.pixel_losses import pixel_loss
-    from mtrain.models.common.pixels import normalised
+    from mtrain.models.common.pixels import normalise
 
     built = network(framework, name)
     built.eval()
 
     def loss(share, mean):
         tensors = batch(framework, keep=share)
-        x = normalised(tensors, mean=(0.5,) * 3, std=(0.5,) * 3, dtype="float64")
+        x = normalise(tensors, mean=(0.5,) * 3, std=(0.5,) * 3, dtype="float64")
         y = built.logits(x, None) if name == "unet" else ops.resize_bilinear(built.logits(x), (SIDE, SIDE))
         return float(ops.to_numpy(pixel_loss(y, tensors, label_smoothing=0.1, collective=Ranks(mean))))
 
@@ -169,14 +169,14 @@ def test_ten_updates_in_float64_are_the_stored_ones_on_every_framework(framework
 
 
 def test_pyramid_pooling_averages_every_line_once_or_in_two_neighbours(framework):
-    from mtrain.models.liteseg.blocks import averaged
+    from mtrain.models.liteseg.blocks import average
 
     x = np.random.default_rng(0).normal(size=(2, 3, 7, 5))
-    found = ops.to_numpy(averaged(framework.tensor(x), 4))
+    found = ops.to_numpy(average(framework.tensor(x), 4))
     for i, j in np.ndindex(4, 4):
         part = x[:, :, i * 7 // 4 : -(-(i + 1) * 7 // 4), j * 5 // 4 : -(-(j + 1) * 5 // 4)]
         np.testing.assert_allclose(found[:, :, i, j], part.mean((2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(ops.to_numpy(averaged(framework.tensor(x), 1))[:, :, 0, 0], x.mean((2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(ops.to_numpy(average(framework.tensor(x), 1))[:, :, 0, 0], x.mean((2, 3)), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "stride"), [("unet", 4), ("liteseg", 32)])

@@ -61,10 +61,10 @@ def test_a_metric_that_fails_is_named() -> None:
 
 def test_rows_are_joined_along_a_new_first_axis() -> None:
     rows = [{"a": np.full((2, 3), i), "b": (np.float32(i), [i])} for i in range(4)]
-    joined = outcomes.stacked(rows)
+    joined = outcomes.stack(rows)
     assert joined["a"].shape == (4, 2, 3)
     assert joined["a"][:, 0, 0].tolist() == [0, 1, 2, 3]
     assert joined["b"][0].tolist() == [0, 1, 2, 3]
     assert joined["b"][1] == [[0], [1], [2], [3]]
     uneven = [np.zeros(2), np.zeros(3)]
-    assert [len(row) for row in outcomes.stacked(uneven)] == [2, 3]
+    assert [len(row) for row in outcomes.stack(uneven)] == [2, 3]

@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 def planned(*overrides: str, model="./code.py:Net", data="./code.py:data", options="{width: 3}") -> start.Plan:
     Path("own.yml").write_text(SPEC.format(model=model, data=data, options=options))
     loaded = config.load("own.yml", overrides=overrides, environ={})
-    return start.planned(loaded, start.Where(run_dir=Path("runs/own"), checkpoint=None))
+    return start.plan_job(loaded, start.Where(run_dir=Path("runs/own"), checkpoint=None))
 
 
 def test_the_plan_names_the_code_and_runs_none_of_it(here):
@@ -145,8 +145,8 @@ def test_a_file_is_imported_once_and_may_import_its_neighbours(here):
     (here / "some_nets.py").write_text(
         "from neighbour_of_code import value\ndef Net(): return value\nloaded = object()\n"
     )
-    reference = references.parsed(f"{here}/some_nets.py:Net")
-    assert references.imported(reference)() == 7
+    reference = references.parse(f"{here}/some_nets.py:Net")
+    assert references.import_object(reference)() == 7
     import some_nets  # the user's other files get the same module
 
-    assert references.imported(reference) is some_nets.Net
+    assert references.import_object(reference) is some_nets.Net

@@ -50,7 +50,7 @@ Pair = namedtuple("Pair", "inputs targets")
 @pytest.fixture
 def code(tmp_path):
     (tmp_path / "mine_of_words.py").write_text(CODE)
-    return lambda name: references.parsed(f"{tmp_path}/mine_of_words.py:{name}")
+    return lambda name: references.parse(f"{tmp_path}/mine_of_words.py:{name}")
 
 
 class Items:
@@ -121,7 +121,7 @@ def test_a_wrong_return_of_predict_is_one_sentence(result, sentence):
             return result
 
     with pytest.raises(DataError) as caught:
-        network.predicted(Net(), None, name="Net")
+        network.flatten_predictions(Net(), None, name="Net")
     assert sentence in str(caught.value)
 
 
@@ -228,7 +228,7 @@ def test_a_batch_of_any_shape_comes_back_as_it_was(code):
     read = source(Items(1), code, floats="float64")
     read._dataset.collate = lambda samples: batch
     arrays = read.collate([(0, None)])
-    back = layout.unpacked({name: torch.from_numpy(array) for name, array in arrays.items()})
+    back = layout.unpack({name: torch.from_numpy(array) for name, array in arrays.items()})
     assert back["pair"].inputs.tolist() == [0, 1, 2]
     assert back["pair"].targets[0].dtype == torch.float64
     assert (back["size"], back[4], back["mask"][0].dtype) == (7, None, torch.bool)
@@ -238,7 +238,7 @@ def test_a_batch_of_any_shape_comes_back_as_it_was(code):
 def test_a_function_gets_its_arguments_by_name_whatever_their_order(code):
     predictions, targets = np.array([1.0, 2.0]), np.array([5.0, 5.0])
     assert evaluator.metric(code("order"), {}).compute(predictions, targets) == 7
-    f1 = evaluator.metric(references.parsed("sklearn.metrics:recall_score"), {"average": "macro"})
+    f1 = evaluator.metric(references.parse("sklearn.metrics:recall_score"), {"average": "macro"})
     assert f1.compute(np.array([0, 1, 1]), np.array([0, 0, 1])) == 0.75
 
 
@@ -254,7 +254,7 @@ def test_metrics_of_torchmetrics_are_made_fed_with_tensors_and_reset(reference, 
     from mtrain.core import binding
 
     binding.bind(nn, ops)
-    metric = evaluator.metric(references.parsed(reference), options)
+    metric = evaluator.metric(references.parse(reference), options)
     for _ in range(2):
         value = metric.compute(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 2]))
         assert list(outcomes.metrics_of(value, name="accuracy").values()) == [0.75]

@@ -12,7 +12,7 @@ from mtrain.backends._torch import device
 from mtrain.commands import main
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Capabilities
-from mtrain.rank.precision import changed_since, choose, settled
+from mtrain.rank.precision import changed_since, choose, settle
 
 SHORT = {"train": {"updates": 2, "epochs": None, "batch_size": 4}, "data.workers": 0, "evaluate.enabled": False}
 
@@ -66,7 +66,7 @@ def test_gpus_are_fast_with_bf16_from_compute_capability_8_on(monkeypatch, capab
 
 def test_a_given_precision_is_kept_and_asks_nobody():
     spec = load_spec("digits", overrides={"train.precision": "bf16"}).spec
-    assert settled(spec, SimpleNamespace()) == (spec, [])  # type: ignore[arg-type]
+    assert settle(spec, SimpleNamespace()) == (spec, [])  # type: ignore[arg-type]
 
 
 def test_a_job_goes_on_in_another_precision_with_a_warning():

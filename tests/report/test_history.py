@@ -10,7 +10,7 @@ import pytest
 
 from mtrain.records import history
 from mtrain.records.history import History, Tail, learning_rate_of
-from mtrain.records.smoothing import smoothed
+from mtrain.records.smoothing import smooth_curve
 
 
 def line(kind: str, update: int, **values: object) -> str:
@@ -56,16 +56,16 @@ def test_the_rate_of_an_update_is_that_of_its_last_group() -> None:
 
 def test_smoothing_is_a_centred_mean_that_is_shorter_near_the_ends() -> None:
     values = np.random.default_rng(0).normal(size=100)
-    result = smoothed(values, share=0.05)
+    result = smooth_curve(values, share=0.05)
     expected = [values[max(0, i - 2) : i + 3].mean() for i in range(100)]
     np.testing.assert_allclose(result, expected, rtol=1e-12)
-    np.testing.assert_array_equal(smoothed(values[:20]), values[:20])
+    np.testing.assert_array_equal(smooth_curve(values[:20]), values[:20])
 
 
 @pytest.mark.parametrize("share", [0.04, 0.2])
 def test_smoothing_keeps_a_line(share: float) -> None:
     values = np.full(200, 3.5)
-    np.testing.assert_allclose(smoothed(values, share=share), values)
+    np.testing.assert_allclose(smooth_curve(values, share=share), values)
 
 
 def test_of_a_long_run_every_so_many_updates_are_kept_and_the_last_one(tmp_path, monkeypatch):

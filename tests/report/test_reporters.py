@@ -216,7 +216,9 @@ module = "tests.report.test_reporters:Unmade"
 def made(tmp_path: Path, policy: str, reporters: dict) -> tuple[list[str], list[str]]:
     (tmp_path / "plugins.toml").write_text(policy)
     report = Spec().report.model_copy(update={"reporters": reporters})
-    named, failures = choosing.made(report, run_in(tmp_path), registry=Registry.read(tmp_path / "plugins.toml"))
+    named, failures = choosing.make_reporters(
+        report, run_in(tmp_path), registry=Registry.read(tmp_path / "plugins.toml")
+    )
     for _, reporter in named:
         reporter.end({})
     return [name for name, _ in named], [name for name, _ in failures]

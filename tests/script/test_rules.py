@@ -12,7 +12,7 @@ from mtrain.core.schedule import Schedule
 from mtrain.errors import ScriptError
 from mtrain.rank.script.rules import Curve, Group, Rule
 from mtrain.rank.script.schedules import learning_rates_of
-from mtrain.rank.script.settings import changed, changes_of
+from mtrain.rank.script.settings import change_values, changes_of
 from mtrain.spec import config
 
 UPDATES, PER_EPOCH = 200, 20
@@ -26,7 +26,7 @@ def base() -> Any:
 
 
 def spec_of(**arguments: Any) -> Any:
-    return changed(base(), changes_of(**{**NOTHING, **arguments}))
+    return change_values(base(), changes_of(**{**NOTHING, **arguments}))
 
 
 def factors(curve: Curve) -> list[float]:
@@ -142,14 +142,14 @@ def test_a_script_does_not_replace_what_the_user_has_typed(path: str, value: Any
     spec = config.load("_base_/script.yml", overrides=options, environ={}).spec
     changes = changes_of(**{**NOTHING, **arguments})
     with pytest.raises(ScriptError, match=path.rpartition(".")[0]):
-        changed(spec, changes, outside_paths=[path])
-    assert changed(spec, changes, outside_paths=["train.seed"]) != spec
+        change_values(spec, changes, outside_paths=[path])
+    assert change_values(spec, changes, outside_paths=["train.seed"]) != spec
 
 
 def test_a_script_may_repeat_what_the_user_has_typed() -> None:
     options = ["train.clip_norm=1.5", "data.format=digits", "model.name=yolov5n"]
     spec = config.load("_base_/script.yml", overrides=options, environ={}).spec
-    assert changed(spec, {"train.clip_norm": 1.5}, outside_paths=["train.clip_norm"]).train.clip_norm == 1.5
+    assert change_values(spec, {"train.clip_norm": 1.5}, outside_paths=["train.clip_norm"]).train.clip_norm == 1.5
 
 
 def test_a_function_in_place_of_a_schedule_gives_each_group_its_share() -> None:

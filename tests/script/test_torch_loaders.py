@@ -9,7 +9,7 @@ from torch.utils import data
 
 import mtrain
 from mtrain.errors import ScriptError
-from mtrain.rank.script.loaders import evaluated, read_loader
+from mtrain.rank.script.loaders import evaluation_part, read_loader
 
 LENGTH = 20
 
@@ -149,7 +149,7 @@ def test_workers_are_those_of_the_loader():
 
 def test_an_evaluation_takes_the_samples_that_the_sampler_gives():
     shuffled = data.DataLoader(Numbers(), batch_size=4, sampler=data.SubsetRandomSampler(range(LENGTH)))
-    assert type(evaluated(read_loader(shuffled, call="x"))) is Numbers
+    assert type(evaluation_part(read_loader(shuffled, call="x"))) is Numbers
     some = data.DataLoader(Numbers(), batch_size=4, sampler=data.SubsetRandomSampler([3, 5, 7]))
     with mtrain.session() as session:
         model, _ = session.prepare(lambda: torch.nn.Linear(1, 1), optimizer=mtrain.SGD(learning_rate=0.1))

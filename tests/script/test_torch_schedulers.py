@@ -12,7 +12,7 @@ from mtrain.core.checkpoint import store
 from mtrain.errors import ScriptError
 from mtrain.rank.script import kept
 from mtrain.rank.script.native import Recorded
-from mtrain.rank.script.schedulers import adopted, groups_of_native, made
+from mtrain.rank.script.schedulers import adopt, groups_of_native, make_scheduler
 from tests.script.runs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -95,7 +95,7 @@ def test_any_scheduler_gives_the_rates_of_a_plain_loop_and_goes_on_from_its_save
     plain = optimizer_of(kind)
     reference = MAKERS[name](plain)
     groups = groups_of_native(optimizer_of(kind))
-    ours = made(MAKERS[name], groups, framework="torch", ratios_stay=False)
+    ours = make_scheduler(MAKERS[name], groups, framework="torch", ratios_stay=False)
     seen = []
     for number in range(STEPS):
         rates = ours(number)
@@ -107,7 +107,7 @@ def test_any_scheduler_gives_the_rates_of_a_plain_loop_and_goes_on_from_its_save
         step(ours.scheduler, number)
         if number == STEPS // 2:  # as a checkpoint holds it
             text = json.dumps(kept.as_plain(ours.state_dict(), name="scheduler"))
-            ours = made(MAKERS[name], groups, framework="torch", ratios_stay=False)
+            ours = make_scheduler(MAKERS[name], groups, framework="torch", ratios_stay=False)
             ours.load_state_dict(kept.from_plain(json.loads(text), torch.from_numpy))
     assert len(set(seen)) > 1, "the rates change"
 
@@ -115,7 +115,7 @@ def test_any_scheduler_gives_the_rates_of_a_plain_loop_and_goes_on_from_its_save
 def test_a_scheduler_that_was_made_with_its_optimizer_is_taken_over():
     plain, given = optimizer_of("sgd"), optimizer_of("sgd")
     reference, scheduler = sequential(plain), sequential(given)
-    ours = adopted(scheduler, given)
+    ours = adopt(scheduler, given)
     assert [group["lr"] for group in given.param_groups] == [0.1, 0.02], "mtrain scales the first learning rates"
     for number in range(STEPS):
         (rate,) = ours(number).learning_rates
@@ -125,7 +125,7 @@ def test_a_scheduler_that_was_made_with_its_optimizer_is_taken_over():
         scheduler.step()
     assert [group["lr"] for group in given.param_groups] == [0.1, 0.02], "it changes a stand-in"
     with pytest.raises(ScriptError, match="returned an optimizer and a StepLR; expected a scheduler of this optimizer"):
-        adopted(schedulers.StepLR(optimizer_of("sgd"), 1), given)
+        adopt(schedulers.StepLR(optimizer_of("sgd"), 1), given)
 
 
 class Own:
@@ -222,10 +222,10 @@ class Slotted:
 def test_an_own_scheduler_that_was_made_with_its_optimizer_is_taken_as_one_made_from_it(own, kind):
     plain, given = optimizer_of(kind), optimizer_of(kind)
     reference, scheduler = own(plain), own(given)
-    ours = adopted(scheduler, given)
+    ours = adopt(scheduler, given)
     first = [group["lr"] for group in given.param_groups]
     assert first[0] / first[1] == pytest.approx(5), "mtrain scales the first learning rates"
-    beside = made(own, groups_of_native(optimizer_of(kind)), framework="torch", ratios_stay=True)
+    beside = make_scheduler(own, groups_of_native(optimizer_of(kind)), framework="torch", ratios_stay=True)
     seen = []
     for number in range(STEPS):
         rates = ours(number)
@@ -236,7 +236,7 @@ def test_an_own_scheduler_that_was_made_with_its_optimizer_is_taken_as_one_made_
             each.step()
         if number == STEPS // 2:
             other = optimizer_of(kind)
-            ours, state = adopted(scheduler := own(other), other), ours.state_dict()
+            ours, state = adopt(scheduler := own(other), other), ours.state_dict()
             ours.load_state_dict(
                 kept.from_plain(json.loads(json.dumps(kept.as_plain(state, name="x"))), torch.from_numpy)
             )
@@ -275,13 +275,13 @@ class Stateless:
 def test_an_own_scheduler_whose_optimizer_or_state_cannot_be_seen_is_refused(own):
     given = optimizer_of("sgd")
     with pytest.raises(ScriptError, match=r"returned an optimizer and a \w+; expected .*scheduler="):
-        adopted(own(given), given)
+        adopt(own(given), given)
 
 
 def test_rates_of_groups_that_an_optimizer_of_torch_cannot_follow_are_refused():
     groups = groups_of_native(optimizer_of("sgd"))
     of_each = [lambda step: 0.5**step, lambda step: 0.9**step]
-    ours = made(lambda o: schedulers.LambdaLR(o, of_each), groups, framework="torch", ratios_stay=True)
+    ours = make_scheduler(lambda o: schedulers.LambdaLR(o, of_each), groups, framework="torch", ratios_stay=True)
     assert ours(0).learning_rates == [0.1]
     ours.scheduler.step()
     with pytest.raises(ScriptError, match="learning rates of other ratios than those of the optimizer"):

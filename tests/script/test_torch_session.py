@@ -17,8 +17,8 @@ from mtrain.jobs import script_job
 from mtrain.rank.script import evaluation, kept
 from mtrain.rank.script.epochs import Cutting
 from mtrain.rank.script.samples import Samples
-from mtrain.rank.script.schedulers import made
-from mtrain.rank.script.settings import PLAIN, changed
+from mtrain.rank.script.schedulers import make_scheduler
+from mtrain.rank.script.settings import PLAIN, change_values
 from mtrain.spec import config
 from tests.script.runs import SCRIPTS
 
@@ -585,7 +585,7 @@ def test_predictions_are_joined_in_the_order_of_the_samples_and_count_once():
             return [value, other]
 
     own = [([0, 1], (np.array([[0.0], [1.0]]), {"t": np.array([0, 1])}))]
-    predictions, targets = evaluation.gathered(Gathered(), own)
+    predictions, targets = evaluation.gather(Gathered(), own)
     assert predictions.tolist() == [[0.0], [1.0], [2.0], [3.0]]
     assert targets["t"].tolist() == [0, 1, 2, 3]
 
@@ -631,7 +631,7 @@ def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
 
 def test_batches_of_any_shape_are_taken_apart_and_joined_again():
     batch = {"x": np.ones((2, 3), np.float32), "more": [np.zeros(2, np.int64), ("text", 5)]}
-    arrays, structure = trees.flattened(batch, floats=np.float64)
+    arrays, structure = trees.flatten(batch, floats=np.float64)
     assert {name: array.dtype.str for name, array in arrays.items()} == {"x": "<f8", "more.0": "<i8"}
     back = trees.rebuilt(structure, arrays)
     assert back["more"][1] == ("text", 5)
@@ -650,22 +650,22 @@ def test_samples_do_not_depend_on_what_was_read_before():
 
 
 def test_a_script_does_not_silently_win_over_a_flag():
-    spec = changed(config.load(PLAIN, environ={}).spec, {"train.clip_norm": 5.0})
+    spec = change_values(config.load(PLAIN, environ={}).spec, {"train.clip_norm": 5.0})
     outside = frozenset({"train.clip_norm"})
-    changed(spec, {"train.clip_norm": 5}, outside_paths=outside, call="session.prepare")
-    changed(spec, {"train.clip_norm": 1.0}, call="session.prepare")
+    change_values(spec, {"train.clip_norm": 5}, outside_paths=outside, call="session.prepare")
+    change_values(spec, {"train.clip_norm": 1.0}, call="session.prepare")
     with pytest.raises(ScriptError, match=r"sets train.clip_norm to 1.0, but this job was started with .* 5.0"):
-        changed(spec, {"train.clip_norm": 1.0}, outside_paths=outside, call="session.prepare")
+        change_values(spec, {"train.clip_norm": 1.0}, outside_paths=outside, call="session.prepare")
 
 
 def test_one_value_in_two_forms_is_no_contradiction():
     groups = {"optimizer.groups": [{"match": "bias", "weight_decay": 0.0, "learning_rate_factor": 1.0}, {"match": ""}]}
-    spec = changed(
+    spec = change_values(
         config.load(PLAIN, environ={}).spec, {"optimizer.groups": [{"match": "bias", "weight_decay": 0}, {"match": ""}]}
     )
-    changed(spec, groups, outside_paths=frozenset({"optimizer.groups"}))
+    change_values(spec, groups, outside_paths=frozenset({"optimizer.groups"}))
     with pytest.raises(ScriptError, match=r"optimizer\.groups"):
-        changed(spec, {"optimizer.groups": [{"match": ""}]}, outside_paths=frozenset({"optimizer.groups"}))
+        change_values(spec, {"optimizer.groups": [{"match": ""}]}, outside_paths=frozenset({"optimizer.groups"}))
 
 
 @pytest.mark.parametrize(
@@ -697,7 +697,7 @@ def test_the_first_word_that_is_no_flag_is_the_script(line, own, rest):
 )
 def test_what_is_no_scheduler_of_the_given_optimizer_is_refused(scheduler, sentence):
     with pytest.raises(ScriptError, match=sentence):
-        made(scheduler, [{"lr": 0.1}], framework="torch", ratios_stay=False)
+        make_scheduler(scheduler, [{"lr": 0.1}], framework="torch", ratios_stay=False)
 
 
 def other_scheduler():

@@ -99,9 +99,9 @@ def test_a_missing_argument_is_named_and_errors_of_own_code_stay_what_they_are()
     def own() -> None:
         raise TypeError("of the user's own function")
 
-    from mtrain.spec.calls import explained
+    from mtrain.spec.calls import explain_calls
 
-    @explained
+    @explain_calls
     def takes(function: Callable[[], None]) -> None:
         function()
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mtrain.errors import SpecError
 from mtrain.spec import config
 from mtrain.spec.building import Tasks
-from mtrain.spec.schema import dotted, model_of, walk
-from mtrain.spec.yaml_reader import dumped, flow, parse, parse_value
+from mtrain.spec.schema import dot, model_of, walk
+from mtrain.spec.yaml_reader import dump, flow, parse, parse_value
 
 
 @pytest.fixture
@@ -316,14 +316,14 @@ def test_a_path_through_a_plain_value_is_refused(here):
 
 
 _NUMBERS = [
-    dotted(path)
+    dot(path)
     for path, field in walk(Tasks().schemas["detection"])
     if field.annotation is float
     and 0 not in path
     and model_of(field.annotation) is None
     # The former has to be below train.prune.end; the latter are not with the letterbox of the spec that is used here.
-    and dotted(path) != "train.prune.start"
-    and not dotted(path).startswith(("data.augment.distort.", "data.augment.expand."))
+    and dot(path) != "train.prune.start"
+    and not dot(path).startswith(("data.augment.distort.", "data.augment.expand."))
 ]
 
 
@@ -396,7 +396,7 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2(text, value):
 def test_what_readers_of_yaml_take_for_different_numbers_is_text_and_stays_that(text):
     assert parse(f"a: {text}", name="x").values["a"] == text
     assert parse_value(text) == text
-    for written in (dumped({"a": text}), f"a: {flow(text)}"):
+    for written in (dump({"a": text}), f"a: {flow(text)}"):
         assert parse(written, name="x").values["a"] == text
         assert f"'{text}'" in written, "another reader would take it for a number"
 
@@ -416,7 +416,7 @@ def test_a_spec_handed_to_ranks_is_the_same_spec(here):
 
 def test_every_key_of_the_schema_is_described():
     fields = [entry for schema in Tasks().schemas.values() for entry in walk(schema)]
-    assert [dotted(path) for path, field in fields if not field.description] == []
+    assert [dot(path) for path, field in fields if not field.description] == []
 
 
 def test_a_value_read_again_as_a_list_or_text_replaces_nothing_in_its_history():

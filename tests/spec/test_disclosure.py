@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mtrain.spec import config
-from mtrain.spec.disclosure import needed_to_evaluate, scrubbed, shareable, shortened, without_places
+from mtrain.spec.disclosure import needed_to_evaluate, scrub, shareable, shorten, without_places
 
 CANARIES = ("hunter2", "bob", "10.9.8.7", "id_rsa", "backup-bucket", "/srv", "tok-123", "/opt/venv", "plug", "acme-lab")
 SPEC = {
@@ -84,7 +84,7 @@ def test_an_exported_model_takes_along_how_images_are_prepared_and_scored_alone(
     ],
 )
 def test_a_path_or_address_becomes_its_last_part(text, expected):
-    assert shortened(text) == expected
+    assert shorten(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_a_path_or_address_becomes_its_last_part(text, expected):
     ],
 )
 def test_prose_is_shown_without_places(text, expected):
-    assert scrubbed(text, ["node7"]) == expected
+    assert scrub(text, ["node7"]) == expected
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_name_that_begins_with_another_is_masked_whole(order: int) -> None:
     hidden = ["node7", "node7.acme.example", "node7.acme", "node7.acme.example.org", "node", "7"][::order]
     for name in hidden:
-        assert scrubbed(f"{name} hung up, then ({name}:29500) {name}.", hidden) == "*** hung up, then (***:29500) ***."
-    assert scrubbed("node7-b and a.node7 and anode7 are other names", ["node7"]) == (
+        assert scrub(f"{name} hung up, then ({name}:29500) {name}.", hidden) == "*** hung up, then (***:29500) ***."
+    assert scrub("node7-b and a.node7 and anode7 are other names", ["node7"]) == (
         "node7-b and a.node7 and anode7 are other names"
     )
 
@@ -139,5 +139,5 @@ def test_secrets_are_left_out_at_any_depth() -> None:
 )
 def test_a_long_text_without_a_break_is_scrubbed_in_one_pass(text):
     """The square of its length would be more than this test may take."""
-    assert len(scrubbed(text * 200_000)) <= len(text) * 200_000
-    assert scrubbed(f"{text * 100} https://user:pw@host.org/x").endswith(" https://***")
+    assert len(scrub(text * 200_000)) <= len(text) * 200_000
+    assert scrub(f"{text * 100} https://user:pw@host.org/x").endswith(" https://***")

@@ -96,7 +96,7 @@ def save_three(folder: Path) -> list[Path]:
         arrays = {"a.weight": np.full(3, update, np.float32)}
         state = State(weights=arrays, ema=arrays, moments={}, counters={})
         store.save(state, Progress(update=update), score=None, spec={}, extra={})
-    return checkpoint.listed(folder)
+    return checkpoint.list_all(folder)
 
 
 @pytest.mark.parametrize("file", ["MANIFEST.json", "state.json"])

@@ -254,6 +254,6 @@ def test_a_plugin_whose_constructor_fails_is_named(here):
     rules = policy(here, "".join(lines))
     options = plugins.options("backends", "g", {}, path="backend.options", policy=rules)
     with pytest.raises(PluginError, match=r"'g' \(outside_plugin_g:Mine\) cannot be made .*: OSError: no such card"):
-        plugins.made("backends", "g", options, policy=rules)
+        plugins.make("backends", "g", options, policy=rules)
     with pytest.raises(SpecError, match=r"^no such card"):
-        plugins.made("backends", "h", options, policy=rules)
+        plugins.make("backends", "h", options, policy=rules)

@@ -11,7 +11,7 @@ from mtrain.errors import SpecError
 from mtrain.spec import config, plugins
 from mtrain.spec.building import Tasks
 from mtrain.spec.model import Spec
-from mtrain.spec.schema import dotted, walk
+from mtrain.spec.schema import dot, walk
 
 DETECTOR = "model: {name: yolov5n}\ndata: {format: coco, augment: {mosaic: 0.7, degrees: 5.0}, cache: ram}\ntrain: {epochs: 1}\n"
 CLASSIFIER = "_BASE_: base.yml\nmodel: {name: vit}\ndata: {format: digits_classes}\n"
@@ -53,8 +53,8 @@ def test_the_core_knows_no_word_of_a_task():
 
 
 def test_each_task_has_its_own_sections_and_the_core_those_of_all():
-    schemas = {task: {dotted(path) for path, _ in walk(schema)} for task, schema in Tasks().schemas.items()}
-    core = {dotted(path) for path, _ in walk(Spec)}
+    schemas = {task: {dot(path) for path, _ in walk(schema)} for task, schema in Tasks().schemas.items()}
+    core = {dot(path) for path, _ in walk(Spec)}
     assert schemas.keys() == {"classification", "detection", "language", "own", "segmentation"}
     assert all(core <= keys for keys in schemas.values())
     assert {"data.augment.mosaic", "evaluate.max_detections", "data.cache"} <= schemas["detection"]

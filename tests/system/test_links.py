@@ -173,7 +173,7 @@ def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_e
     (tmp_path / "file").write_text("old")
 
     def fail() -> None:
-        with outputs.replaced(tmp_path / "file") as file:
+        with outputs.replace(tmp_path / "file") as file:
             file.write(b"half")
             raise OSError("no room")
 
@@ -243,7 +243,7 @@ def test_a_lock_that_is_a_link_is_refused_by_every_host_of_a_job(tmp_path, outsi
     run = RunFolder(tmp_path / "run", node=3)
     run.make()
     (run.path / ".lock-3").symlink_to(outside / "file")
-    with pytest.raises(runfolder.UsageError, match="link"), runfolder.taken(run, node=3):
+    with pytest.raises(runfolder.UsageError, match="link"), runfolder.take_folder(run, node=3):
         pass
     assert (outside / "file").read_text() == '{"kept": true}'
 

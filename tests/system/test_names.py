@@ -23,7 +23,7 @@ def known_after(counts: dict[str, int], addresses: dict[str, str]):
 def test_a_name_is_looked_up_until_it_has_an_address():
     resolver = known_after({"a": 0, "b": 2}, {"a": "10.0.0.1", "b": "10.0.0.2"})
     expected = {"a": ["10.0.0.1"], "b": ["10.0.0.2"], "::1": ["::1"]}
-    assert names.resolved(["a", "b", "::1"], limit_s=30.0, resolver=resolver) == expected
+    assert names.resolve(["a", "b", "::1"], limit_s=30.0, resolver=resolver) == expected
 
 
 def test_this_host_is_found_by_a_name_that_appears_late():

@@ -24,7 +24,7 @@ from mtrain.jobs.hosts.host_log import HostLog, words
 from mtrain.records.history import Tail, read_history
 from mtrain.records.reporters import csv_table
 from mtrain.spec import bounds, config
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.system import attempts, failures, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
@@ -74,7 +74,7 @@ def of_trial(folder: Path) -> Any:
 
 def journal(folder: Path) -> Any:
     (folder / "sweep.json").write_text(text(SWEEP))
-    return len(starting.opened(folder).trials)
+    return len(starting.open_sweep(folder).trials)
 
 
 def parameters_of_job(folder: Path) -> Any:
@@ -87,7 +87,7 @@ def former_ranks(run: Path) -> Any:
 
 
 READ: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
-    "spec of a run": ("spec.yml", dumped(SPEC), spec_of_run),
+    "spec of a run": ("spec.yml", dump(SPEC), spec_of_run),
     "spec for the ranks": ("spec.json", text(SPEC), lambda run: (found := choices.read(run)) and found.values),
     "spec of a compared run": ("spec.json", text(SPEC), lambda run: recorded._spec(RunFolder(run), is_script=False)),
     "what was chosen": (
@@ -112,13 +112,13 @@ READ: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "live metrics": ("live/rank-0.json", text({"update": 3}), lambda run: host_collector._read(run / "live/rank-0.json")),
     "table": ("metrics.csv", "epoch,update\r\n0,1\r\n1,2\r\n", lambda run: csv_table._read(run / "metrics.csv")),
     "manifest": (f"{STEP}/MANIFEST.json", None, lambda run: checkpoints.manifest_of(run / STEP)),
-    "state": (f"{STEP}/state.json", text({"spec": {}}), lambda run: checkpoints.described(run / STEP)),
+    "state": (f"{STEP}/state.json", text({"spec": {}}), lambda run: checkpoints.read_description(run / STEP)),
     "arrays": (f"{STEP}/weights.safetensors", None, lambda run: MappedArrays(run / STEP / "weights.safetensors").outlines),
     "id of a copied run": ("run.json", form.run_content("a" * 32).decode(), form.own_id),
     "submitted job": (".submitted/x/job.json", text(RECORD), submission.jobs),
     "request": ("job.yml", "metadata:\n  namespace: mine\n", parameters_of_job),
     "sweep": ("sweep.json", text(SWEEP), lambda folder: definitions.read(folder).base),
-    "spec of a trial": ("specs/0000.yml", dumped(SPEC), of_trial),
+    "spec of a trial": ("specs/0000.yml", dump(SPEC), of_trial),
     "log of a trial": ("logs/0000.log", "error: x\n", lambda folder: trial_jobs._read_from(folder / "logs/0000.log", 0)),
     "journal": ("study.db", None, journal),
 }  # fmt: skip

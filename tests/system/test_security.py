@@ -9,8 +9,8 @@ import pytest
 
 from mtrain.errors import PluginError, SpecError, UsageError
 from mtrain.spec import config, plugins
-from mtrain.system.environment import cleaned, forwarded, redacted, redacted_words
-from mtrain.system.job_secret import CLUSTER_VARIABLE, VARIABLE, drawn
+from mtrain.system.environment import clean, forward, redact, redacted_words
+from mtrain.system.job_secret import CLUSTER_VARIABLE, VARIABLE, draw_secret
 from tests.sources import source_files
 
 BILLION_LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -189,22 +189,22 @@ def test_other_hosts_are_told_the_settings_of_libraries_and_what_was_asked_for()
         "FLAGS_selected_gpus": "0",
     }
     environ = values | own | stale | {"DATA_ROOT": "/data", "TORCH_API_TOKEN": "t", "DATA_TOKEN": "t"}
-    assert forwarded(environ) == values
-    assert forwarded(environ, ["DATA_ROOT", "NOT_SET"]) == values | {"DATA_ROOT": "/data"}
-    assert forwarded(environ, ["DATA_*"]) == values | {"DATA_ROOT": "/data"}, "a secret is told only by its full name"
-    assert forwarded(environ, ["HF_TOKEN"]) == values | {"HF_TOKEN": "t"}
+    assert forward(environ) == values
+    assert forward(environ, ["DATA_ROOT", "NOT_SET"]) == values | {"DATA_ROOT": "/data"}
+    assert forward(environ, ["DATA_*"]) == values | {"DATA_ROOT": "/data"}, "a secret is told only by its full name"
+    assert forward(environ, ["HF_TOKEN"]) == values | {"HF_TOKEN": "t"}
 
 
 @pytest.mark.parametrize("name", ["", "*", "A B", "A=1", "A;id", "1A", "A**", "-A"])
 def test_what_is_no_name_of_a_variable_is_not_forwarded(name):
     with pytest.raises(UsageError, match="is no name of an environment variable"):
-        forwarded({}, [name])
+        forward({}, [name])
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PADDLE_TRAINER_ID", "MTRAIN_JOB_SECRET"])
 def test_what_only_the_plan_sets_is_not_forwarded(name):
     with pytest.raises(UsageError, match="only the plan sets it"):
-        forwarded({}, [name])
+        forward({}, [name])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_only_the_plan_sets_is_not_forwarded(name):
     ],
 )
 def test_secrets_are_masked_whole(name, value):
-    assert redacted({name: value}) == {name: "***"}
+    assert redact({name: value}) == {name: "***"}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_secrets_are_masked_whole(name, value):
     ],
 )
 def test_passwords_in_addresses_are_masked(value, shown):
-    assert redacted({"CONDA_CHANNEL": value}) == {"CONDA_CHANNEL": shown}
+    assert redact({"CONDA_CHANNEL": value}) == {"CONDA_CHANNEL": shown}
 
 
 @pytest.mark.parametrize(
@@ -256,15 +256,15 @@ def test_secrets_are_masked_in_a_command(words, shown):
 
 
 def test_what_hosts_know_of_each_other_reaches_no_rank_and_no_other_host():
-    assert cleaned({CLUSTER_VARIABLE: "x", "HOME": "/root"}) == {"HOME": "/root"}
+    assert clean({CLUSTER_VARIABLE: "x", "HOME": "/root"}) == {"HOME": "/root"}
     with pytest.raises(UsageError):
-        forwarded({CLUSTER_VARIABLE: "x"}, [CLUSTER_VARIABLE])
+        forward({CLUSTER_VARIABLE: "x"}, [CLUSTER_VARIABLE])
 
 
 def test_each_job_has_a_secret_of_its_own_that_no_other_job_inherits():
-    assert drawn() != drawn()
-    assert len(drawn()[VARIABLE]) == 64
-    assert cleaned(drawn()) == {}
+    assert draw_secret() != draw_secret()
+    assert len(draw_secret()[VARIABLE]) == 64
+    assert clean(draw_secret()) == {}
 
 
 # ----------------------------------------------------------------------------------------------------------- run folder

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mtrain
 from mtrain.core.interfaces import SplitRequest
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 from mtrain.data.images.digits_canvas import UNCERTAIN, canvas
 from mtrain.data.images.header import ImageError
 from mtrain.data.images.indexed import IGNORED, colours, read_indices, write_indices
@@ -23,9 +23,9 @@ from mtrain.spec.config import load
 from mtrain.tasks.datasets import open_data
 from mtrain.tasks.segmentation.drawing import comparison, inputs_grid, masks_grid, overlay
 from mtrain.tasks.segmentation.evaluator import MaskEvaluator
-from mtrain.tasks.segmentation.fitting import back, fitted, lay, lay_mask
-from mtrain.tasks.segmentation.masks import counted, divided
-from mtrain.tasks.segmentation.prediction import SegmentationImages, unlabelled
+from mtrain.tasks.segmentation.fitting import back, fit_image, lay, lay_mask
+from mtrain.tasks.segmentation.masks import count_pixels, divide_split
+from mtrain.tasks.segmentation.prediction import SegmentationImages, without_labels
 from mtrain.tasks.segmentation.readers.digits_masks import NAMES, DigitsMasks, DigitsMasksOptions
 from mtrain.tasks.segmentation.readers.voc_masks import VocMasks
 from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
@@ -114,19 +114,19 @@ def test_counting_tells_how_many_pixels_each_class_has(voc):
     train = read(voc)
     pixels = np.concatenate([train.mask(i, (30, 20)).ravel() for i in range(2)])
     expected = [*(np.count_nonzero(pixels == label) for label in range(21)), np.count_nonzero(pixels == 255)]
-    assert counted(train).tolist() == expected
+    assert count_pixels(train).tolist() == expected
 
 
 def test_a_set_is_divided_by_names_alone(voc):
     whole = read(voc, "all")
-    train, held = divided(whole, 0.34, seed=0)
-    _, turned_held = divided(whole.chosen([2, 0, 1]), 0.34, seed=0)
+    train, held = divide_split(whole, 0.34, seed=0)
+    _, turned_held = divide_split(whole.chosen([2, 0, 1]), 0.34, seed=0)
     assert set(train.keys) | set(held.keys) == {"a", "b", "c"}
     assert len(held) == 1
     assert set(turned_held.keys) == set(held.keys)
-    assert len({tuple(divided(whole, 0.34, seed=seed)[1].keys) for seed in range(9)}) > 1
+    assert len({tuple(divide_split(whole, 0.34, seed=seed)[1].keys) for seed in range(9)}) > 1
     with pytest.raises(DataError, match="1 images cannot be divided"):
-        divided(read(voc, "val"), 0.5, seed=0)
+        divide_split(read(voc, "val"), 0.5, seed=0)
 
 
 def damaged(path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_cannot_be_used_is_refused_in_one_error_that_names_the_file(voc, na
     spoil, message = HOSTILE[name]
     spoil(voc)
     with pytest.raises(DataError, match=message) as caught:
-        counted(read(voc))
+        count_pixels(read(voc))
     assert len(str(caught.value)) < 2000
 
 
@@ -226,7 +226,7 @@ def test_what_is_laid_on_the_input_comes_back_to_the_pixels_of_the_image(resize,
     columns, rows = np.arange(size_wh[0]) * 8 // size_wh[0], np.arange(size_wh[1]) * 4 // size_wh[1]
     mask = (rows[:, None] * 8 + columns).astype(np.uint8)
     out = np.empty((64, 64), np.uint8)
-    lay_mask(mask, fitted(size_wh, side=64, resize=resize), out, fill=IGNORED)
+    lay_mask(mask, fit_image(size_wh, side=64, resize=resize), out, fill=IGNORED)
     returned = back(out, size_wh, resize=resize)
     assert returned.shape == mask.shape
     assert IGNORED not in returned
@@ -236,7 +236,7 @@ def test_what_is_laid_on_the_input_comes_back_to_the_pixels_of_the_image(resize,
 
 def test_a_letterboxed_image_is_centred_on_grey():
     out = np.empty((32, 32, 3), np.uint8)
-    lay(np.full((10, 20, 3), 200, np.uint8), fitted((20, 10), side=32, resize="letterbox"), out)
+    lay(np.full((10, 20, 3), 200, np.uint8), fit_image((20, 10), side=32, resize="letterbox"), out)
     assert (out[8:24] == 200).all()
     assert (out[:8] == 114).all()
     assert (out[24:] == 114).all()
@@ -300,7 +300,7 @@ def evaluated(val, predictions, shares):
     for share in shares:
         evaluator = MaskEvaluator(val, resize="letterbox")
         evaluator.add({"index": np.array(share)}, [{"classes": predictions[i]} for i in share])
-        partials.append(unpacked(packed(evaluator.partial())))
+        partials.append(unpack(pack(evaluator.partial())))
     evaluator = MaskEvaluator(val, resize="letterbox")
     return evaluator, evaluator.result(partials), partials
 
@@ -346,7 +346,7 @@ def test_images_of_other_sizes_are_scored_in_their_own_pixels(voc):
     out = np.empty((64, 64), np.uint8)
     lay_mask(
         np.where(truth == IGNORED, 0, truth).astype(np.uint8),
-        fitted((30, 20), side=64, resize="letterbox"),
+        fit_image((30, 20), side=64, resize="letterbox"),
         out,
         fill=0,
     )
@@ -376,7 +376,7 @@ def test_drawings_have_the_colours_of_the_classes(digits, val):
 def test_predictions_become_indexed_images_of_the_size_of_the_image_and_a_summary(tmp_path):
     Image.new("RGB", (30, 20), (10, 200, 30)).save(tmp_path / "x.png")
     spec = load("unet_digits").spec
-    images = SegmentationImages(spec, unlabelled([tmp_path / "x.png"], class_names=NAMES, max_pixels=10_000))
+    images = SegmentationImages(spec, without_labels([tmp_path / "x.png"], class_names=NAMES, max_pixels=10_000))
     classes, certainty = np.zeros((64, 64), np.uint8), np.full((64, 64), 51, np.uint8)
     classes[:, 32:], certainty[:, 32:] = 3, 204
     collector = images.evaluator()
@@ -392,7 +392,7 @@ def test_predictions_become_indexed_images_of_the_size_of_the_image_and_a_summar
     ]
     assert (tmp_path / "out" / "x.jpg").is_file()
     with pytest.raises(DataError, match="1 of 1 images cannot be read"):
-        unlabelled([tmp_path / "x.png"], class_names=NAMES, max_pixels=10)
+        without_labels([tmp_path / "x.png"], class_names=NAMES, max_pixels=10)
 
 
 def test_the_task_checks_describes_and_shows_a_data_set(digits):
@@ -424,4 +424,4 @@ def test_an_error_of_a_mask_travels_between_processes(tmp_path):
 def test_a_limit_of_pixels_holds_for_masks_too(voc):
     split = replace(read(voc), max_pixels=100)
     with pytest.raises(DataError, match=r"2 of 2 images cannot be used"):
-        counted(split)
+        count_pixels(split)

@@ -92,5 +92,5 @@ print([os.getpid(), copy.pid])
 
 def test_ranks_on_other_hosts_get_the_variables_of_the_recorder() -> None:
     names = [startup.VARIABLE, recorder.EVERY_VARIABLE, recorder.AT_VARIABLE, recorder.UPDATES_VARIABLE]
-    sent = environment.forwarded(dict.fromkeys((*names, "MTRAIN_JOB_SECRET"), "1"))
+    sent = environment.forward(dict.fromkeys((*names, "MTRAIN_JOB_SECRET"), "1"))
     assert sorted(sent) == sorted(names)

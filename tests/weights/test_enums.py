@@ -82,9 +82,9 @@ class Attribute:
 
 
 def test_ranks_on_such_a_python_exchange_enumerations() -> None:
-    content = serialization.packed({"stage": [Stage.FIRST]})
+    content = serialization.pack({"stage": [Stage.FIRST]})
     assert b"getattr" in content
-    assert serialization.unpacked(content) == {"stage": [Stage.FIRST]}
+    assert serialization.unpack(content) == {"stage": [Stage.FIRST]}
     for hostile in ((Stage, "__init__"), (Stage, "mro"), ({}, "get"), (dict, "fromkeys"), (Stage, ["FIRST"])):
         with pytest.raises(TrainingError, match="another rank sent"):
-            serialization.unpacked(pickle.dumps(Attribute(*hostile)))
+            serialization.unpack(pickle.dumps(Attribute(*hostile)))

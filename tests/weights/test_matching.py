@@ -9,8 +9,8 @@ from mtrain.core.interfaces import Published
 from mtrain.errors import CheckpointError
 from mtrain.spec import plugins
 from mtrain.weights.matching import Match, entry_types, match
-from mtrain.weights.models import expected, fitted
-from mtrain.weights.names import exported, neutral_names
+from mtrain.weights.models import expect, fit
+from mtrain.weights.names import export, neutral_names
 from mtrain.weights.outline import Question, outlines
 from mtrain.weights.reading import Weights, read
 from mtrain.weights.writing import write
@@ -50,15 +50,15 @@ def test_an_unknown_model_has_no_outline():
 
 @pytest.mark.parametrize(("model", "classes"), [("yolov5n", 80), ("yolov5n", 3)])
 def test_the_number_of_classes_is_read_off_the_shapes(model, classes):
-    wanted = expected(weights(golden.yolov5("n", classes=classes)), model)
+    wanted = expect(weights(golden.yolov5("n", classes=classes)), model)
     assert wanted.classes == classes
-    assert fitted(weights(golden.yolov5("n", classes=classes)), wanted).unmatched == []
+    assert fit(weights(golden.yolov5("n", classes=classes)), wanted).unmatched == []
 
 
 def test_ppyoloe_of_paddle_fits_counters_start_at_zero_and_the_bins_become_whole_numbers():
     file = weights(golden.ppyoloe("s"), "paddle")
-    wanted = expected(file, "ppyoloe_s")
-    found = fitted(file, wanted)
+    wanted = expect(file, "ppyoloe_s")
+    found = fit(file, wanted)
     assert (wanted.classes, found.unmatched, found.unused, found.warnings()) == (80, [], [], [])
     assert len(found.matched) == 423
     assert len(found.counters) == 78
@@ -70,7 +70,7 @@ def test_bins_that_are_no_whole_numbers_are_told():
     arrays = golden.ppyoloe("s")
     arrays["yolo_head.proj_conv.weight"] = arrays["yolo_head.proj_conv.weight"] + 0.5
     file = weights(arrays, "paddle")
-    assert fitted(file, expected(file, "ppyoloe_s")).inexact == ["yolo_head.proj_conv.weight"]
+    assert fit(file, expect(file, "ppyoloe_s")).inexact == ["yolo_head.proj_conv.weight"]
 
 
 @pytest.mark.parametrize("layout", ["paddle", "torch"])
@@ -78,7 +78,7 @@ def test_bins_that_are_no_whole_numbers_are_told():
 def test_either_spelling_of_names_is_accepted_in_either_format(layout, spelled):
     arrays = golden.ppyoloe("s") if spelled == "paddle" else neutral_names(golden.ppyoloe("s"))
     file = weights(arrays, layout)
-    assert len(fitted(file, expected(file, "ppyoloe_s")).matched) == 423
+    assert len(fit(file, expect(file, "ppyoloe_s")).matched) == 423
 
 
 def test_both_spellings_of_one_name_are_refused():
@@ -119,14 +119,14 @@ def test_a_job_that_trains_keeps_its_own_anchors_and_says_so():
 def test_state_that_only_a_running_job_has_is_neither_asked_for_nor_exported():
     held = golden.yolov5("n") | {"balance.moved_L": np.ones(3)}
     assert match(weights(golden.yolov5("n")), entry_types(held), YOLOV5).unmatched == []
-    assert set(exported(held, YOLOV5, layout="torch")) == set(golden.yolov5("n"))
+    assert set(export(held, YOLOV5, layout="torch")) == set(golden.yolov5("n"))
 
 
 def test_a_file_of_the_backbone_alone_is_put_into_its_place():
     prefix = "backbone."
     part = {n.removeprefix(prefix): a for n, a in golden.ppyoloe("s").items() if n.startswith(prefix)}
     file = weights(part, "paddle")
-    found = fitted(file, expected(file, "ppyoloe_s"))
+    found = fit(file, expect(file, "ppyoloe_s"))
     assert (found.prefix, len(found.matched), found.unused) == (prefix, len(part), [])
     assert found.missing
 
@@ -147,7 +147,7 @@ def test_a_wrapper_of_all_names_is_taken_off():
 def test_weights_of_another_model_are_refused_and_that_model_is_named(arrays, layout, value, right):
     file = weights(arrays, layout)
     with pytest.raises(CheckpointError, match=rf"arrays fit {value} by name and shape; {len(arrays)} fit {right}: use"):
-        fitted(file, expected(file, value))
+        fit(file, expect(file, value))
 
 
 def test_weights_of_no_known_model_are_refused():
@@ -155,7 +155,7 @@ def test_weights_of_no_known_model_are_refused():
     with pytest.raises(
         CheckpointError, match="0 of its 1 arrays fit yolov5n by name and shape; is it of another model"
     ):
-        fitted(file, expected(file, "yolov5n"))
+        fit(file, expect(file, "yolov5n"))
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
@@ -164,7 +164,7 @@ def test_linear_weights_are_transposed_for_paddle_and_back(tmp_path, shape):
         "fc.weight": np.arange(np.prod(shape), dtype=np.float32).reshape(shape),
         "fc.bias": np.zeros(shape[0], np.float32),
     }
-    there = exported(held, Published(), layout="paddle")
+    there = export(held, Published(), layout="paddle")
     np.testing.assert_array_equal(there["fc.weight"], held["fc.weight"].T)
     write(tmp_path / "w.pdparams", there)
     golden.equal(match(read(tmp_path / "w.pdparams"), entry_types(held), Published()).matched, held)
@@ -183,10 +183,10 @@ def test_import_of_export_is_the_same(tmp_path, model, ending):
     """Counters aside, which Paddle does not have."""
     file = weights(golden.yolov5("n") if model == "yolov5n" else golden.ppyoloe("s"))
     told = YOLOV5 if model == "yolov5n" else PPYOLOE
-    held = fitted(file, expected(file, model)).matched
+    held = fit(file, expect(file, model)).matched
     layout = {".pdparams": "paddle", ".pt": "torch", ".safetensors": "neutral"}[ending]
-    write(tmp_path / f"w{ending}", exported(held, told, layout=layout))
-    back = fitted(read(tmp_path / f"w{ending}"), expected(read(tmp_path / f"w{ending}"), model))
+    write(tmp_path / f"w{ending}", export(held, told, layout=layout))
+    back = fit(read(tmp_path / f"w{ending}"), expect(read(tmp_path / f"w{ending}"), model))
     lost = {name for name in held if name.endswith("num_batches_tracked")} if layout == "paddle" else set()
     golden.equal(back.matched, {name: array for name, array in held.items() if name not in lost})
     assert back.unmatched == []
@@ -195,9 +195,9 @@ def test_import_of_export_is_the_same(tmp_path, model, ending):
 def test_export_of_import_has_the_published_names_shapes_and_types(tmp_path):
     state = golden.ppyoloe("s")
     file = weights(state, "paddle")
-    golden.equal(exported(fitted(file, expected(file, "ppyoloe_s")).matched, PPYOLOE, layout="paddle"), state)
+    golden.equal(export(fit(file, expect(file, "ppyoloe_s")).matched, PPYOLOE, layout="paddle"), state)
     file = weights(golden.yolov5("n"))
-    golden.equal(exported(fitted(file, expected(file, "yolov5n")).matched, YOLOV5, layout="torch"), golden.yolov5("n"))
+    golden.equal(export(fit(file, expect(file, "yolov5n")).matched, YOLOV5, layout="torch"), golden.yolov5("n"))
 
 
 def test_a_file_with_statistics_of_its_own_was_not_folded():

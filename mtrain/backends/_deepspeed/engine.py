@@ -19,7 +19,7 @@ from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import PartsOptimizer
-from mtrain.backends._torch.shards import Parts, refuse_scalars, tied
+from mtrain.backends._torch.shards import Parts, find_ties, refuse_scalars
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends._torch.spread import Spread
 from mtrain.backends.base import Check
@@ -68,7 +68,7 @@ class ZeroEngine(SplitEngine):
             channels_last(model)
         model.train()
         zero = self._zero(engine, model)
-        zero.parts |= {alias: zero.parts[name] for alias, name in tied(model).items() if name in zero.parts}
+        zero.parts |= {alias: zero.parts[name] for alias, name in find_ties(model).items() if name in zero.parts}
         parts = Parts(zero.parts, self.collective, bucket=config["zero_optimization"]["reduce_bucket_size"])
         exchange = ZeroExchange(engine, zero, trained, self.collective, self._sharding.reduction)
         self._engines.append((engine, exchange))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends.waiting import Waits
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 
 T = TypeVar("T")
 PAUSE_S = 1e-4
@@ -40,11 +40,11 @@ class HorovodCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
         sizes = wait(hvd.allgather_async(torch.tensor([len(payload)]), name="mtrain.objects.sizes")).tolist()
         gathered = wait(hvd.allgather_async(payload, name="mtrain.objects"))
         del payload
-        return [unpacked(part.numpy().tobytes()) for part in gathered.split(sizes)]
+        return [unpack(part.numpy().tobytes()) for part in gathered.split(sizes)]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from mtrain.core.compiling import CannotCompileError, compiled
+from mtrain.core.compiling import CannotCompileError, compile_library
 from mtrain.core.interfaces import Array
 
 SOURCE = Path(__file__).with_name("norm.c")
@@ -87,7 +87,7 @@ def _load(make: Callable[[], Found], check: Callable[[Found], None]) -> Loaded[F
 
 
 def _functions(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]]) -> dict[str, Callable[..., None]]:
-    library = ctypes.CDLL(str(compiled(source)))
+    library = ctypes.CDLL(str(compile_library(source)))
     return {name: _function(library, f"mtrain_{family}_{name}", types) for name, types in signatures.items()}
 
 

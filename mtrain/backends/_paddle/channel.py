@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 from mtrain.errors import LaunchError
 from mtrain.system.mutual_authentication import End, named_nonce, seal
 
@@ -67,21 +67,21 @@ class Channel:
             PeerLost: Another rank has ended, or did not come in time.
             TrainingError: Another rank has sent something that cannot be read, or is no plain data.
         """
-        own_value = packed(value)
+        own_value = pack(value)
         gathered: list[bytes]
         if self._rank != 0:
             self._send(0, own_value)
-            gathered = unpacked(self._receive(0))
+            gathered = unpack(self._receive(0))
         else:
             gathered = [own_value, *(self._receive(rank) for rank in sorted(self._peers))]
-            reply = packed(gathered)
+            reply = pack(gathered)
             for rank in sorted(self._peers):
                 self._send(rank, reply)
             del reply
         del own_value
         # Each part is dropped as soon as it is read: the predictions of an evaluation are in memory once, not twice.
         gathered.reverse()
-        return [unpacked(gathered.pop()) for _ in range(len(gathered))]
+        return [unpack(gathered.pop()) for _ in range(len(gathered))]
 
     def close(self) -> None:
         """Close the sockets. The channel must not be used afterwards."""

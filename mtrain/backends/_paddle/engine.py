@@ -20,7 +20,7 @@ from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fitted
+from mtrain.core.quantising import fit_ranges
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.core.state_checks import aliases
 from mtrain.errors import SpecError
@@ -217,7 +217,7 @@ class PaddleEngine(RankSession):
     def restore(self, model: Layer, optimizer: PaddleOptimizer, saved: State) -> None:
         optimizer.settle()
         model = inner(model)
-        saved = fitted(saved, model.state_dict())
+        saved = fit_ranges(saved, model.state_dict())
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
             optimizer.ranges_restored()

@@ -334,12 +334,14 @@ class Dropout(Layer):
 
     def kept_by_numpy(self, random_key: Tensor, count: int) -> Tensor:
         """Return which of the ``count`` elements of each sample are kept, bool (B, count), computed on the host."""
-        return paddle.to_tensor(noise.kept(random_key.numpy(), self.name, count, self.p), place=random_key.place)
+        return paddle.to_tensor(
+            noise.kept_elements(random_key.numpy(), self.name, count, self.p), place=random_key.place
+        )
 
     def kept_by_tensors(self, random_key: Tensor, count: int) -> Tensor:
         """Return the same, computed on the device."""
         places = _mix(paddle.arange(0, count, 1, paddle.int32))
-        layer = _word(noise.signed(noise.layer_code(self.name)))
+        layer = _word(noise.sign(noise.layer_code(self.name)))
         words = _mix(places ^ paddle.unsqueeze(_mix(random_key ^ layer), 1)) & _word(noise.RANGE - 1)
         return words >= _word(noise.threshold(self.p))
 
@@ -353,7 +355,7 @@ def _word(value: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Return ``noise.mixed`` of words as int32."""
+    """Return ``noise.mix`` of words as int32."""
     for shift, factor in noise.ROUNDS:
         x = (x ^ _shift(x, shift)) * _word(factor)
     return x ^ _shift(x, noise.LAST_SHIFT)

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Collective
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class DistributedCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(payload)]), group=self._host_group)
         # all_gather needs equal lengths on all ranks: payloads are padded to the longest and cut again.
@@ -94,7 +94,7 @@ class DistributedCollective:
         del payload, padded
         # Each part is dropped as soon as it is read: the predictions of an evaluation are in memory once, not twice.
         gathered.reverse()
-        return [unpacked(gathered.pop()[:length].numpy().tobytes()) for length in lengths]
+        return [unpack(gathered.pop()[:length].numpy().tobytes()) for length in lengths]
 
     def all_gather_tensor(self, x: Tensor) -> Tensor:
         """Return ``x`` of all ranks, stacked along a new first axis."""

@@ -44,7 +44,7 @@ from mtrain.core.interfaces import (
 )
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fitted
+from mtrain.core.quantising import fit_ranges
 from mtrain.core.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
@@ -154,8 +154,8 @@ class TorchEngine(RankSession):
         return model
 
     def with_own_optimizer(self, model: nn.Module, recipe: Recipe) -> Recipe:
-        """Return the recipe with a script's own optimizer made for ``model``, which is not split yet; see ``native.made``."""
-        return native.made(recipe, model)
+        """Return the recipe with a script's own optimizer made for ``model``, which is not split yet; see ``native.make_native``."""
+        return native.make_native(recipe, model)
 
     def _seed_start(self, recipe: Recipe) -> None:
         """Seed before a model is built, unless it is built in the stream of the one before."""
@@ -313,7 +313,7 @@ class TorchEngine(RankSession):
     def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
         optimizer.settle()
         model = inner(model)
-        saved = fitted(saved, model.state_dict())
+        saved = fit_ranges(saved, model.state_dict())
         if saved.weights:
             state.fill(model.state_dict(), saved.weights, what="weights")
             optimizer.ranges_restored()

@@ -33,7 +33,7 @@ def program(name: str, words: Sequence[str]) -> ModuleType | None:
     if sys.platform != "linux" or count_devices(os.environ) or not copied.can_be_shown():
         return None
     try:
-        with collector.paused():
+        with collector.pause():
             module = import_module(name)
             if not callable(getattr(module, "main", None)) or getattr(module, "OWN_PROCESSES", False):
                 return None

@@ -24,7 +24,7 @@ def seed() -> None:
         keras.utils.set_random_seed(torch.initial_seed() % (1 << 32))
 
 
-def adapted(model: Any) -> Any:
+def adapt(model: Any) -> Any:
     """Return a model of Keras as a ``KerasModule``, and anything else as it is.
 
     Raises:

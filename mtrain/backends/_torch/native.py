@@ -64,7 +64,7 @@ class Made:
         self.optimizer.param_groups.clear()
 
 
-def made(recipe: Recipe, model: nn.Module) -> Recipe:
+def make_native(recipe: Recipe, model: nn.Module) -> Recipe:
     """Return ``recipe`` with the script's own optimizer made for ``model``, before a backend splits or wraps the model.
 
     Raises:

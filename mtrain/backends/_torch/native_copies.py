@@ -29,7 +29,7 @@ class Piece:
         return piece.to(self.tensor.device, copy=True).reshape(self.tensor.shape)
 
 
-def moved(made: Made, pieces: Mapping[int, Piece]) -> Any:
+def move_optimizer(made: Made, pieces: Mapping[int, Piece]) -> Any:
     """Return a copy of an optimizer that steps ``pieces`` in the place of its parameters, which are the keys, by identity.
 
     Parameters without a piece are left out. Whatever else the optimizer holds is copied with it.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.native_copies import Piece, moved
+from mtrain.backends._torch.native_copies import Piece, move_optimizer
 from mtrain.backends._torch.native_trial import Trials, Verdict, check_resumes
 from mtrain.backends._torch.shards import Part, first_element
 from mtrain.core.interfaces import Array
@@ -50,7 +50,7 @@ def rule_for_parts(
     Raises:
         SpecError: its rule needs whole arrays.
     """
-    verdict = decided(made)
+    verdict = decide(made)
     if not verdict.same_bits and rank == 0:
         log.warning(
             "session.prepare: %s rounds the last elements of an array otherwise, so the last bits differ from a backend that keeps "
@@ -61,12 +61,12 @@ def rule_for_parts(
         id(made.parameters[name]): Piece(tensor, first_element(parts[name], rank))
         for name, tensor in zip(names, held, strict=True)
     }
-    rule = PartsNativeRule(moved(made, pieces), held, split=verdict.split)
+    rule = PartsNativeRule(move_optimizer(made, pieces), held, split=verdict.split)
     made.forget()
     return rule
 
 
-def decided(made: Made) -> Verdict:
+def decide(made: Made) -> Verdict:
     """Return what a trial has found of an optimizer that steps parts of arrays.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.native_copies import Piece, moved
+from mtrain.backends._torch.native_copies import Piece, move_optimizer
 from mtrain.backends._torch.state import to_numpy
 from mtrain.errors import SpecError
 
@@ -133,7 +133,7 @@ class Trials:
             id(parameter): Piece(own, first)
             for parameter, own, first in zip(self._choose, parameters, firsts, strict=True)
         }
-        return _Trial(moved(self._made, pieces), parameters)
+        return _Trial(move_optimizer(self._made, pieces), parameters)
 
     def _piece(self, number: int) -> _Trial:
         """Return the optimizer of piece 0, 1 or 2 of each flattened array, after all updates; the last one is empty."""

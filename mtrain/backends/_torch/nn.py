@@ -151,7 +151,7 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5, *, name: str) -> None:
         super().__init__()
         self.p = p
-        self.code = noise.signed(noise.layer_code(name))
+        self.code = noise.sign(noise.layer_code(name))
 
     @override
     def forward(self, x: Tensor, random_key: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class Dropout(Module):
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply ``noise.mixed`` to words as int32, in place."""
+    """Apply ``noise.mix`` to words as int32, in place."""
     for shift, factor in noise.ROUNDS:
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)
     return x.bitwise_xor_((x >> noise.LAST_SHIFT).bitwise_and_((1 << (32 - noise.LAST_SHIFT)) - 1))

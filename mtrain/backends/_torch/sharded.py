@@ -13,7 +13,7 @@ from mtrain.backends._torch.native import Made
 from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
 from mtrain.backends._torch.shard_rules import ShardRule
-from mtrain.backends._torch.shards import Boxes, Part, Parts, spans_of, tied
+from mtrain.backends._torch.shards import Boxes, Part, Parts, find_ties, spans_of
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts, ema_shares
@@ -111,7 +111,7 @@ class ShardedOptimizer(PartsOptimizer):
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         cut = _cut(parts, shapes, collective) if boxes is None else _box(parts, shapes, boxes, rank=collective.rank)
         self.parts = Parts(
-            {**cut, **{alias: cut[name] for alias, name in tied(model).items() if name in cut}},
+            {**cut, **{alias: cut[name] for alias, name in find_ties(model).items() if name in cut}},
             collective,
             bucket=BUCKET,
         )
@@ -206,7 +206,7 @@ class Held:
         for name, parameter in model.named_parameters():
             if name in parts:
                 parts[name].requires_grad_(parameter.requires_grad)
-        self._first_names = tied(model)
+        self._first_names = find_ties(model)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters in model order: this rank's part where one is split, else the whole parameter."""

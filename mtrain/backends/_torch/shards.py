@@ -83,7 +83,7 @@ def first_element(part: Part, rank: int) -> int:
     return first
 
 
-def tied(model: nn.Module) -> dict[str, str]:
+def find_ties(model: nn.Module) -> dict[str, str]:
     """Return the further names of parameters that several layers share: alias -> first name."""
     return aliases(dict(model.named_parameters(remove_duplicate=False)))
 

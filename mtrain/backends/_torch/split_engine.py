@@ -18,7 +18,7 @@ from mtrain.backends._torch.streams import Entry
 from mtrain.core import state_checks
 from mtrain.core.interfaces import Array, Part, State
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fitted
+from mtrain.core.quantising import fit_ranges
 from mtrain.system.memory import returned_memory
 
 
@@ -96,7 +96,7 @@ class SplitEngine(TorchEngine):
             return
         optimizer.settle()
         parts = optimizer.parts
-        saved = fitted(saved, model.state_dict())
+        saved = fit_ranges(saved, model.state_dict())
         if saved.weights:
             self.release(optimizer)
             # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.

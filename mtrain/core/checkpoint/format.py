@@ -368,7 +368,7 @@ def progress_of(folder: Path) -> Progress:
     return _progress(_body(folder))
 
 
-def described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """Return ``progress``, ``counters``, ``spec`` and ``extra`` of an intact checkpoint, without reading its arrays."""
     body = _body(folder)
     return body if isinstance(body, dict) else {}

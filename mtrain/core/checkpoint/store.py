@@ -32,7 +32,7 @@ __all__ = [
     "Saved",
     "best",
     "folder_of",
-    "listed",
+    "list_all",
     "load",
     "newest",
     "progress_of",
@@ -169,7 +169,7 @@ class Checkpoints:
         self._names: Sequence[str] = ()
         outputs.make_folder(self.folder)
         _clean(self.folder)
-        self._serial = max((_serial(path) for path in listed(self.folder)), default=0)
+        self._serial = max((_serial(path) for path in list_all(self.folder)), default=0)
 
     @property
     def waited_s(self) -> float:
@@ -250,7 +250,7 @@ class Checkpoints:
         if self._made_room:
             return
         self._made_room = True
-        complete = [path for path in listed(self.folder) if looks_whole(path)]
+        complete = [path for path in list_all(self.folder) if looks_whole(path)]
         intact = newest(self.folder) if len(complete) > self._keep_last + self._keep_best else None
         if intact is not None:
             self._retain(intact)
@@ -260,7 +260,7 @@ class Checkpoints:
 
         ``new`` has just been written and flushed and is always kept, so one intact checkpoint remains in any case.
         """
-        complete = [path for path in listed(self.folder) if looks_whole(path)]
+        complete = [path for path in list_all(self.folder) if looks_whole(path)]
         keep = {new, *complete[-self._keep_last :]}
         keep.update(_by_score(complete)[: self._keep_best])
         for path in complete:
@@ -299,7 +299,7 @@ def is_checkpoint(path: Path) -> bool:
     return path.name.startswith(PREFIX) or (path.parent.name == "checkpoints" and (path / files.MANIFEST).is_file())
 
 
-def listed(folder: Path) -> list[Path]:
+def list_all(folder: Path) -> list[Path]:
     """Return all checkpoints in ``folder``, including damaged ones, in the order in which they were written.
 
     Raises:
@@ -315,7 +315,7 @@ def listed(folder: Path) -> list[Path]:
     return sorted((path for path in paths if path.is_dir()), key=lambda p: (_serial(p), p.name))
 
 
-def kept(folder: Path) -> list[Path]:
+def list_named(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder`` that were kept under a name, by name."""
     return sorted(path for path in Path(folder).iterdir() if is_kept_name(path.name) and is_checkpoint(path))
 
@@ -334,7 +334,7 @@ def _first_intact(
     folder: Path, ordered: Callable[[list[Path]], list[Path]], *, tell: Callable[..., None] = lambda *words: None
 ) -> Path | None:
     """Return the first intact checkpoint in an order. Where a job deletes one at this moment, it has written a newer one."""
-    paths = listed(folder) or listed(folder)  # the second look finds the one that took the place of the last one
+    paths = list_all(folder) or list_all(folder)  # the second look finds the one that took the place of the last one
     for path in ordered(paths):
         problems = verify(path)
         if not problems and _hold(path):
@@ -389,7 +389,7 @@ def _is_held(path: Path) -> bool:
 def _by_score(paths: Iterable[Path]) -> list[Path]:
     """Return the checkpoints that have a score, the highest score first.
 
-    Of equal scores the earlier update counts as better, as in ``cadence.scored``, so that the summary and the best
+    Of equal scores the earlier update counts as better, as in ``cadence.count_score``, so that the summary and the best
     checkpoint refer to the same update.
     """
     scored = [path for path in paths if score_of(path) > -math.inf]
@@ -469,7 +469,7 @@ def reusable_bytes(folder: Path) -> int:
     Damaged checkpoints stay.
     """
     left = (file.stat() for path in _find_abandoned(folder) for file in path.rglob("*") if file.is_file())
-    whole = (path for path in listed(folder) if looks_whole(path))
+    whole = (path for path in list_all(folder) if looks_whole(path))
     # A file with several links is one of a checkpoint that was being copied, which has been counted.
     return sum(map(files.size_of, whole)) + sum(status.st_size for status in left if status.st_nlink == 1)
 

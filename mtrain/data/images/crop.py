@@ -21,7 +21,7 @@ Window = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
 
 
-def resized(image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
+def resize(image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
     """Resize an image (H, W, 3) with Pillow's antialiased bilinear filter; unchanged where it has that size."""
     if image.shape[:2] == (height, width):
         return image
@@ -43,7 +43,7 @@ def centre_cropped(image: NDArray[np.uint8], *, side: int, share: float) -> NDAr
         box = (left * scale_x, top * scale_y, (left + side) * scale_x, (top + side) * scale_y)
         resizable = Image.fromarray(np.ascontiguousarray(image))
         return np.asarray(resizable.resize((side, side), Image.Resampling.BILINEAR, box=box), dtype=np.uint8)
-    image = resized(image, width=width, height=height)
+    image = resize(image, width=width, height=height)
     return image[top : top + side, left : left + side]
 
 
@@ -74,4 +74,4 @@ def random_window(
 def window_of(image: NDArray[np.uint8], window: Window, *, side: int) -> NDArray[np.uint8]:
     """Return a window of an image, resized to ``side`` x ``side``."""
     left, top, width, height = window
-    return resized(image[top : top + height, left : left + width], width=side, height=side)
+    return resize(image[top : top + height, left : left + width], width=side, height=side)

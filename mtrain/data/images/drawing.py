@@ -70,7 +70,7 @@ def text_size(text: str, *, scale: float) -> tuple[int, int, int]:
     return width, height, baseline
 
 
-def encoded(image: Pixels, suffix: str) -> bytes:
+def encode(image: Pixels, suffix: str) -> bytes:
     """Return RGB bytes as the content of an image file, whose suffix decides the format as in ``save_image``.
 
     Raises:
@@ -90,6 +90,6 @@ def save_image(image: Pixels, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        outputs.write_bytes(path, encoded(image, path.suffix))
+        outputs.write_bytes(path, encode(image, path.suffix))
     except (OSError, cv2.error) as error:
         raise DataError(f"{path}: cannot be written ({' '.join(str(error).split())}); expected .jpg or .png") from error

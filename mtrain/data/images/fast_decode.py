@@ -50,13 +50,13 @@ def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1)
         or in several passes.
     """
     try:
-        data = shortened(read_image(path), size, rows * reduce)
+        data = shorten(read_image(path), size, rows * reduce)
         return None if data is None else _decode(data, (size[0], min(rows * reduce, size[1])), reduce, strict=False)
     except (OSError, ValueError, IndexError, struct.error):
         return None
 
 
-def shortened(data: bytes, size: tuple[int, int], rows: int) -> bytes | None:
+def shorten(data: bytes, size: tuple[int, int], rows: int) -> bytes | None:
     """Return a baseline JPEG of the given width and height whose header names ``rows`` as its height; None for other
     files. Decoders stop after these rows, which do not depend on those below."""
     if data[:2] != JPEG:

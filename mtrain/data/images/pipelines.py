@@ -173,13 +173,13 @@ def _parsed_yaml(text: str, path: Path) -> Any:
 def _from_code(reference: str) -> Any:
     """Call the function that a reference ``FILE.py:FUNCTION`` names. This runs the user's code."""
     try:
-        function = references.imported(references.parsed(reference))
+        function = references.import_object(references.parse(reference))
     except PluginError as error:
         raise DataError(f"{KEY}: {error}") from error
     try:
         return function()
     except Exception as error:  # a user's function may raise any exception
-        raise DataError(f"{KEY}: {reference} cannot be called ({references.told(error)})") from error
+        raise DataError(f"{KEY}: {reference} cannot be called ({references.tell_error(error)})") from error
 
 
 def _with_boxes(composed: Any, library: Any) -> Any:

@@ -11,7 +11,7 @@ PADDING = 114
 """Grey value of pixels outside an image, as letterboxing has it."""
 
 
-def varied(images_BHW3: Array, kinds: Sequence[tuple[bool, float]], *, step: int) -> list[tuple[Array, Variation]]:
+def vary_images(images_BHW3: Array, kinds: Sequence[tuple[bool, float]], *, step: int) -> list[tuple[Array, Variation]]:
     """Return a copy of the images for each of ``kinds``: (mirrored left to right, scale).
 
     A smaller copy is padded on the right and below until its sides are multiples of ``step`` again.

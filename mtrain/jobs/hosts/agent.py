@@ -84,7 +84,7 @@ MOST_UNSENT_BYTES = 1 << 20
 
 def hello(**more: Any) -> Message:
     """Return the first message: the facts about this host that the leader needs for the plan, and ``more`` fields."""
-    environ = environment.cleaned(environment.caller())
+    environ = environment.clean(environment.caller())
     return {
         "event": "hello",
         "version": mtrain.__version__,
@@ -186,7 +186,7 @@ class Agent:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _answer(self, verb: str, message: Message) -> dict[str, Any]:
-        with agent_warnings.collected() as warnings:
+        with agent_warnings.collect() as warnings:
             answer = self._carry_out(verb, message)
         if "error" in answer:
             return {**answer, "error": "; ".join([str(answer["error"]), *warnings])}
@@ -254,7 +254,7 @@ class Agent:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self._resources.enter_context(runfolder.taken(run, node=node))
+                self._resources.enter_context(runfolder.take_folder(run, node=node))
                 self._held = (run.path.absolute(), node)
                 return
             except UsageError:
@@ -311,7 +311,7 @@ class Agent:
 
 def command_environment(orders: Orders) -> dict[str, str]:
     """Return the environment of the command: this host's, the forwarded one, and its network interface."""
-    environ = {**environment.cleaned(environment.caller()), **orders.forwarded}
+    environ = {**environment.clean(environment.caller()), **orders.forwarded}
     addresses = placement.own_addresses()
     interface = placement.interface_of(addresses, [orders.host, *placement.resolve(orders.host)])
     if interface is None and orders.host.startswith("127."):

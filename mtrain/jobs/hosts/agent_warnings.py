@@ -29,7 +29,7 @@ class _Collector(logging.Handler):
 
 
 @contextmanager
-def collected() -> Iterator[list[str]]:
+def collect() -> Iterator[list[str]]:
     """Return a context that collects the warnings which mtrain logs inside it."""
     logger, collector = logging.getLogger("mtrain"), _Collector()
     logger.addHandler(collector)

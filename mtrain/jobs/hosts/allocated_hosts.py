@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NODES = "cluster.nodes"
 
 
-def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Loaded":
+def complete(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Loaded":
     """Return ``loaded`` with hosts, own place and cluster from the allocation in which this process runs.
 
     A spec that names hosts keeps them. ``--nnodes 1`` states that a job of this process alone is intended.
@@ -34,7 +34,7 @@ def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Lo
     cluster = loaded.spec.cluster
     if not cluster.ips and cluster.nodes == 1 and loaded.origin(NODES).kind in TYPED:
         return loaded
-    allocation = allocations.recognised(environ, registry=loaded.registry)
+    allocation = allocations.recognise(environ, registry=loaded.registry)
     if allocation is None:
         if not cluster.ips:
             allocations.refuse_unread(environ, registry=loaded.registry)
@@ -55,10 +55,10 @@ def completed(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Lo
     return _with_hosts(loaded, allocation, names)
 
 
-def described(loaded: "Loaded") -> "Loaded":
-    """Return what ``completed`` returns, or ``loaded`` itself where that refuses: for commands that start nothing."""
+def complete_if_possible(loaded: "Loaded") -> "Loaded":
+    """Return what ``complete`` returns, or ``loaded`` itself where that refuses: for commands that start nothing."""
     try:
-        return completed(loaded)
+        return complete(loaded)
     except UsageError:
         return loaded
 

@@ -50,7 +50,7 @@ def readers(registry: Registry | None = None) -> list[AllocationReader]:
     return sorted(made, key=lambda reader: reader.distance)
 
 
-def recognised(environ: Mapping[str, str], *, registry: Registry | None = None) -> Allocation | None:
+def recognise(environ: Mapping[str, str], *, registry: Registry | None = None) -> Allocation | None:
     """Return the allocation of several processes or hosts that this process belongs to, or None.
 
     Raises:

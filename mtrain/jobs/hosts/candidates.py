@@ -189,7 +189,7 @@ class Candidates:
 
 def _in_few(problems: Sequence[Sequence[Finding]]) -> list[Finding]:
     """Return the problems of several hosts, what many have in common once."""
-    return findings.in_short(findings.merged([finding for each in problems for finding in each]))
+    return findings.in_short(findings.merge_findings([finding for each in problems for finding in each]))
 
 
 def _tell(member: Member, text: str) -> None:

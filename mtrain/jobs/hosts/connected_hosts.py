@@ -14,7 +14,7 @@ from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.metrics import READ_S
 from mtrain.jobs.outcome import Outcome
 from mtrain.jobs.plan import Plan
-from mtrain.jobs.preflight.findings import merged
+from mtrain.jobs.preflight.findings import merge_findings
 from mtrain.jobs.supervisor import FAILURES, Result, supervise
 from mtrain.records.display import Display
 from mtrain.spec.hostnames import few
@@ -86,7 +86,7 @@ class ConnectedHosts:
             display=self.display,
             requests=self.requests,
             limits=self.limits,
-            forwarded={**self.forwarded, **job_secret.drawn()},
+            forwarded={**self.forwarded, **job_secret.draw_secret()},
             last_words=self.gathering.last_words,
         ).run()
         unheard = outcome.unheard()
@@ -158,7 +158,7 @@ class ConnectedHosts:
             self.members |= back
             missing = [node for node in missing if node not in back]
             if missing and time.monotonic() > deadline:
-                lines = "\n".join(f"  {finding.line()}" for finding in merged(findings))
+                lines = "\n".join(f"  {finding.line()}" for finding in merge_findings(findings))
                 raise LaunchError(
                     f"the job cannot be started again: after {self.back_s:.0f} s these are not back\n{lines}"
                 )

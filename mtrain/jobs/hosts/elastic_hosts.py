@@ -108,7 +108,7 @@ class ElasticHosts(ConnectedHosts):
             display=self.display,
             requests=self.requests,
             limits=self.limits,
-            forwarded={**self.forwarded, **job_secret.drawn()},
+            forwarded={**self.forwarded, **job_secret.draw_secret()},
             last_words=lambda place: self.gathering.last_words(order[place]),
             reform=self._why_reform,
             leaves=lambda place: self._leaves(order[place]),

@@ -188,7 +188,7 @@ class Leader:
         """Return one plan for all hosts."""
         machine = survey.machine(self.brief.machine, interface=self.brief.spec.cluster.interface)
         where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
-        return start.planned(self.brief.loaded, where, mode=self.brief.mode, machine=machine)
+        return start.plan_job(self.brief.loaded, where, mode=self.brief.mode, machine=machine)
 
     def _plan_on(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
         """Return the first plan of the job, once the micro batch that fits on every host is in its spec."""
@@ -199,7 +199,7 @@ class Leader:
             return plan
         if self.trials is not None:
             self.trials.also_on(survey.free_bytes)
-        settled = micro_batch.settled(
+        settled = micro_batch.settle(
             self.brief.loaded, plan, note=lambda text: terminal.say(text, err=True), trials=self.trials
         )
         terminal.say(settled.notes[-1], err=True)

@@ -43,7 +43,7 @@ def listening_socket(party: Party, *, note: Callable[[str], None], timeout_s: fl
         UsageError: the name does not become known within ``timeout_s``, is none of this machine, or its port is in use.
     """
     first = party.first
-    known = names.resolved(
+    known = names.resolve(
         [first],
         limit_s=timeout_s,
         late=lambda missing: note(f"waiting until {names.in_words(missing)} known here, where hosts will meet"),

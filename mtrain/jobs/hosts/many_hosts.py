@@ -64,7 +64,7 @@ def run(
     from mtrain.records.console import make_display
 
     where = start.Where(run_dir=brief.base / brief.name, checkpoint=None)
-    draft = start.planned(brief.loaded, where, machine=brief.machine)
+    draft = start.plan_job(brief.loaded, where, machine=brief.machine)
     if draft.cluster is not None and not draft.cluster.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             terminal.say(f"# {host.address}\n{shlex.join(line)}", stream=stream)
@@ -157,7 +157,7 @@ def _with_shards(brief: Brief, shards: int) -> Brief:
 def _forward(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
     """Return the variables for the other hosts, without those that the cluster sets on each of them."""
     assigned = frozenset() if draft.cluster is None else draft.cluster.assigns
-    return {name: value for name, value in environment.forwarded(environ, extra).items() if name not in assigned}
+    return {name: value for name, value in environment.forward(environ, extra).items() if name not in assigned}
 
 
 def _display_name(brief: Brief) -> str:

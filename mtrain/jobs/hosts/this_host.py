@@ -56,7 +56,7 @@ def run(plan: Plan, job: Job) -> Result:
     run_folder.make()
     try:
         with (
-            nullcontext() if job.holds_folder else runfolder.taken(run_folder),
+            nullcontext() if job.holds_folder else runfolder.take_folder(run_folder),
             closing(HostMetrics()) as metrics,
             Requests() as requests,
             processes.adopting_orphans(),

@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrain.jobs.hosts.channel import Channel, Message, ask_all
 from mtrain.jobs.preflight.comparison import HostFacts, compare, digests_of
-from mtrain.jobs.preflight.findings import Finding, merged
+from mtrain.jobs.preflight.findings import Finding, merge_findings
 from mtrain.jobs.preflight.folder_listing import first_difference
 from mtrain.jobs.preflight.majority import reference
 from mtrain.jobs.preflight.partners import partners
@@ -56,7 +56,7 @@ def preflight(
     if len(hosts) < len(required):  # Without names, "ok" would be claimed for the hosts that did not answer, too.
         addresses = tuple(host.address for host in hosts)
         compared = [finding if finding.hosts else replace(finding, hosts=addresses) for finding in compared]
-    return merged([*findings, *compared])
+    return merge_findings([*findings, *compared])
 
 
 def _no_answer(address: str, reason: str) -> Finding:

@@ -101,7 +101,7 @@ def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
 def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]:
     """Return the facts, and the list of files from which the data's digests were made."""
     folder = Path(wanted.get("cwd") or ".")
-    environ = environment.cleaned(environment.caller())
+    environ = environment.clean(environment.caller())
     data, listing = _data(wanted.get("data"), folder)
     facts = {
         "host": socket.gethostname(),

@@ -54,7 +54,7 @@ def bad(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.state == "bad"]
 
 
-def merged(findings: Sequence[Finding]) -> list[Finding]:
+def merge_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with those that many hosts share as one that names them all; the order is that of the first."""
     alike: dict[tuple[str, State, str, str], list[Finding]] = {}
     for finding in findings:

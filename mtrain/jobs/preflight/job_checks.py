@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtrain.core import resumed_samples
 from mtrain.core.cadence import check_continues
-from mtrain.core.checkpoint.format import MANIFEST, described, size_of
+from mtrain.core.checkpoint.format import MANIFEST, read_description, size_of
 from mtrain.core.checkpoint.store import progress_of, reusable_bytes
 from mtrain.core.interfaces import Evaluator, TaskData
 from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
@@ -14,7 +14,7 @@ from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.jobs import metrics
-from mtrain.rank.assembly import augmented, open_task, recomputed
+from mtrain.rank.assembly import blocks_to_recompute, make_augmented, open_task
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
@@ -84,17 +84,17 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
     if spec.backend.python in (None, sys.executable):
         job.model.check_libraries()
     if scored:
-        augmented(job)
+        make_augmented(job)
     classes = len(task.task().class_names)
     outline = SpecOutline(spec, classes=classes)
     notes = []
     if resumed is not None:
-        job.model.check_resumed(prepared.details, (described(resumed).get("extra") or {}).get("details") or {})
+        job.model.check_resumed(prepared.details, (read_description(resumed).get("extra") or {}).get("details") or {})
         notes = check_resume(spec, resumed, outline, classes=classes, training=training)
     elif spec.model.weights is not None:
         check_start(job, outline, training=training)
     if training:
-        recomputed(spec, job.model)
+        blocks_to_recompute(spec, job.model)
         check_teacher(job, list(task.task().class_names))
         _check_room(spec, resumed, outline)
         _check_freeze(spec, outline)
@@ -110,11 +110,11 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
 
 def _check_order(spec: Spec, task: TaskData, resumed: Path, order: Shuffled) -> list[str]:
     """Refuse to go on with other samples than those of the checkpoint's run; return a sentence on another order of them."""
-    progress, body = progress_of(resumed), described(resumed)
+    progress, body = progress_of(resumed), read_description(resumed)
     now = resumed_samples.facts(count=task.length("train"), digest=task.samples_digest())
     resumed_samples.check_same(now, body, spec=spec, progress=progress)
     check_continues(progress, updates_per_epoch=order.updates_per_epoch, global_batch=spec.train.batch_size)
-    return resumed_samples.reordered(body.get("spec") or {}, spec, progress)
+    return resumed_samples.find_reordered(body.get("spec") or {}, spec, progress)
 
 
 def _check_in_ranks(job: Resolved, *, training: bool, resumed: Path | None) -> list[str]:
@@ -126,7 +126,7 @@ def _check_in_ranks(job: Resolved, *, training: bool, resumed: Path | None) -> l
     elif spec.model.weights is not None:
         check_start(job, outline, training=training)
     if training:
-        recomputed(spec, job.model)
+        blocks_to_recompute(spec, job.model)
         if spec.train.distil is not None:
             raise SpecError(
                 "train.distil: given, but the model is your own code, whose loss mtrain does not know; compute the teacher's "

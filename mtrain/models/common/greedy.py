@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.compiling import CannotCompileError, compiled
+from mtrain.core.compiling import CannotCompileError, compile_library
 from mtrain.core.interfaces import Array
 
 SOURCE = Path(__file__).with_name("greedy.c")
@@ -22,7 +22,7 @@ to keep; returns the places (K,) of those that remain."""
 def load() -> Loop | None:
     """Load the loop into this process, after compiling it where that was not done before; None if that cannot be."""
     try:
-        function = ctypes.CDLL(str(compiled(SOURCE, APART))).mtrain_greedy_suppress
+        function = ctypes.CDLL(str(compile_library(SOURCE, APART))).mtrain_greedy_suppress
     except (CannotCompileError, OSError, AttributeError):
         return None
     address, size = ctypes.c_void_p, ctypes.c_long

@@ -14,7 +14,7 @@ _STEP = 64
 """The number of rows left is a multiple of this, so that shapes repeat."""
 
 
-def narrowed(output: Mapping[str, Tensor], score_BN: Tensor, *, above: float) -> dict[str, Tensor]:
+def narrow(output: Mapping[str, Tensor], score_BN: Tensor, *, above: float) -> dict[str, Tensor]:
     """Return the rows of each array of ``output``, (B, N, ...), whose best score is above a threshold, in their order.
 
     All images keep as many rows as the one with most; so rows with lower scores may stay, too, which the host drops. The

@@ -17,7 +17,7 @@ def as_floats(images: Tensor, *, dtype: str) -> Tensor:
     return ops.astype(images, "float64" if dtype == "float64" else "float32")
 
 
-def normalised(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
+def normalise(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
     """Return the images of ``batch["pixels"]``, uint8 (B, S, S, 4), as (B, 3, S, S) of a type.
 
     Args:
@@ -37,7 +37,7 @@ def wide(logits_BCSS: Tensor) -> Tensor:
     return logits_BCSS if ops.dtype(logits_BCSS) == "float64" else ops.astype(logits_BCSS, "float32")
 
 
-def predicted(logits_BCSS: Tensor) -> dict[str, Tensor]:
+def predict_classes(logits_BCSS: Tensor) -> dict[str, Tensor]:
     """Return ``classes`` uint8 (B, S, S), the most probable one of each pixel, and ``certainty``, its probability in 255ths."""
     highest_BSS = ops.max(ops.softmax(logits_BCSS, 1), axis=1)
     return {

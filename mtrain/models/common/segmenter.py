@@ -104,7 +104,7 @@ class Segmenter(Model):
         return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[dict[str, Array]]:
-        """Return for each image ``classes`` and ``certainty``, both uint8 (S, S); see ``pixels.predicted``."""
+        """Return for each image ``classes`` and ``certainty``, both uint8 (S, S); see ``pixels.predict_classes``."""
         maps = {name: np.asarray(output[name], np.uint8) for name in ("classes", "certainty")}
         return [{name: values[i] for name, values in maps.items()} for i in range(len(maps["classes"]))]
 

@@ -75,7 +75,7 @@ class PyramidPooling(nn.Module):
         """Map (B, C, H, W) to (B, channels, H, W)."""
         size = ops.shape(x_BCHW)[2:]
         parts = [
-            ops.resize_bilinear(branch(averaged(x_BCHW, bins)), size)
+            ops.resize_bilinear(branch(average(x_BCHW, bins)), size)
             for bins, branch in zip(self.BINS, self.branches, strict=True)
         ]
         return self.out(parts[0] + parts[1] + parts[2])
@@ -99,7 +99,7 @@ class AttentionFusion(nn.Module):
         return self.out(high_BCHW * share_B1HW + low_BCHW * (1 - share_B1HW))
 
 
-def averaged(x_BCHW: Tensor, bins: int) -> Tensor:
+def average(x_BCHW: Tensor, bins: int) -> Tensor:
     """Average a map to (B, C, G, G); bin i covers the lines from ``floor(i * H / G)`` to ``ceil((i + 1) * H / G)``."""
     down_GH, across_GW = (
         ops.asarray(_bins(size, bins), like=x_BCHW, dtype=ops.dtype(x_BCHW)) for size in _sides(x_BCHW)

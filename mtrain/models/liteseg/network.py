@@ -12,7 +12,7 @@ from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
 from mtrain.models.common.pixel_losses import losses
-from mtrain.models.common.pixels import normalised, predicted, wide
+from mtrain.models.common.pixels import normalise, predict_classes, wide
 from mtrain.models.liteseg.blocks import STDC, AttentionFusion, ConvUnit, PyramidPooling
 from mtrain.models.liteseg.options import LiteSegOptions
 
@@ -46,12 +46,12 @@ class Network(Imitator):
             batch: ``pixels`` uint8 (B, S, S, 4), RGB and class.
         """
         options = self.options
-        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         features_BCHW, coarse_BCHW = self.features(x_B3SS)
         size = ops.shape(x_B3SS)[2:]
         logits_BCSS = ops.resize_bilinear(wide(self.classifier(features_BCHW)), size)
         if not self.training:
-            return predicted(logits_BCSS)
+            return predict_classes(logits_BCSS)
         found = losses(
             logits_BCSS,
             batch,
@@ -65,13 +65,13 @@ class Network(Imitator):
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits of each pixel (B, C, S, S)."""
         options = self.options
-        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         return Signals(logits=ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:]))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, C, S, S) of the classes of each pixel."""
         options = self.options
-        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         return {"logits": ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:])}
 
     def logits(self, x_B3SS: Tensor) -> Tensor:

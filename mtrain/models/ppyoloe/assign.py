@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mtrain.core import ops
 from mtrain.core.interfaces import Array, Tensor
 from mtrain.models.common.boxes import overlap_N
-from mtrain.models.ppyoloe.truth import grouped
+from mtrain.models.ppyoloe.truth import group_rows
 
 _CELL_SIDE = 5.0
 """Side of a point's anchor box, in strides."""
@@ -84,7 +84,7 @@ def points_of(sizes: Sequence[tuple[int, ...]], strides: Sequence[int], *, like:
 
 def truth_of(targets_T6: Array, *, shape: tuple[int, ...], like: Tensor) -> Truth:
     """Do what ``grouped`` does, and send the result to the device of ``like``."""
-    labels_BN, boxes_BN4 = grouped(targets_T6, shape=shape)
+    labels_BN, boxes_BN4 = group_rows(targets_T6, shape=shape)
     return Truth(
         labels_BN=ops.asarray(labels_BN, like=like, dtype="int64"),
         boxes_BN4=ops.asarray(boxes_BN4, like=like, dtype="float32"),

@@ -15,7 +15,7 @@ from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, 
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.fusing import fuse
-from mtrain.models.ppyoloe.truth import STATIC, grouped
+from mtrain.models.ppyoloe.truth import STATIC, group_rows
 
 _STRIDE = 32
 """Stride of the coarsest level, in pixels."""
@@ -144,7 +144,7 @@ class PPYOLOE(Model):
 
         ``epoch`` becomes an entry ``static`` that is there or not, since a value would have to be read from the device.
         """
-        labels_BN, boxes_BN4 = grouped(batch["targets"], shape=batch["images"].shape[:3])
+        labels_BN, boxes_BN4 = group_rows(batch["targets"], shape=batch["images"].shape[:3])
         others = {name: array for name, array in batch.items() if name not in ("targets", "epoch")}
         static = int(batch["epoch"][0]) < self.options.static_assigner_epoch
         marked = {STATIC: np.zeros(1, np.int64)} if static else {}
@@ -153,9 +153,9 @@ class PPYOLOE(Model):
     def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Leave out the points without a score above ``confidence``."""
         from mtrain.core import ops
-        from mtrain.models.common.narrowing import narrowed
+        from mtrain.models.common.narrowing import narrow
 
-        return narrowed(output, ops.max(output["scores"], axis=2), above=self.options.confidence)
+        return narrow(output, ops.max(output["scores"], axis=2), above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the detections of each image: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.

@@ -24,7 +24,7 @@ def rows_for(count: int) -> int:
     return rows
 
 
-def grouped(targets_T6: Array, *, shape: tuple[int, ...]) -> tuple[Array, Array]:
+def group_rows(targets_T6: Array, *, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Group target rows by image, and convert their boxes to corners in pixels.
 
     Args:

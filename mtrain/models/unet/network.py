@@ -11,7 +11,7 @@ from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Collective, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
 from mtrain.models.common.pixel_losses import losses
-from mtrain.models.common.pixels import normalised, predicted, wide
+from mtrain.models.common.pixels import normalise, predict_classes, wide
 from mtrain.models.unet.options import UNetOptions
 
 
@@ -66,14 +66,14 @@ class Network(Imitator):
         """
         signals = self.signals(batch)
         if not self.training:
-            return predicted(signals.logits)
+            return predict_classes(signals.logits)
         found = losses(signals.logits, batch, options=self.options, collective=self.collective)
         return self.taught(found, batch, lambda: signals)
 
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits of each pixel (B, C, S, S)."""
         options = self.options
-        x_B3SS = normalised(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
         return Signals(logits=wide(self.logits(x_B3SS, batch.get("random_key"))))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:

@@ -186,11 +186,11 @@ class YOLOv5(Model):
     def narrowed(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Leave out the rows without a score above ``confidence``, objectness times class score."""
         from mtrain.core import ops
-        from mtrain.models.common.narrowing import narrowed
+        from mtrain.models.common.narrowing import narrow
 
         decoded_BNC = output["decoded"]
         score_BN = ops.max(decoded_BNC[:, :, 5:], axis=2) * decoded_BNC[:, :, 4]
-        return narrowed(output, score_BN, above=self.options.confidence)
+        return narrow(output, score_BN, above=self.options.confidence)
 
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the detections of each image: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.

@@ -17,7 +17,7 @@ Outcome = tuple[Any, Any]
 """(predictions, targets) of a batch, each with the batch as the first axis of its arrays."""
 
 
-def predicted(module: Any, batch: Any) -> Outcome:
+def read_outputs(module: Any, batch: Any) -> Outcome:
     """Return (predictions, targets) of a batch in the usual forms of models and batches.
 
     A module with a method ``predict`` returns both from ``predict(batch)``. Otherwise the batch is a pair (inputs,
@@ -50,7 +50,7 @@ class Step:
         self._module = module
         self._step = step
         self.structure: Any = None
-        """Structure of the last result, see ``trees.flattened``."""
+        """Structure of the last result, see ``trees.flatten``."""
         self.batch_structure: Any = None
 
     def __call__(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Step:
             tensors_by_path[path] = value
             return trees.Place(path)
 
-        self.structure = trees.mapped(outcome, leaf)
+        self.structure = trees.map_leaves(outcome, leaf)
         return tensors_by_path
 
 
@@ -87,11 +87,11 @@ def outcome(
     """
     parts = []
     for indices in order:
-        arrays, runner.batch_structure = trees.flattened(batch_of(indices), floats=floats)
+        arrays, runner.batch_structure = trees.flatten(batch_of(indices), floats=floats)
         tensors = next(iter(rank.batches([arrays])))
         outputs = rank.infer(runner, tensors)
         parts.append((indices, numpy_tree(runner.structure, outputs)))
-    return gathered(rank.collective, parts)
+    return gather(rank.collective, parts)
 
 
 def with_averages(
@@ -121,7 +121,7 @@ def shares(length: int, collective: Collective, micro_batch: int) -> Iterator[li
         yield [int(index) for index in indices]
 
 
-def gathered(collective: Collective, parts: Sequence[tuple[list[int], Outcome]]) -> Outcome:
+def gather(collective: Collective, parts: Sequence[tuple[list[int], Outcome]]) -> Outcome:
     """Join the results of all ranks in the order of the samples; a sample that was used twice counts once.
 
     ``parts`` holds (sample numbers, (predictions, targets)) of each micro batch of this rank, with arrays as leaves.
@@ -133,13 +133,13 @@ def gathered(collective: Collective, parts: Sequence[tuple[list[int], Outcome]])
             rows.setdefault(index, (number, row))
     order = [rows[index] for index in sorted(rows)]
     try:
-        predictions = outcomes.joined([outcome[0] for _, outcome in everything], order)
-        return predictions, outcomes.joined([outcome[1] for _, outcome in everything], order)
+        predictions = outcomes.join_rows([outcome[0] for _, outcome in everything], order)
+        return predictions, outcomes.join_rows([outcome[1] for _, outcome in everything], order)
     except DataError as error:
         raise ScriptError(f"session.evaluate: {error}") from error
 
 
-def scored(collective: Collective, metric: Metric, predictions: Any, targets: Any) -> dict[str, float]:
+def score(collective: Collective, metric: Metric, predictions: Any, targets: Any) -> dict[str, float]:
     """Return the metrics that ``metric`` computes on rank 0, equal on every rank.
 
     An object with ``update`` and ``compute`` is fed on rank 0 alone.
@@ -163,7 +163,7 @@ def scored(collective: Collective, metric: Metric, predictions: Any, targets: An
 
 def _compute(metric: Any, predictions: Any, targets: Any) -> Any:
     if outcomes.is_object(metric):
-        return outcomes.computed(metric, predictions, targets)
+        return outcomes.compute_metric(metric, predictions, targets)
     return metric(predictions, targets)
 
 
@@ -176,4 +176,4 @@ def numpy_tree(structure: Any, arrays: Mapping[str, Array]) -> Any:
         array = trees.as_array(value)
         return value if array is None else array
 
-    return trees.mapped(structure, leaf)
+    return trees.map_leaves(structure, leaf)

@@ -65,7 +65,7 @@ class ScriptFeed:
         """Yield the arrays of the batches, and remember their structure until the device has them."""
         while True:
             for batch in self.source.micro_batches(epoch, position, shares=self.shares):
-                arrays, structure = trees.flattened(batch, floats=self.floats)
+                arrays, structure = trees.flatten(batch, floats=self.floats)
                 if not arrays:
                     raise ScriptError(
                         f"session.batches: a batch of type {type(batch).__name__} holds no array and no tensor; return arrays, "

@@ -13,7 +13,7 @@ from mtrain.rank.script.order import Order
 from mtrain.rank.script.settings import loop_changes
 from mtrain.rank.script.stream import Shard, is_stream
 from mtrain.rank.script.together import Several, first_batch, several
-from mtrain.rank.script.training_data import Request, Source, opened, opened_together
+from mtrain.rank.script.training_data import Request, Source, open_source, opened_together
 from mtrain.spec.model import Spec
 
 
@@ -95,7 +95,7 @@ class GivenData:
             workers=self._workers,
         )
         if self._parts is None:
-            return opened(read.dataset, request, spec, shares, seed_framework)
+            return open_source(read.dataset, request, spec, shares, seed_framework)
         return opened_together(self._parts, self.global_batch, request, spec, shares, seed_framework)
 
     @property

@@ -72,7 +72,7 @@ def is_loader(dataset: Any) -> bool:
     return bool(classes & {("DataLoader", "torch"), ("DataLoader", "paddle")})
 
 
-def evaluated(read: ReadLoader) -> Any:
+def evaluation_part(read: ReadLoader) -> Any:
     """Return the data set of which an evaluation takes each sample once: the samples that the loader's sampler gives."""
     if read.order is None:
         return read.dataset

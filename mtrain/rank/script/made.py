@@ -65,7 +65,7 @@ class MadeBatches:
         self, batch: Any, shares: Shares, rank: RankSession, *, floats: Any, saw: Callable[[HostBatch], None]
     ) -> Any:
         """Return this rank's share of a global batch, on the device; see ``Session.share``."""
-        arrays, structure = trees.flattened(batch, floats=floats)
+        arrays, structure = trees.flatten(batch, floats=floats)
         lengths = {path: array.shape[0] if array.ndim else 0 for path, array in arrays.items()}
         if not arrays or set(lengths.values()) != {self.global_batch}:
             raise ScriptError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtrain.core.interfaces import RankSession, Rates, State
-from mtrain.core.named_models import joined, models_in, part_of, prefixed
+from mtrain.core.named_models import join_states, models_in, part_of, prefix
 from mtrain.core.stepping import Stepper
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.rules import RateOf
@@ -118,14 +118,14 @@ class ScriptModels:
     def groups(self) -> list[list[str]]:
         """Return the names of the trained parameters by group, over all models."""
         return [
-            [prefixed(model.name, parameter) for parameter in group]
+            [prefix(model.name, parameter) for parameter in group]
             for model in self.trained
             for group in model.updater.native.groups
         ]
 
     def state(self) -> State:
         """Return the state of all models under ``<name>/<name of the array>``; every rank must call."""
-        return joined({model.name: model.state(self.rank) for model in self._models})
+        return join_states({model.name: model.state(self.rank) for model in self._models})
 
     @property
     def stepped(self) -> list[tuple[str, Any, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from mtrain.errors import ScriptError
-from mtrain.rank.script.schedulers import SteppedScheduler, adopted, groups_of_native
+from mtrain.rank.script.schedulers import SteppedScheduler, adopt, groups_of_native
 
 NativeOptimizer: TypeAlias = Callable[[Any], Any]
 """Makes an optimizer of the framework from the model."""
@@ -36,7 +36,7 @@ class Recorded:
         optimizer = self._make(model)
         if isinstance(optimizer, tuple) and len(optimizer) == 2:
             optimizer, scheduler = optimizer
-            self.scheduler = adopted(scheduler, optimizer)
+            self.scheduler = adopt(scheduler, optimizer)
         # A scheduler of torch puts a function in the place of the method, which steps this optimizer and none of its copies.
         getattr(optimizer, "__dict__", {}).pop("step", None)
         learning_rate = _learning_rate_of(optimizer)
@@ -58,7 +58,7 @@ def _learning_rate_of(optimizer: Any) -> float | None:
     return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
 
-def recorded(optimizer: Any, outside_paths: frozenset[str]) -> Recorded | None:
+def record_native(optimizer: Any, outside_paths: frozenset[str]) -> Recorded | None:
     """Return the script's native optimizer; None if ``optimizer`` is a rule of mtrain's.
 
     Raises:

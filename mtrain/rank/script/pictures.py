@@ -90,7 +90,7 @@ def _bytes_of(picture: Any, *, name: str) -> Array:
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
 
 
-def counted(name: str, values: Any, *, bins: int) -> tuple[list[int], list[float]]:
+def count_values(name: str, values: Any, *, bins: int) -> tuple[list[int], list[float]]:
     """Return the counts of values between neighbouring edges, and the edges.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.process import StopRequest
 from mtrain.rank.script.job import RankJob
-from mtrain.rank.script.settings import PLAIN, changed
+from mtrain.rank.script.settings import PLAIN, change_values
 from mtrain.records.console import make_display
 from mtrain.spec import config, terminal
 from mtrain.system import runfolder
@@ -32,7 +32,7 @@ def solo_job(framework: str | None, *, resumed_on: str = "solo") -> Iterator[Ran
     if framework not in ("torch", "paddle"):
         raise ScriptError(f"mtrain.session: framework={framework!r} given; expected 'torch' or 'paddle'")
     loaded = config.load(PLAIN, environ={})
-    spec = changed(loaded.spec, {"backend.name": "solo", "backend.options": {"framework": framework}})
+    spec = change_values(loaded.spec, {"backend.name": "solo", "backend.options": {"framework": framework}})
     name = Path(sys.argv[0]).stem or "script"
     folder = RunFolder(runfolder.create(Path(spec.report.dir), name))
     folder.make()

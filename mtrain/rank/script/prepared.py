@@ -9,21 +9,21 @@ import numpy as np
 from mtrain.core.checkpoint.format import Saved
 from mtrain.core.interfaces import RankSession, Recipe
 from mtrain.core.recipe import make_recipe, shares_of
-from mtrain.core.recomputing import compiled, patterns
+from mtrain.core.recomputing import blocks_to_compile, patterns
 from mtrain.core.sampler import Shares
 from mtrain.errors import ScriptError
-from mtrain.rank.precision import settled
+from mtrain.rank.precision import settle
 from mtrain.rank.script import gradients
 from mtrain.rank.script.building import Building
 from mtrain.rank.script.following import check_untrained
 from mtrain.rank.script.in_turn import check_in_turn
 from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
-from mtrain.rank.script.native import NativeOptimizer, Recorded, recorded
+from mtrain.rank.script.native import NativeOptimizer, Recorded, record_native
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
-from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, made
-from mtrain.rank.script.settings import SHARED_SETTINGS, changed, changes_of
+from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, make_scheduler
+from mtrain.rank.script.settings import SHARED_SETTINGS, change_values, changes_of
 from mtrain.rank.script.trials import nudge, on_trial
 from mtrain.rank.script.updater import Updater
 from mtrain.spec.model import Spec
@@ -126,7 +126,7 @@ class Prepared:
         if not trained:
             request.check_untrained(name)
         spec = self._spec_of(request)
-        native_optimizer = recorded(request.optimizer, self.job.outside_paths)
+        native_optimizer = record_native(request.optimizer, self.job.outside_paths)
         recipe = self._recipe(spec, request, name=name, trained=trained, native_optimizer=native_optimizer)
         self.shares = shares_of(recipe, self.rank.collective)
         self.records.shards = self.shares.shards * self.shares.rounds
@@ -193,7 +193,7 @@ class Prepared:
         return np.float64 if self.spec.train.precision == "fp64" else None
 
     def _with_changes(self, spec: Spec, changes: Mapping[str, Any], *, call: str = "session.prepare") -> Spec:
-        result: Spec = changed(spec, changes, outside_paths=self.job.outside_paths, call=call)
+        result: Spec = change_values(spec, changes, outside_paths=self.job.outside_paths, call=call)
         return result
 
     def _spec_of(self, request: ModelRequest) -> Spec:
@@ -219,7 +219,7 @@ class Prepared:
             if self.spec.train.accumulate == "auto" and accumulate is None:
                 settings = {**settings, "train.accumulate": 1}
             spec = self._with_changes(self.spec, settings)
-            self._base, self.records.choices = settled(on_trial(spec, self.job.trial), self.rank)
+            self._base, self.records.choices = settle(on_trial(spec, self.job.trial), self.rank)
             self._shared_settings = settings
             return
         for path, value in settings.items():
@@ -238,7 +238,7 @@ class Prepared:
         size = self.rank.collective.size
         # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
         shards = spec.cluster.shards or size
-        sized = changed(spec, {"train.batch_size": shards * spec.train.accumulate})
+        sized = change_values(spec, {"train.batch_size": shards * spec.train.accumulate})
         return replace(
             make_recipe(sized, size=size),
             own_model=True,
@@ -247,7 +247,7 @@ class Prepared:
             trained=trained,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
-            compile_blocks=compiled(sized.train, (), model="of the script"),
+            compile_blocks=blocks_to_compile(sized.train, (), model="of the script"),
         )
 
     def _make_scheduler(
@@ -269,7 +269,7 @@ class Prepared:
         if request.scheduler is not None:
             groups = groups_of_rule(spec.optimizer) if native is None else native.groups
             framework = self.job.resolved.backend.framework
-            stepped = made(request.scheduler, groups, framework=framework, ratios_stay=native is not None)
+            stepped = make_scheduler(request.scheduler, groups, framework=framework, ratios_stay=native is not None)
         if stepped is not None:
             self.records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
         return stepped

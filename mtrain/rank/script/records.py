@@ -211,7 +211,7 @@ class Records:
     def histogram(self, name: str, values: Any, *, bins: int, update: int) -> None:
         """See ``Session.histogram``."""
         if self._rank.collective.rank == 0:
-            counts, edges = pictures.counted(name, values, bins=bins)
+            counts, edges = pictures.count_values(name, values, bins=bins)
             self.report.event("histogram", name=name, update=update, counts=counts, edges=edges)
 
     def end(

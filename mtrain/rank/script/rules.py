@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from mtrain.errors import ScriptError
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Parameters with settings of their own: those in whose name the regular expression ``match`` is found."""
@@ -48,7 +48,7 @@ class _Rule:
         }
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class SGD(_Rule):
     """Stochastic gradient descent with momentum (Sutskever et al. 2013), as in torch and Paddle."""
@@ -61,7 +61,7 @@ class SGD(_Rule):
         return {**self._common(), "rule": "sgd", "momentum": self.momentum, "nesterov": self.nesterov}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Adam(_Rule):
     """Adam (Kingma and Ba 2014, arXiv 1412.6980); weight decay is added to the gradient."""
@@ -74,7 +74,7 @@ class Adam(_Rule):
         return {**self._common(), "rule": "adam", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class AdamW(_Rule):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv 1711.05101)."""
@@ -88,7 +88,7 @@ class AdamW(_Rule):
         return {**self._common(), "rule": "adamw", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Lion(_Rule):
     """Lion (Chen et al. 2023, arXiv 2302.06675): steps are signs; weight decay is decoupled."""
@@ -100,7 +100,7 @@ class Lion(_Rule):
         return {**self._common(), "rule": "lion", "momentum": self.betas[0], "beta2": self.betas[1]}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(_Rule):
     """RMSprop (Tieleman and Hinton 2012), not centred, as in torch; weight decay is added to the gradient."""
@@ -114,7 +114,7 @@ class RMSprop(_Rule):
         return {**self._common(), "rule": "rmsprop", "momentum": self.momentum, "beta2": self.alpha, "eps": self.eps}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Adadelta(_Rule):
     """Adadelta (Zeiler 2012, arXiv 1212.5701), whose steps are multiplied by the learning rate, as in torch."""
@@ -127,7 +127,7 @@ class Adadelta(_Rule):
         return {**self._common(), "rule": "adadelta", "momentum": 0.0, "beta2": self.rho, "eps": self.eps}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class LAMB(_Rule):
     """LAMB (You et al. 2020, arXiv 1904.00962), for backends that keep arrays whole; weight decay is decoupled."""
@@ -156,7 +156,7 @@ class _Curve:
         return {"name": name, "per": self.per, "warmup": warmup, **settings}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Constant(_Curve):
     """The learning rate stays as it is."""
@@ -166,7 +166,7 @@ class Constant(_Curve):
         return self._section("constant")
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Linear(_Curve):
     """The learning rate falls linearly to ``final_factor`` times itself at the end of the loop."""
@@ -178,7 +178,7 @@ class Linear(_Curve):
         return self._section("linear", final_factor=self.final_factor)
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Curve):
     """The learning rate falls to ``final_factor`` times itself along half a cosine (Loshchilov and Hutter 2016)."""
@@ -190,7 +190,7 @@ class Cosine(_Curve):
         return self._section("cosine", final_factor=self.final_factor)
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(_Curve):
     """The learning rate falls to ``final_factor`` times itself, as the remaining share of the loop to the power ``power``."""
@@ -203,7 +203,7 @@ class Polynomial(_Curve):
         return self._section("polynomial", power=self.power, final_factor=self.final_factor)
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Exponential(_Curve):
     """The learning rate falls by the same factor in each epoch, to ``final_factor`` times itself at the end of the loop."""
@@ -215,7 +215,7 @@ class Exponential(_Curve):
         return self._section("exponential", final_factor=self.final_factor)
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class Step(_Curve):
     """The learning rate is multiplied by ``gamma`` after each of the epochs ``milestones``."""
@@ -230,7 +230,7 @@ class Step(_Curve):
         return self._section("step", milestones=list(self.milestones), gamma=self.gamma)
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(_Curve):
     """The learning rate rises to its value at ``peak`` of the loop and falls to ``final_factor`` (Smith and Topin 2017).

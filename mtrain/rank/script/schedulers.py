@@ -77,7 +77,9 @@ class SteppedScheduler:
             group.update(saved)
 
 
-def made(make: MakeScheduler, groups: Sequence[Group], *, framework: str, ratios_stay: bool) -> SteppedScheduler:
+def make_scheduler(
+    make: MakeScheduler, groups: Sequence[Group], *, framework: str, ratios_stay: bool
+) -> SteppedScheduler:
     """Make the scheduler of a script, for an optimizer with these groups.
 
     Raises:
@@ -101,7 +103,7 @@ def made(make: MakeScheduler, groups: Sequence[Group], *, framework: str, ratios
     return SteppedScheduler(scheduler, groups, stand_in=stand_in, ratios_stay=ratios_stay)
 
 
-def adopted(scheduler: Any, optimizer: Any) -> SteppedScheduler:
+def adopt(scheduler: Any, optimizer: Any) -> SteppedScheduler:
     """Take over a scheduler that the script has made for its own optimizer of torch, which then has its first learning rates.
 
     Raises:

@@ -20,7 +20,7 @@ from mtrain.rank.script.following import check_follow
 from mtrain.rank.script.given_data import GivenData
 from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
-from mtrain.rank.script.loaders import evaluated, read_loader
+from mtrain.rank.script.loaders import evaluation_part, read_loader
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.made import MadeBatches, Numbered
 from mtrain.rank.script.native import NativeOptimizer
@@ -41,10 +41,10 @@ from mtrain.rank.script.training_data import (
 )
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.script.workers import is_imported_by_worker
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
-@explained
+@explain_calls
 @contextmanager
 def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> Iterator["Session"]:
     """Join the ranks of this job, and leave them at the end of the ``with`` block.
@@ -93,7 +93,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
             RUNNING.reset(before)
 
 
-@explained
+@explain_calls
 class Session:
     """One rank of a script's job."""
 
@@ -405,10 +405,10 @@ class Session:
         """
         entry = self._prepared.models.of(model, call="session.evaluate")
         read = read_loader(dataset, call="session.evaluate")
-        dataset, collate = evaluated(read), collate or read.collate
+        dataset, collate = evaluation_part(read), collate or read.collate
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
-        runner = evaluation.Step(entry.module, step or evaluation.predicted)
+        runner = evaluation.Step(entry.module, step or evaluation.read_outputs)
         seed, seed_framework = self._prepared.spec.train.seed, self._rank.capabilities.seed
         join = collate or trees.collate
 
@@ -427,7 +427,7 @@ class Session:
             raise Interrupted(
                 f"{error} after update {self.progress.update}, state saved; go on with --resume"
             ) from None
-        metrics = evaluation.scored(self._rank.collective, metric, *outcome)
+        metrics = evaluation.score(self._rank.collective, metric, *outcome)
         loop, progress = self._loop, self.progress
         best_score = self._records.scored(
             metrics,

@@ -37,7 +37,7 @@ def is_set(path: str, outside_paths: Iterable[str]) -> bool:
     return any(name == path or name.startswith(f"{path}.") for name in outside_paths)
 
 
-def changed(
+def change_values(
     spec: Any, changes: Mapping[str, Any], *, outside_paths: Iterable[str] = (), call: str = "mtrain.session"
 ) -> Any:
     """Return ``spec`` with values replaced by dotted path; ``call`` is named in messages.

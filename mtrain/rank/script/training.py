@@ -16,7 +16,7 @@ from mtrain.rank.script.prepared import Prepared
 from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.stream import Stream
 from mtrain.rank.script.training_data import Source, check_continues, number_of_updates
-from mtrain.rank.script.trials import shortened
+from mtrain.rank.script.trials import shorten
 from mtrain.rank.tracing import Tracing
 from mtrain.spec.model import Spec
 
@@ -37,7 +37,7 @@ class Training:
         self._prepared = prepared
         self._stop = stop
         self.source = source
-        self.total_updates = shortened(number_of_updates(prepared.spec, source), prepared.job.trial)
+        self.total_updates = shorten(number_of_updates(prepared.spec, source), prepared.job.trial)
         if prepared.saved is not None:
             body = {"extra": prepared.saved.meta["extra"]}
             resumed_samples.check_same(

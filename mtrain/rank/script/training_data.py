@@ -35,7 +35,7 @@ Source: TypeAlias = Samples | Together | Stream | MadeBatches
 """Where the micro batches of a script come from."""
 
 
-def opened(dataset: Any, request: Request, spec: Any, shares: Shares, seed_framework: Seed) -> Source:
+def open_source(dataset: Any, request: Request, spec: Any, shares: Shares, seed_framework: Seed) -> Source:
     """Return the samples of a data set as ``request`` asks.
 
     Raises:

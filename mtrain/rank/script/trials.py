@@ -3,8 +3,8 @@
 from typing import Any
 
 from mtrain.core.interfaces import Optimizer, RankSession, State
-from mtrain.core.nudge import nudged
-from mtrain.rank.script.settings import changed
+from mtrain.core.nudge import nudge_weights
+from mtrain.rank.script.settings import change_values
 from mtrain.spec.trial import Trial
 
 
@@ -12,10 +12,10 @@ def on_trial(spec: Any, trial: Trial | None) -> Any:
     """Return ``spec`` with the precision that ``trial`` asks for."""
     if trial is None or not trial.exact:
         return spec
-    return changed(spec, {"train.precision": "fp64"})
+    return change_values(spec, {"train.precision": "fp64"})
 
 
-def shortened(total_updates: int, trial: Trial | None) -> int:
+def shorten(total_updates: int, trial: Trial | None) -> int:
     """Return the number of updates that a job makes where the script asks for ``total_updates``."""
     return total_updates if trial is None else min(total_updates, trial.updates)
 
@@ -24,7 +24,7 @@ def nudge(rank: RankSession, model: Any, optimizer: Optimizer) -> None:
     """Move every trained weight by one unit in its last place; every rank must call."""
     weights = rank.state(model, optimizer).weights
     trained = {name for names in optimizer.groups for name in names}
-    moved = nudged(weights, trained)
+    moved = nudge_weights(weights, trained)
     # A tied weight has an entry for each of its names, of which the groups have one.
     twins = {weights[name].tobytes(): name for name in trained}
     tied = {name: moved[twins[x.tobytes()]] for name, x in weights.items() if x.size > 1 and x.tobytes() in twins}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from mtrain.core.interfaces import Optimizer, Rates
 from mtrain.core.stepping import Stepper
 from mtrain.errors import ScriptError
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
 class NotOfUpdater(ScriptError, AttributeError):
@@ -54,7 +54,7 @@ class Driver(Protocol):
         ...
 
 
-@explained
+@explain_calls
 class Updater:
     """The optimizer of a model: one call of ``update`` for each micro batch, or ``backward`` and ``step``."""
 

@@ -118,7 +118,7 @@ def _read(epoch: int, numbers: Sequence[int]) -> Any:
     _epoch = epoch
     (samples,) = SeededReader(_dataset, seed=_seed, seed_framework=_seed_framework).batches(epoch, [numbers])
     batch = _collate(samples)
-    return trees.mapped(batch, _as_array)
+    return trees.map_leaves(batch, _as_array)
 
 
 def _as_array(path: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ class TensorBoard(Reporter):
     def __init__(self, options: Any, run: ReportedRun) -> None:
         super().__init__(options, run)
         # Imported here, because every rank loads this class and only rank 0 writes.
-        with collector.paused():
+        with collector.pause():
             from mtrain.records.tensorboard import Events
 
         self._drawn_at = -1

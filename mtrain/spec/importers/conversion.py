@@ -9,12 +9,12 @@ from typing import Any
 from mtrain.errors import SpecError
 from mtrain.spec import config
 from mtrain.spec.importers.documents import Document, read
-from mtrain.spec.importers.importer import Importer, unrecognised
+from mtrain.spec.importers.importer import Importer, refuse_file
 from mtrain.spec.importers.key_report import Entry, Given
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
 from mtrain.spec.registry import Registry
-from mtrain.spec.schema import dotted, walk
+from mtrain.spec.schema import dot, walk
 from mtrain.spec.sources import display
 from mtrain.spec.terminal import one_line
 from mtrain.spec.yaml_reader import flow
@@ -81,7 +81,7 @@ def _importer(name: str | None, documents: Sequence[Document]) -> Importer:
         others = [entry.name for entry in entries if not entry.is_own]
         expected = [importer.expected for importer in shipped]
         expected += [f"files of another project with --from {' or '.join(others)}"] if others else []
-        raise unrecognised(documents[0], ", or ".join(expected))
+        raise refuse_file(documents[0], ", or ".join(expected))
     return chosen
 
 
@@ -138,7 +138,7 @@ def _render(
     """
     for document in documents:
         yield _comment(f"imported from {document.name}"), ""
-    order = {dotted(path): place for place, (path, _) in enumerate(walk(schema))}
+    order = {dot(path): place for place, (path, _) in enumerate(walk(schema))}
     ranked = sorted(values, key=lambda path: order.get(path, order.get(".".join(path.split(".")[:2]), len(order))))
     tree: dict[str, Any] = {}
     for path in ranked:

@@ -58,7 +58,7 @@ def sections(document: Document) -> list[str]:
     return [key for key in Spec.model_fields if isinstance(document.values.get(key), dict)]
 
 
-def unrecognised(document: Document, expected: str) -> SpecError:
+def refuse_file(document: Document, expected: str) -> SpecError:
     """Return the error for a file that no importer, or not the named one, takes; ``expected`` describes the files."""
     own = sections(document)
     if own:

@@ -29,7 +29,7 @@ class Entry:
     """Result of a key that is carried over, or reason why it is not."""
 
     def __str__(self) -> str:
-        return f"{self.place} {self.key}: {shown(self.value)}"
+        return f"{self.place} {self.key}: {show_value(self.value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Book:
             return
         value = self.document.get(path) if value is ... else value
         self.put(target, value, path)
-        self._enter(path, self.carried, f"{target}: {shown(value)}{f' ({remark})' if remark else ''}")
+        self._enter(path, self.carried, f"{target}: {show_value(value)}{f' ({remark})' if remark else ''}")
 
     def same(self, source: str | Path, remark: str) -> None:
         """Report ``source``, and all keys below it, as carried over: it requests what mtrain does anyway."""
@@ -99,7 +99,7 @@ class Book:
         if equal(self.get(source), value):
             self.same(source, f"always so in {what}")
         else:
-            self.drop(source, f"fixed at {shown(value)} in {what}")
+            self.drop(source, f"fixed at {show_value(value)} in {what}")
 
     def assume(self, target: str, value: Any, why: str) -> None:
         """Set a value of the spec that no file states."""
@@ -124,7 +124,7 @@ class Book:
     def refuse(self, source: str | Path, expected: str) -> SpecError:
         """Return the error for a value that ends the import; ``expected`` is appended to the message."""
         path = path_of(source)
-        return SpecError(f"{self.where(path)}: given {shown(self.document.get(path))}, {expected}")
+        return SpecError(f"{self.where(path)}: given {show_value(self.document.get(path))}, {expected}")
 
     def number(self, source: str | Path, default: float) -> float:
         """Return the number at ``source``. Raises: ``SpecError`` if it is not a number."""
@@ -184,7 +184,7 @@ def name_of(path: Path) -> str:
     return ".".join(part if _PLAIN.match(part) else flow(part) for part in map(str, path))
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Format a value for people, on one line of limited length."""
     text = flow(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -9,7 +9,7 @@ from mtrain.spec.importers import paddledetection_network as network
 from mtrain.spec.importers import paddledetection_training as training
 from mtrain.spec.importers.documents import Document
 from mtrain.spec.importers.importer import Importer
-from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.key_report import Book, equal, show_value
 from mtrain.spec.yaml_reader import Path
 
 CARDS = 8
@@ -65,7 +65,9 @@ def _runtime(book: Book) -> None:
     if book.has("snapshot_epoch"):
         every = book.get("snapshot_epoch")
         book.put("evaluate.every_epochs", every, "snapshot_epoch")
-        book.carry("snapshot_epoch", "checkpoint.every_epochs", remark=f"and evaluate.every_epochs: {shown(every)}")
+        book.carry(
+            "snapshot_epoch", "checkpoint.every_epochs", remark=f"and evaluate.every_epochs: {show_value(every)}"
+        )
         book.note(
             "evaluate.every_epochs: PaddleDetection scores at its snapshots where --eval is given; mtrain always does"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrain.spec.importers.key_report import Book, equal, is_number, shown
+from mtrain.spec.importers.key_report import Book, equal, is_number, show_value
 from mtrain.spec.importers.paddledetection_transforms import normalisation, square, transforms
 from mtrain.spec.yaml_reader import Path
 
@@ -58,10 +58,12 @@ def _distort(book: Book, at: Path) -> None:
         translated = _degrees(value) if key == "hue" else value[:2]
         book.put(f"{target}.{key}", translated, (*at, key))
         if value[2] != chance:
-            book.drop((*at, key), f"mtrain has one chance for all four steps: brightness's {shown(chance)} is taken")
+            book.drop(
+                (*at, key), f"mtrain has one chance for all four steps: brightness's {show_value(chance)} is taken"
+            )
         if key == "hue" and value[0] != -value[1]:
             book.drop((*at, key), f"mtrain's hue turns equally far both ways: {translated:g} degrees are taken")
-        book.same((*at, key), f"{target}.{key}: {shown(translated)}")
+        book.same((*at, key), f"{target}.{key}: {show_value(translated)}")
     book.note(
         "data.augment.distort: as in PaddleDetection until September 2023, with which PP-YOLOE was published; "
         f"for its distortion since then: -o {target}.form=enhance {target}.hue={_pillow_degrees(ranges['hue']):g}"
@@ -132,9 +134,9 @@ def _sizes(book: Book, at: Path) -> None:
         if not 0 <= number < len(INTERPOLATIONS):
             raise book.refuse((*at, "interp"), f"expected OpenCV's number of one of {', '.join(INTERPOLATIONS)}")
         names = [INTERPOLATIONS[number]]
-        book.same((*at, "interp"), f"data.augment.interpolations: {shown(names)}")
+        book.same((*at, "interp"), f"data.augment.interpolations: {show_value(names)}")
     book.put("data.augment.interpolations", names, (*at, "random_interp"))
-    book.same((*at, "random_interp"), f"data.augment.interpolations: {shown(names)}")
+    book.same((*at, "random_interp"), f"data.augment.interpolations: {show_value(names)}")
     if equal(book.get((*at, "keep_ratio")), other=False):
         book.same((*at, "keep_ratio"), "data.resize: stretch")
     book.drop((*at, "keep_ratio"), "mtrain's pre-processing of PP-YOLOE stretches images to a square")

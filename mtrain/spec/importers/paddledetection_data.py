@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mtrain.spec.importers import paddledetection_augment as augment
-from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.key_report import Book, equal, show_value
 from mtrain.spec.importers.paddledetection_transforms import normalisation, square, transforms
 from mtrain.spec.yaml_reader import Path
 
@@ -58,7 +58,7 @@ def _datasets(book: Book) -> None:
         _flags(book, section)
     root = book.get(f"{_TRAIN}.dataset_dir") or "."
     book.put("data.root", root, f"{_TRAIN}.dataset_dir")
-    book.same(f"{_TRAIN}.dataset_dir", f"data.root: {shown(root)}")
+    book.same(f"{_TRAIN}.dataset_dir", f"data.root: {show_value(root)}")
     if FORMATS[kind] == "voc":
         for section in (_TRAIN, _EVAL):
             book.drop(f"{section}.anno_path", "pairs of files; mtrain's list names images, ImageSets/Main/<split>.txt")
@@ -100,7 +100,8 @@ def _eval_path(book: Book, root: str) -> None:
     else:
         book.carry(source, "data.val", os.path.relpath(os.path.join(other, str(book.get(source))), root))
     book.same(
-        f"{_EVAL}.dataset_dir", f"data.val: {shown(book.values['data.val'].value)}" if book.has(source) else "data.root"
+        f"{_EVAL}.dataset_dir",
+        f"data.val: {show_value(book.values['data.val'].value)}" if book.has(source) else "data.root",
     )
 
 
@@ -116,7 +117,7 @@ def _images(book: Book) -> None:
     if len(set(map(str, folders))) == 1:
         book.put("data.images", folders[0], sources[0])
         for source in sources:
-            book.same(source, f"data.images: {shown(folders[0])}")
+            book.same(source, f"data.images: {show_value(folders[0])}")
         return
     for source in sources:
         book.drop(source, "mtrain has one image folder; give one that holds both, with their folders in file_name")

@@ -7,7 +7,7 @@ that shape the network must have mtrain's values; keys of the loss and the predi
 from collections.abc import Mapping
 from typing import Any
 
-from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.key_report import Book, equal, show_value
 from mtrain.spec.importers.options import Options
 from mtrain.spec.yaml_reader import Path
 
@@ -104,12 +104,12 @@ def translate(book: Book) -> str:
     for path in STATED:
         if not book.has(path):
             source: str | Path = path.partition(".")[0] if book.has(path.partition(".")[0]) else "architecture"
-            raise book.refuse(source, f"without {path}, which {_WHAT} needs at {shown(_shape(path))}")
+            raise book.refuse(source, f"without {path}, which {_WHAT} needs at {show_value(_shape(path))}")
     for section, expected in SHAPE.items():
         for key in book.section(section):
             is_choice = (section, key) == PLUS and isinstance(book.get(PLUS), bool)
             if key in expected and not is_choice and not equal(book.get((section, key)), expected[key]):
-                raise book.refuse((section, key), f"expected {shown(expected[key])}: {_WHAT} has no other")
+                raise book.refuse((section, key), f"expected {show_value(expected[key])}: {_WHAT} has no other")
             if key in expected:
                 book.same((section, key), f"model.name: {model}")
             elif section != "PPYOLOEHead":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrain.spec.importers.key_report import Book, equal, is_number, shown
+from mtrain.spec.importers.key_report import Book, equal, is_number, show_value
 from mtrain.spec.yaml_reader import Path
 
 RULES = {"Momentum": "sgd", "SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
@@ -163,7 +163,7 @@ def _warmup(book: Book, places: Mapping[str, Path], *, begins_after_warmup: bool
     epochs = book.get((*at, "epochs"))
     book.put("schedule.warmup.epochs", epochs, (*at, "epochs"))
     book.put("schedule.warmup.updates", None, at)
-    book.same((*at, "epochs"), f"schedule.warmup.epochs: {shown(epochs)}")
+    book.same((*at, "epochs"), f"schedule.warmup.epochs: {show_value(epochs)}")
     if epochs is None:
         book.carry((*at, "steps"), "schedule.warmup.updates", book.integer((*at, "steps"), 500))
         if not book.has((*at, "steps")):
@@ -174,7 +174,7 @@ def _warmup(book: Book, places: Mapping[str, Path], *, begins_after_warmup: bool
         (*at, "start_factor"),
         "schedule.warmup.learning_rate_from",
         start * learning_rate,
-        remark=f"{shown(start)} x {shown(learning_rate)}",
+        remark=f"{show_value(start)} x {show_value(learning_rate)}",
     )
     book.otherwise("schedule.warmup.learning_rate_from", start * learning_rate, _DEFAULT)
     book.assume("schedule.warmup.momentum_from", None, "PaddleDetection warms up the learning rate alone")
@@ -200,6 +200,6 @@ def _average(book: Book) -> None:
         book.carry("ema_decay_type", "train.ema.rule")
     else:
         book.drop("ema_decay_type", "mtrain has threshold and exponential; threshold is taken")
-        book.note(f"train.ema.rule: threshold, as ema_decay_type {shown(kind)} has no counterpart")
+        book.note(f"train.ema.rule: threshold, as ema_decay_type {show_value(kind)} has no counterpart")
     book.otherwise("train.ema.rule", "threshold", _DEFAULT)
     book.drop("ema_black_list", "mtrain averages every weight")

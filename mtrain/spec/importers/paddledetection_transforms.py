@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.key_report import Book, equal, show_value
 from mtrain.spec.importers.paddledetection_network import is_plus
 from mtrain.spec.yaml_reader import Path
 
@@ -37,7 +37,7 @@ def normalisation(book: Book, at: Path) -> None:
         if not equal(book.get((*at, key)), expected[key]):
             raise book.refuse(
                 (*at, key),
-                f"expected {shown(expected[key])}: mtrain's {name} normalises images so, and has no other way",
+                f"expected {show_value(expected[key])}: mtrain's {name} normalises images so, and has no other way",
             )
         book.same((*at, key), f"always so in mtrain's {name}")
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from mtrain.errors import SpecError
 from mtrain.spec.importers.documents import Document
-from mtrain.spec.importers.importer import Importer, sections, unrecognised
-from mtrain.spec.importers.key_report import Book, equal, shown
+from mtrain.spec.importers.importer import Importer, refuse_file, sections
+from mtrain.spec.importers.key_report import Book, equal, show_value
 from mtrain.spec.importers.options import Options
 from mtrain.spec.importers.yolov5_layout import ANCHORS_PX, VARIANTS, difference
 from mtrain.spec.yaml_reader import Path
@@ -92,7 +92,7 @@ class YOLOv5(Importer):
         for document in documents:
             kind = _kind_of(document)
             if kind is None:
-                raise unrecognised(document, self.expected)
+                raise refuse_file(document, self.expected)
             if kind in by_kind:
                 raise SpecError(
                     f"{document.name}: {by_kind[kind].name} is a {kind} YAML of YOLOv5 too; give one of them"
@@ -150,7 +150,7 @@ def _network(book: Book) -> str:
             raise book.refuse(key, f"expected {expected}: mtrain's YOLOv5 has no other")
         book.same(key, "always so in mtrain's YOLOv5")
     name = f"yolov5{variant}"
-    book.carry("depth_multiple", "model.name", name, remark=f"with width_multiple: {shown(width)}")
+    book.carry("depth_multiple", "model.name", name, remark=f"with width_multiple: {show_value(width)}")
     book.same("width_multiple", f"model.name: {name} (with depth_multiple)")
     for key in ("backbone", "head"):
         book.same(key, f"model.name: {name} (the layout of release 6.0)")
@@ -208,7 +208,7 @@ def _groups(book: Book) -> None:
     if book.has("warmup_bias_lr"):
         bias["warmup_from"] = book.get("warmup_bias_lr")
         source = f"{book.where('warmup_bias_lr')}, and {_SCRIPT}"
-        book.same("warmup_bias_lr", f"optimizer.groups.0.warmup_from: {shown(bias['warmup_from'])}")
+        book.same("warmup_bias_lr", f"optimizer.groups.0.warmup_from: {show_value(bias['warmup_from'])}")
     groups = [bias, {"match": r"\.bn\d*\.weight$", "weight_decay": 0.0}, {"match": ""}]
     book.assume("optimizer.groups", groups, source)
 
@@ -245,7 +245,7 @@ def _data(book: Book) -> None:
         description = str(book.document.path)
         book.put("data.options.description", description, "train")
         for key in ("train", "val"):
-            book.same(key, f"data.options.description: {shown(description)} (a list of folders is read there)")
+            book.same(key, f"data.options.description: {show_value(description)} (a list of folders is read there)")
     book.carry("train", "data.train")
     book.carry("val", "data.val")
     if book.get("test") is None:
@@ -283,6 +283,6 @@ def _agree(books: Mapping[str, Book]) -> None:
         model_count, data_names = books["model"].get("nc"), books["data"].values.get("data.names")
         if data_names is not None and not equal(model_count, len(data_names.value)):
             books["model"].note(
-                f"{books['model'].where('nc')}: {shown(model_count)}: the data has {len(data_names.value)} classes, "
+                f"{books['model'].where('nc')}: {show_value(model_count)}: the data has {len(data_names.value)} classes, "
                 "and counts"
             )

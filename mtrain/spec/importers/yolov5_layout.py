@@ -7,7 +7,7 @@ The arrangement is that of release 6.0 (https://github.com/ultralytics/yolov5/re
 from collections.abc import Sequence
 from typing import Any
 
-from mtrain.spec.importers.key_report import equal, shown
+from mtrain.spec.importers.key_report import equal, show_value
 
 VARIANTS = {(0.33, 0.25): "n", (0.33, 0.50): "s", (0.67, 0.75): "m", (1.0, 1.0): "l", (1.33, 1.25): "x"}
 """Variant by (depth_multiple, width_multiple)."""
@@ -54,10 +54,10 @@ def difference(backbone: Any, head: Any) -> str:
         ("head", head, LAYERS[BACKBONE_LAYERS:]),
     ):
         if not isinstance(rows, list):
-            return f"{name} is {shown(rows)}, expected a list of layers"
+            return f"{name} is {show_value(rows)}, expected a list of layers"
         for position, (row, expected_row) in enumerate(zip(rows, expected, strict=False)):
             if not equal(_plain(row), expected_row):
-                return f"{name} layer {position} is {shown(row)}, expected {shown(expected_row)}"
+                return f"{name} layer {position} is {show_value(row)}, expected {show_value(expected_row)}"
         if len(rows) != len(expected):
             return f"{name} has {len(rows)} layers, expected {len(expected)}"
     return ""

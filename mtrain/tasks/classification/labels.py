@@ -71,7 +71,7 @@ class LabelledImages:
         return [*self.notes, *([f"classes without an image: {named}"] if empty else [])]
 
 
-def divided(split: LabelledImages, share: float, *, seed: int) -> tuple[LabelledImages, LabelledImages]:
+def divide_split(split: LabelledImages, share: float, *, seed: int) -> tuple[LabelledImages, LabelledImages]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images of each class.
 
     A class of two or more images has at least one in each part, a single image is for training. A hash of ``seed``

@@ -10,7 +10,7 @@ from mtrain.core.interfaces.live import Found
 from mtrain.data.images.drawing import grid
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.section import data_of
-from mtrain.tasks.classification.source import fitted
+from mtrain.tasks.classification.source import fit_image
 
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
@@ -26,7 +26,7 @@ class LiveClassification:
     def sample(self, image: Array) -> dict[str, Array]:
         """See ``LiveImages.sample``: ``images``."""
         data = self._data
-        small = fitted(image, side=data.image_size, resize=data.resize, crop_share=data.crop_share)
+        small = fit_image(image, side=data.image_size, resize=data.resize, crop_share=data.crop_share)
         return {"images": np.ascontiguousarray(small)}
 
     def found(

@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import grid, save_image
 from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import listed, unique_stems
+from mtrain.data.reading import list_problems, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
@@ -94,7 +94,9 @@ class ClassImages:
         write_json(out / "predictions.json", rows)
 
 
-def unlabelled(files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]) -> LabelledImages:
+def without_labels(
+    files: Sequence[Path], data: "ClassificationDataSpec", *, class_names: Sequence[str]
+) -> LabelledImages:
     """Images in the order of their names, which are decoded when they are needed; their labels mean nothing.
 
     Raises:
@@ -103,7 +105,7 @@ def unlabelled(files: Sequence[Path], data: "ClassificationDataSpec", *, class_n
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=data.max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
     origins = [str(file) for file in files]
     return LabelledImages(
         images=EncodedImages(ImageFiles(files), origins, max_pixels=data.max_pixels),

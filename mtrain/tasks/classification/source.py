@@ -116,7 +116,7 @@ class ClassificationSource:
         return ClassItem(index, int(self._split.labels[index]))
 
     def _fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return fitted(image, side=self._side, resize=self._resize, crop_share=self._crop_share)
+        return fit_image(image, side=self._side, resize=self._resize, crop_share=self._crop_share)
 
     def collate(self, samples: Sequence[ClassItem]) -> dict[str, Array]:
         """Combine samples to a micro batch: ``images`` uint8 (B, S, S, 3) RGB (unless the loader has it), ``labels``
@@ -129,7 +129,7 @@ class ClassificationSource:
         return {"images": np.stack(images), **batch} if images else batch
 
 
-def fitted(image: NDArray[np.uint8], *, side: int, resize: Resize, crop_share: float = 1.0) -> NDArray[np.uint8]:
+def fit_image(image: NDArray[np.uint8], *, side: int, resize: Resize, crop_share: float = 1.0) -> NDArray[np.uint8]:
     """Bring an image (H, W, 3) to (side, side, 3): its centre cut out, letterboxed on grey, or stretched.
 
     Letterboxing and stretching leave an image of that size as it is.

@@ -31,25 +31,25 @@ class ClassificationTask(ImageTask):
     @staticmethod
     @override
     def _divide(content: "LabelledImages", share: float, *, seed: int) -> "tuple[LabelledImages, LabelledImages]":
-        from mtrain.tasks.classification.labels import divided
+        from mtrain.tasks.classification.labels import divide_split
 
-        return divided(content, share, seed=seed)
+        return divide_split(content, share, seed=seed)
 
     @classmethod
     def prepared(cls, data: Any, content: "LabelledImages") -> "LabelledImages":
         """Let the split refuse images of more than ``data.max_pixels``."""
-        from mtrain.tasks.classification.images import limited
+        from mtrain.tasks.classification.images import limit_pixels
 
         section: ClassificationDataSpec = data
-        return limited(content, max_pixels=section.max_pixels)
+        return limit_pixels(content, max_pixels=section.max_pixels)
 
     @classmethod
     def varied(cls, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
         """See ``TaskKind.varied``: the images, and mirrored copies of them."""
-        from mtrain.data.images.varied import varied
+        from mtrain.data.images.varied import vary_images
 
         kinds = ((False, 1.0), (True, 1.0))
-        copies = varied(batch["images"], kinds, step=step)
+        copies = vary_images(batch["images"], kinds, step=step)
         return [({**batch, "images": images}, variation) for images, variation in copies]
 
     @classmethod
@@ -60,9 +60,9 @@ class ClassificationTask(ImageTask):
     @classmethod
     def images(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "ClassImages":
         """See ``TaskKind.images``."""
-        from mtrain.tasks.classification.prediction import ClassImages, unlabelled
+        from mtrain.tasks.classification.prediction import ClassImages, without_labels
 
-        return ClassImages(spec, unlabelled(files, data_of(spec), class_names=labels["class_names"]))
+        return ClassImages(spec, without_labels(files, data_of(spec), class_names=labels["class_names"]))
 
     @classmethod
     def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveClassification":

@@ -59,13 +59,13 @@ class Ragged:
         return self._content[self._ends[index] : self._ends[index + 1]]
 
 
-def joined(parts: Mapping[str, "Texts | Ids | Ragged | Places"]) -> dict[str, NDArray[Any]]:
+def join_arrays(parts: Mapping[str, "Texts | Ids | Ragged | Places"]) -> dict[str, NDArray[Any]]:
     """Return the arrays of several objects by name, as in ``paths/ends``."""
     return {f"{name}/{key}": array for name, part in parts.items() for key, array in part.arrays.items()}
 
 
 def within(arrays: Arrays, name: str) -> Arrays:
-    """Return the arrays of one of the objects that were ``joined``."""
+    """Return the arrays of one of the objects that were ``join_arrays``."""
     return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
 
 
@@ -85,7 +85,7 @@ class Places:
             "ids": Ids.of([row.image_id for row in rows]),
         }
         sizes = np.array([(row.width, row.height) for row in rows], dtype=np.int64).reshape(-1, 2)
-        return cls({**joined(parts), "sizes": sizes})
+        return cls({**join_arrays(parts), "sizes": sizes})
 
     def fields(self, index: int) -> dict[str, Any]:
         """Return the fields of one image, by name."""

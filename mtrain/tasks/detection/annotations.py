@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.lazy_rows import LazyRows
 from mtrain.data.texts import Arrays, Texts
-from mtrain.tasks.detection.annotation_table import Places, Ragged, joined, within
+from mtrain.tasks.detection.annotation_table import Places, Ragged, join_arrays, within
 
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
@@ -219,9 +219,9 @@ def assemble(
     trained = {**_columns(samples), "boxes": Ragged.of([s.boxes for s in samples], np.zeros((0, 4), dtype=np.float32))}
     boxes = Ragged.of([image.boxes_xywh for image in ordered], np.zeros((0, 4), dtype=np.float64))
     arrays = {
-        **joined({"places": Places.of(ordered), "names": Texts.of(image.file_name for image in ordered)}),
-        **{f"samples/{key}": array for key, array in joined(trained).items()},
-        **{f"images/{key}": array for key, array in joined({**_columns(ordered), "boxes_xywh": boxes}).items()},
+        **join_arrays({"places": Places.of(ordered), "names": Texts.of(image.file_name for image in ordered)}),
+        **{f"samples/{key}": array for key, array in join_arrays(trained).items()},
+        **{f"images/{key}": array for key, array in join_arrays({**_columns(ordered), "boxes_xywh": boxes}).items()},
     }
     counted = {kind: problems[kind] for kind in PROBLEMS if problems[kind]}
     facts = {"class_names": class_names, "category_ids": category_ids, "problems": counted, "notes": notes}

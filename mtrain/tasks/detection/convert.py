@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import yaml
 from lxml import etree
 
-from mtrain.data.reading import listed
+from mtrain.data.reading import list_problems
 from mtrain.errors import DataError
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations
 
 Format: TypeAlias = Literal["coco", "voc", "yolo"]
@@ -57,7 +57,7 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, im
     if missing:
         raise DataError(
             f"{len(missing)} images are missing; correct data.images, or leave them out with "
-            f"-o data.skip_missing=true:\n{listed(missing)}"
+            f"-o data.skip_missing=true:\n{list_problems(missing)}"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: is there and not empty; name a new folder")
@@ -152,7 +152,7 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
     file = folder / "data.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
     content = {**content, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
-    file.write_text(dumped(content), encoding="utf-8")
+    file.write_text(dump(content), encoding="utf-8")
 
 
 _Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from mtrain.core.interfaces import Remark, Table
 from mtrain.tasks.detection.annotations import Annotations
-from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
+from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, warn_of_crowds
 from mtrain.tasks.detection.label_statistics import class_histogram, image_sizes, size_histogram
 from mtrain.tasks.detection.scoring import COCO_DETECTIONS
 from mtrain.tasks.tables import class_table
@@ -18,7 +18,7 @@ def describe(splits: Mapping[str, Annotations], *, max_detections: int = COCO_DE
     counts = {split: class_histogram(annotations) for split, annotations in splits.items()}
     parts: list[Table | Remark] = [_totals(splits, counts), class_table(counts, unit="boxes"), *_remarks(splits)]
     if "val" in splits:
-        warning = crowded(splits["val"], max_detections)
+        warning = warn_of_crowds(splits["val"], max_detections)
         parts += [] if warning is None else [Remark(text=f"val: {warning}", good=False)]
         parts += [] if box_counts(splits["val"]).any() else [Remark(text=f"val: {NO_BOXES}", good=False)]
     return parts

@@ -58,7 +58,7 @@ def _label(canvas: Pixels, text: str, corner: tuple[int, int], *, colour: tuple[
     put_text(canvas, text, (x + 1, y - baseline // 2 - 1), scale=scale, colour=text_colour)
 
 
-def annotated(annotations: Annotations, index: int) -> Pixels:
+def annotate(annotations: Annotations, index: int) -> Pixels:
     """Draw one image of a split with its training boxes."""
     sample = annotations.samples[index]
     boxes, labels = sample.targets
@@ -70,7 +70,7 @@ def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int 
     count = min(limit, len(annotations.samples))
     indices = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
     captions = [_caption(annotations, i) for i in indices]
-    images = [annotated(annotations, i) for i in indices]
+    images = [annotate(annotations, i) for i in indices]
     return grid(images, columns=min(columns, count), cell_px=cell_px, captions=captions)
 
 
@@ -121,6 +121,6 @@ def comparison(
         order = np.argsort(rows[:, 4])  # draw the highest score last, on top
         rows = rows[order]
         drawn = draw_boxes(image, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
-        images += [annotated(annotations, index), drawn]
+        images += [annotate(annotations, index), drawn]
         captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {threshold:g}"]
     return grid(images, columns=min(4, max(2, len(images))), cell_px=cell_px, captions=captions)

@@ -115,7 +115,7 @@ def box_counts(annotations: Annotations) -> NDArray[np.int64]:
     return np.array([int((~sample.crowd).sum()) for sample in annotations.samples], dtype=np.int64)
 
 
-def crowded(annotations: Annotations, max_detections: int) -> str | None:
+def warn_of_crowds(annotations: Annotations, max_detections: int) -> str | None:
     """Return a warning if some images have more boxes than ``max_detections`` predictions can find, else None."""
     counts = box_counts(annotations)
     excess_count = int((counts > max_detections).sum())

@@ -243,10 +243,10 @@ class Images:
                 f"{sample.width} x {sample.height}; correct the annotation or the image (`mtrain data check`)"
             )
         self._sound[index] = quick is not None
-        return resized(image, original, sizing)
+        return resize(image, original, sizing)
 
 
-def resized(image: NDArray[np.uint8], original: tuple[int, int], sizing: Sizing) -> NDArray[np.uint8]:
+def resize(image: NDArray[np.uint8], original: tuple[int, int], sizing: Sizing) -> NDArray[np.uint8]:
     """Bring a decoded image to the size that ``sizing`` chooses for its original width and height."""
     size = sizing.kept(original)
     if image.shape[:2] == size[::-1]:

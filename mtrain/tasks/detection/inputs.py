@@ -130,7 +130,7 @@ class LetterboxEvaluation:
         """See ``View.draw``."""
         image = self.images.load(key[2])
         height, width = image.shape[:2]
-        pad_w, pad_h = centred(image, out)
+        pad_w, pad_h = centre(image, out)
         fractions, labels = self.images.boxes(key[2])
         boxes = fractions * (np.array([width, height] * 2)) + np.array([pad_w, pad_h] * 2)
         original = self.images.original_size(key[2])
@@ -142,7 +142,7 @@ class LetterboxEvaluation:
         )
 
 
-def centred(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
+def centre(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> tuple[float, float]:
     """Draw an image (H, W, 3) in the middle of ``out`` (S, S, 3), on grey; return the padding at the left and at the
     top, not rounded."""
     height, width = image.shape[:2]

@@ -10,8 +10,8 @@ from mtrain.core.interfaces.live import Found
 from mtrain.tasks.detection.cache_size import Fitted, Stretched
 from mtrain.tasks.detection.drawing import draw_boxes
 from mtrain.tasks.detection.evaluator import to_image
-from mtrain.tasks.detection.image_cache import resized
-from mtrain.tasks.detection.inputs import centred
+from mtrain.tasks.detection.image_cache import resize
+from mtrain.tasks.detection.inputs import centre
 from mtrain.tasks.detection.section import data_of
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class LiveDetection:
     def sample(self, image: Array) -> dict[str, Array]:
         """See ``LiveImages.sample``: ``images`` and ``scale_pad``."""
         height, width = image.shape[:2]
-        small = resized(image, (width, height), self._sizing)
+        small = resize(image, (width, height), self._sizing)
         if self._is_stretched:
             scale_pad = (self._side / width, self._side / height, 0.0, 0.0)
             return {"images": small, "scale_pad": np.array(scale_pad, np.float32)}
         canvas = np.empty((self._side, self._side, 3), np.uint8)
-        pad_w, pad_h = centred(small, canvas)
+        pad_w, pad_h = centre(small, canvas)
         ratio_w, ratio_h = small.shape[1] / width, small.shape[0] / height
         return {"images": canvas, "scale_pad": np.array((ratio_w, ratio_h, pad_w, pad_h), np.float32)}
 

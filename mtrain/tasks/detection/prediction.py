@@ -10,7 +10,7 @@ from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.header import probe
-from mtrain.data.reading import listed, unique_stems
+from mtrain.data.reading import list_problems, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
@@ -86,7 +86,7 @@ class DetectionImages:
             save_image(drawn, out / f"{stems[index]}.jpg")
 
 
-def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_ids: Sequence[int]) -> Annotations:
+def without_boxes(files: Sequence[Path], *, class_names: Sequence[str], category_ids: Sequence[int]) -> Annotations:
     """Return images without boxes, in the order of their names; ``image_id`` is their position in it, from 1.
 
     Raises:
@@ -113,5 +113,5 @@ def unannotated(files: Sequence[Path], *, class_names: Sequence[str], category_i
             )
         )
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
     return assemble(images, class_names=class_names, category_ids=category_ids)

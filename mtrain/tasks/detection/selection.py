@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from mtrain.data.reading import listed, named
+from mtrain.data.reading import list_problems, name_some
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 
@@ -20,8 +20,10 @@ def without_missing(annotations: Annotations) -> Annotations:
         return annotations
     missing = [image.file_name for image in annotations.images if not os.path.isfile(image.path)]
     if not available:
-        raise DataError(f"data.skip_missing: none of the {named(missing, 'annotated images')} exists; set data.images")
-    note = named(missing, f"of {len(annotations.images)} images are missing and were skipped")
+        raise DataError(
+            f"data.skip_missing: none of the {name_some(missing, 'annotated images')} exists; set data.images"
+        )
+    note = name_some(missing, f"of {len(annotations.images)} images are missing and were skipped")
     return _subset(annotations, available, notes=[*annotations.notes, note])
 
 
@@ -36,7 +38,7 @@ def need_sizes(annotations: Annotations) -> None:
         raise DataError(
             f"{len(missing)} of {len(annotations.images)} images are missing; correct data.images, or leave them "
             "out "
-            f"with data.skip_missing=true:\n{listed(missing)}"
+            f"with data.skip_missing=true:\n{list_problems(missing)}"
         )
 
 
@@ -55,11 +57,11 @@ def need_bounded_images(annotations: Annotations, *, max_pixels: int) -> None:
         raise DataError(
             f"{len(large)} of {len(annotations.images)} images have more pixels than data.max_pixels "
             f"({max_pixels}) allows; "
-            f"make them smaller, or raise it:\n{listed(large)}"
+            f"make them smaller, or raise it:\n{list_problems(large)}"
         )
 
 
-def divided(annotations: Annotations, share: float, *, seed: int) -> tuple[Annotations, Annotations]:
+def divide_split(annotations: Annotations, share: float, *, seed: int) -> tuple[Annotations, Annotations]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
     A hash of ``seed`` and its name decides an image's part, so it is the same on every host and for any order of

@@ -37,10 +37,10 @@ class DetectionTask(ImageTask):
     @classmethod
     def divided(cls, data: Any, read_all: Callable[[], "Annotations"]) -> "tuple[Annotations, Annotations] | None":
         """Divide all images where ``data.split`` says so."""
-        from mtrain.tasks.detection.selection import divided
+        from mtrain.tasks.detection.selection import divide_split
 
         section: DetectionDataSpec = data
-        return None if section.split is None else divided(read_all(), section.split, seed=section.split_seed)
+        return None if section.split is None else divide_split(read_all(), section.split, seed=section.split_seed)
 
     @classmethod
     def prepared(cls, data: Any, content: "Annotations") -> "Annotations":
@@ -57,10 +57,10 @@ class DetectionTask(ImageTask):
     @classmethod
     def varied(cls, batch: HostBatch, *, step: int) -> Sequence[tuple[HostBatch, Variation]]:
         """See ``TaskKind.varied``: the images, and mirrored and smaller copies of them."""
-        from mtrain.data.images.varied import varied
+        from mtrain.data.images.varied import vary_images
 
         kinds = ((False, 1.0), (True, 0.83), (False, 0.67)) if step else ((False, 1.0), (True, 1.0))
-        copies = varied(batch["images"], kinds, step=step)
+        copies = vary_images(batch["images"], kinds, step=step)
         return [({**batch, "images": images}, variation) for images, variation in copies]
 
     @classmethod
@@ -77,12 +77,12 @@ class DetectionTask(ImageTask):
     @classmethod
     def images(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "DetectionImages":
         """See ``TaskKind.images``. ``category_ids`` of ``labels`` default to 1, 2, ..."""
-        from mtrain.tasks.detection.prediction import DetectionImages, unannotated
+        from mtrain.tasks.detection.prediction import DetectionImages, without_boxes
         from mtrain.tasks.detection.selection import need_bounded_images
 
         names = labels["class_names"]
         ids = labels.get("category_ids") or range(1, len(names) + 1)
-        images = unannotated(files, class_names=names, category_ids=list(ids))
+        images = without_boxes(files, class_names=names, category_ids=list(ids))
         need_bounded_images(images, max_pixels=data_of(spec).max_pixels)
         return DetectionImages(spec, images)
 
@@ -148,12 +148,12 @@ class DetectionTask(ImageTask):
         return super().report() + ([f"data.val: {line}" for line in self._evaluation_caveats()] if self._scored else [])
 
     def _evaluation_caveats(self) -> Iterator[str]:
-        from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, crowded
+        from mtrain.tasks.detection.evaluator import NO_BOXES, box_counts, warn_of_crowds
 
         if not box_counts(self._data.val).any():
             yield f"{NO_BOXES}, and the last checkpoint counts as best"
         limit = self._limit
-        warning = crowded(self._data.val, limit)
+        warning = warn_of_crowds(self._data.val, limit)
         if warning is not None:
             yield warning
         model_limit = self._spec.model.options.get("max_detections", limit)

@@ -43,7 +43,7 @@ def _digest(source: OwnSource) -> str:
     return digest(arrays)
 
 
-def outlined(sample: Any) -> str:
+def outline(sample: Any) -> str:
     """Return the structure of a sample in words: shapes and types of its arrays."""
     arrays = trees.contents(sample)
     parts = [f"{name or 'value'} {array.dtype} {array.shape}" for name, array in arrays.items()]

@@ -48,7 +48,7 @@ def _check(
         raise SpecError(problems)
 
 
-def made(
+def make(
     reference: Reference, options: Mapping[str, Any], offered: Mapping[str, Any], *, path: str, seed: int | None = 0
 ) -> Any:
     """Call what a reference names with ``options``, and with those of ``offered`` that it takes.
@@ -59,7 +59,7 @@ def made(
         PluginError: it cannot be imported, or raises an exception.
         SpecError: it does not take these options.
     """
-    target = references.imported(reference)
+    target = references.import_object(reference)
     parameters = parameters_of(target)
     taken = dict(options)
     if parameters is not None:
@@ -73,12 +73,14 @@ def made(
     except UsageError:
         raise
     except Exception as error:  # A user's code may raise any exception.
-        raise PluginError(f"{reference.text}: making it failed: {references.told(error, reference.file)}") from error
+        raise PluginError(
+            f"{reference.text}: making it failed: {references.tell_error(error, reference.file)}"
+        ) from error
 
 
 def takes(reference: Reference, name: str) -> bool:
     """Return whether what a reference names has a parameter of that name. Imports it."""
-    parameters = parameters_of(references.imported(reference))
+    parameters = parameters_of(references.import_object(reference))
     return parameters is not None and name in parameters.names
 
 

@@ -66,7 +66,7 @@ class OwnData(Dataset):
         offered: dict[str, Any] = {"split": request.split} | (
             {} if request.root is None else {"root": str(request.root)}
         )
-        dataset = calls.made(self.reference, self._options, offered, path="data.options")
+        dataset = calls.make(self.reference, self._options, offered, path="data.options")
         if problem := unusable(dataset):
             raise DataError(f"data.format: {self.reference.text}: {problem}")
         if not len(dataset):

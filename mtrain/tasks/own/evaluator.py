@@ -38,7 +38,7 @@ def metric(reference: Reference, options: Mapping[str, Any]) -> Metric:
     Raises:
         UsageError: it cannot be imported or made, or is no metric.
     """
-    target = references.imported(reference)
+    target = references.import_object(reference)
     if outcomes.is_object(target) and not isinstance(target, type):
         return Metric(reference.name, _feeder(target))
     parameters = calls.parameters_of(target)
@@ -48,7 +48,7 @@ def metric(reference: Reference, options: Mapping[str, Any]) -> Metric:
             return Metric(reference.name, _function(target, named, options))
         if parameters is None or set(parameters.required) - options.keys():
             raise SpecError(_unclear(reference))
-    found = calls.made(reference, options, {}, path=f"evaluate.metric_options.{reference.name}")
+    found = calls.make(reference, options, {}, path=f"evaluate.metric_options.{reference.name}")
     if not outcomes.is_object(found):
         raise SpecError(_unclear(reference))
     return Metric(reference.name, _feeder(found))
@@ -82,7 +82,7 @@ def _feeder(found: Any) -> Callable[[Any, Any], Any]:
             from mtrain.core import ops
 
             predictions, targets = (_mapped_arrays(value, ops.asarray) for value in (predictions, targets))
-        return outcomes.computed(found, predictions, targets)
+        return outcomes.compute_metric(found, predictions, targets)
 
     return compute
 
@@ -90,7 +90,7 @@ def _feeder(found: Any) -> Callable[[Any, Any], Any]:
 def _mapped_arrays(value: Any, convert: Callable[[Any], Any]) -> Any:
     from mtrain.data import trees
 
-    return trees.mapped(value, lambda _, leaf: convert(leaf) if isinstance(leaf, np.ndarray) else leaf)
+    return trees.map_leaves(value, lambda _, leaf: convert(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
 
 class OwnEvaluator:
@@ -142,8 +142,8 @@ class OwnEvaluator:
         union = {index: pair for partial in reversed(partials) for index, pair in partial.items()}
         ordered = [union[index] for index in sorted(union)]
         predictions, targets = (
-            outcomes.stacked([pair[0] for pair in ordered]),
-            outcomes.stacked([pair[1] for pair in ordered]),
+            outcomes.stack([pair[0] for pair in ordered]),
+            outcomes.stack([pair[1] for pair in ordered]),
         )
         metrics: dict[str, float] = {}
         for each in self._metrics:
@@ -152,7 +152,7 @@ class OwnEvaluator:
             except UsageError as error:
                 return f"evaluate.metrics: {error}", {}
             except Exception as error:  # A user's code may raise any exception.
-                return f"evaluate.metrics: {each.name} failed: {references.told(error)}", {}
+                return f"evaluate.metrics: {each.name} failed: {references.tell_error(error)}", {}
         first = next(iter(metrics.values()))
         return "", {**metrics, "score": metrics.get("score", -first if self._lower_is_better else first)}
 

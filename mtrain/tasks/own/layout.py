@@ -16,8 +16,8 @@ FIRST = "0 "
 _PLAIN = (bool, int, float, type(None))
 
 
-def packed(value: Any, as_leaf: Callable[[str, Any], Any], *, where: str) -> dict[str, Any]:
-    """Return the arrays or tensors of ``value`` by name, in a form for ``unpacked``.
+def pack(value: Any, as_leaf: Callable[[str, Any], Any], *, where: str) -> dict[str, Any]:
+    """Return the arrays or tensors of ``value`` by name, in a form for ``unpack``.
 
     Args:
         value: Nested dicts, lists and tuples.
@@ -38,12 +38,12 @@ def packed(value: Any, as_leaf: Callable[[str, Any], Any], *, where: str) -> dic
 
 
 def is_packed(value: Any) -> bool:
-    """Return whether ``value`` is what ``packed`` made."""
+    """Return whether ``value`` is what ``pack`` made."""
     return isinstance(value, Mapping) and any(isinstance(name, str) and name.startswith(FIRST) for name in value)
 
 
-def unpacked(arrays: Mapping[str, Any]) -> Any:
-    """Return the value from which ``packed`` made ``arrays``, with the arrays or tensors that are in them now."""
+def unpack(arrays: Mapping[str, Any]) -> Any:
+    """Return the value from which ``pack`` made ``arrays``, with the arrays or tensors that are in them now."""
     first = next(name for name in arrays if name.startswith(FIRST))
     return _rebuilt(json.loads(first[len(FIRST) :]), lambda number: arrays[first if number == 0 else str(number)])
 

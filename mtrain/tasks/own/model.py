@@ -49,7 +49,7 @@ class OwnModel(Model):
 
     def check_framework(self, framework: str) -> None:
         """Refuse a class of another framework, as far as its bases tell; the module that is built tells for certain."""
-        target = references.imported(self._reference_of())
+        target = references.import_object(self._reference_of())
         bases = target.__mro__ if isinstance(target, type) else ()
         self._check_framework(bases, framework)
 
@@ -82,7 +82,7 @@ class OwnModel(Model):
         from mtrain.core.binding import bound
 
         reference, seed = self._reference_of(), getattr(task, "seed", 0)
-        module = calls.made(reference, self._options, {}, path="model.options", seed=seed)
+        module = calls.make(reference, self._options, {}, path="model.options", seed=seed)
         if not is_module(module):
             raise PluginError(
                 f"model.name: {reference.words} gave a {type(module).__name__}; expected a torch.nn.Module or a paddle.nn.Layer, "
@@ -108,7 +108,7 @@ class OwnModel(Model):
         Raises:
             DataError: there is not one row for each sample.
         """
-        return rows(layout.unpacked(output), len(batch["index"]), name=self._reference_of().name)
+        return rows(layout.unpack(output), len(batch["index"]), name=self._reference_of().name)
 
 
 def rows(outcome: Any, count: int, *, name: str) -> list[Any]:
@@ -130,6 +130,6 @@ def rows(outcome: Any, count: int, *, name: str) -> list[Any]:
                 )
             return value[row]
 
-        return trees.mapped(outcome, leaf)
+        return trees.map_leaves(outcome, leaf)
 
     return [of_row(row) for row in range(count)]

@@ -22,8 +22,10 @@ def adapt(module: Any, *, name: str) -> Any:
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if keywords or len(arguments) != 1 or not layout.is_packed(arguments[0]):
             return own_forward(*arguments, **keywords)
-        batch = layout.unpacked(arguments[0])
-        return losses(own_forward(batch), name=name) if module.training else predicted(module, batch, name=name)
+        batch = layout.unpack(arguments[0])
+        return (
+            losses(own_forward(batch), name=name) if module.training else flatten_predictions(module, batch, name=name)
+        )
 
     module.forward = forward
     return module
@@ -71,7 +73,7 @@ def _report(key: Any, value: Any, total: Any, name: str) -> Any:
     )
 
 
-def predicted(module: Any, batch: Any, *, name: str) -> dict[str, Any]:
+def flatten_predictions(module: Any, batch: Any, *, name: str) -> dict[str, Any]:
     """Return the predictions and targets of a batch as a flat mapping of tensors.
 
     Raises:
@@ -96,7 +98,7 @@ def predicted(module: Any, batch: Any, *, name: str) -> dict[str, Any]:
             )
         return value
 
-    return layout.packed(result, leaf, where=f"{name}.predict(batch)")
+    return layout.pack(result, leaf, where=f"{name}.predict(batch)")
 
 
 def no_predict(name: str) -> str:

@@ -24,10 +24,10 @@ class OwnReporter(Adapted):
 
     def __init__(self, options: AnyOptions, run: ReportedRun) -> None:
         reference, values = self._reference_of(), dict(options.model_extra or {})
-        target = references.imported(reference)
+        target = references.import_object(reference)
         path = f"report.reporters.{reference.text}"
         if isinstance(target, type):
-            made = calls.made(reference, values, {"run": run}, path=path, seed=None)
+            made = calls.make(reference, values, {"run": run}, path=path, seed=None)
             if problem := refusal(made):
                 raise PluginError(f"{path}: {problem}")
         else:
@@ -44,7 +44,7 @@ class OwnReporter(Adapted):
     @classmethod
     def is_on(cls, rank: int) -> bool:
         """See ``Reporter.is_on``. This imports the user's code."""
-        return rank == 0 or bool(getattr(references.imported(cls._reference_of()), "every_rank", False))
+        return rank == 0 or bool(getattr(references.import_object(cls._reference_of()), "every_rank", False))
 
     @classmethod
     def _reference_of(cls) -> Reference:

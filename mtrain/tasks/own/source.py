@@ -9,7 +9,7 @@ from mtrain.core.interfaces import Array
 from mtrain.data import trees
 from mtrain.data.objects import first_unrepeatable, seeded_sample
 from mtrain.errors import DataError, MtrainError
-from mtrain.spec.references import Reference, told
+from mtrain.spec.references import Reference, tell_error
 from mtrain.tasks.own import layout
 
 
@@ -46,7 +46,7 @@ class OwnSource:
         except MtrainError:
             raise
         except Exception as error:  # A user's code may raise any exception.
-            reason = told(error, self._reference.file)
+            reason = tell_error(error, self._reference.file)
             raise DataError(f"sample {index} of the {self._split} split cannot be read: {reason}") from error
 
     def _begin(self, epoch: int) -> None:
@@ -73,10 +73,10 @@ class OwnSource:
             raise DataError(f"data.format: {self._reference.text}: {error}") from error
         except Exception as error:  # A user's code may raise any exception.
             raise DataError(
-                f"{self._reference.text}: its collate failed: {told(error, self._reference.file)}"
+                f"{self._reference.text}: its collate failed: {tell_error(error, self._reference.file)}"
             ) from error
         where = f"data.format: {self._reference.text}: a batch"
-        arrays = layout.packed(batch, self._leaf, where=where)
+        arrays = layout.pack(batch, self._leaf, where=where)
         return {**arrays, "index": np.array([index for index, _ in samples], dtype=np.int64)}
 
     def _leaf(self, path: str, value: Any) -> Array | None:

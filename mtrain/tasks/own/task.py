@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mtrain.core.interfaces import Array, Collective, Remark, Table, Task
 from mtrain.errors import DataError, SpecError
 from mtrain.spec import references
-from mtrain.spec.section import Section, narrowed
+from mtrain.spec.section import Section, as_section
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.own.section import (
     OwnDataSpec,
@@ -43,8 +43,8 @@ class OwnTask(TaskBase):
         self._spec = spec
         self._data = data
         self._training = training
-        self._section = narrowed(spec.data, OwnDataSpec, where="data")
-        self._scoring = narrowed(spec.evaluate, OwnEvaluateSpec, where="evaluate")
+        self._section = as_section(spec.data, OwnDataSpec, where="data")
+        self._scoring = as_section(spec.evaluate, OwnEvaluateSpec, where="evaluate")
         self._score = spec.evaluate.enabled or not training
         self._collective: Collective | None = None
         if self._score and not self._scoring.metrics:
@@ -58,7 +58,7 @@ class OwnTask(TaskBase):
     @classmethod
     def own_code(cls, spec: "Spec") -> dict[str, str]:
         """Return the references to model, data set and metrics, by the key of the spec that names each."""
-        scoring = narrowed(spec.evaluate, OwnEvaluateSpec, where="evaluate")
+        scoring = as_section(spec.evaluate, OwnEvaluateSpec, where="evaluate")
         named = {f"metric {text.rpartition(':')[2]}": text for text in scoring.metrics}
         return {"model": spec.model.name, "data": spec.data.format, **named}
 
@@ -69,7 +69,7 @@ class OwnTask(TaskBase):
         from mtrain.tasks.own import calls
         from mtrain.tasks.own.dataset import OFFERED
 
-        code = {key: references.parsed(_referring(text, key)) for key, text in cls.own_code(spec).items()}
+        code = {key: references.parse(_referring(text, key)) for key, text in cls.own_code(spec).items()}
         wanted = spec.model.declared_framework
         if wanted not in (None, framework):
             raise SpecError(
@@ -127,7 +127,7 @@ class OwnTask(TaskBase):
         from mtrain.tasks.own.source import OwnSource
 
         floats = "float64" if self._spec.train.precision == "fp64" else None
-        reference, seed = references.parsed(self._spec.data.format), self._spec.train.seed
+        reference, seed = references.parse(self._spec.data.format), self._spec.train.seed
         return {
             name: OwnSource(split.dataset, reference, split=name, seed=seed, floats=floats)
             for name, split in self._splits().items()
@@ -166,7 +166,7 @@ class OwnTask(TaskBase):
         from mtrain.tasks.own.evaluator import metric
 
         options = self._scoring.metric_options
-        named = [references.parsed(_referring(text, "evaluate.metrics")) for text in self._scoring.metrics]
+        named = [references.parse(_referring(text, "evaluate.metrics")) for text in self._scoring.metrics]
         return [metric(reference, options.get(reference.name, {})) for reference in named]
 
     def evaluator(self) -> "OwnEvaluator":
@@ -185,10 +185,10 @@ class OwnTask(TaskBase):
 
     def describe(self) -> list[Table | Remark]:
         """Describe the number of samples of each split, and the content of the first one."""
-        from mtrain.tasks.own.agreement import outlined
+        from mtrain.tasks.own.agreement import outline
 
         return [
-            Remark(text=f"{name}: {len(split)} samples, each {outlined(self._sources[name].sample(0, 0)[1])}")
+            Remark(text=f"{name}: {len(split)} samples, each {outline(self._sources[name].sample(0, 0)[1])}")
             for name, split in self._splits().items()
         ]
 

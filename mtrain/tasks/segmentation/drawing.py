@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mtrain.core.interfaces import Source
 from mtrain.data.images.drawing import Pixels, grid
 from mtrain.data.images.indexed import IGNORED, colours
-from mtrain.tasks.segmentation.evaluator import expanded
+from mtrain.tasks.segmentation.evaluator import expand
 from mtrain.tasks.segmentation.masks import MaskedImages
 
 _CELL_PX = 240
@@ -36,7 +36,7 @@ def comparison(split: MaskedImages, predictions: Mapping[int, Mapping[str, Any]]
             continue
         image = split.image(index)
         size_wh = (image.shape[1], image.shape[0])
-        predicted = np.asarray(expanded(pairs["drawn"], size_wh))
+        predicted = np.asarray(expand(pairs["drawn"], size_wh))
         images += [image, overlay(image, split.mask(index, size_wh)), overlay(image, predicted)]
         captions += [split.images[index].name[-30:], "mask", "predicted"]
     return grid([_enlarge(image) for image in images], columns=6, cell_px=_CELL_PX, captions=captions)

@@ -56,7 +56,7 @@ class MaskEvaluator:
             size_wh = self._split.size(index)
             predicted = back(prediction["classes"], size_wh, resize=self._resize)
             codes, counts = _pairs(self._split.mask(index, size_wh), predicted, len(self._split.class_names))
-            drawn = compressed(predicted) if index in self._drawn else b""
+            drawn = compress(predicted) if index in self._drawn else b""
             self._counts[index] = {"codes": codes, "counts": counts, "drawn": drawn}
 
     def partial(self) -> dict[int, dict[str, Any]]:
@@ -114,11 +114,11 @@ def _pairs(
     return occurring, counts[occurring]
 
 
-def compressed(values: NDArray[np.uint8]) -> bytes:
-    """Return a map of bytes as it travels between ranks; see ``expanded``."""
+def compress(values: NDArray[np.uint8]) -> bytes:
+    """Return a map of bytes as it travels between ranks; see ``expand``."""
     return zlib.compress(np.ascontiguousarray(values).tobytes(), 1)
 
 
-def expanded(content: bytes, size_wh: tuple[int, int]) -> Array:
-    """Return the map uint8 (H, W) from which ``compressed`` made ``content``."""
+def expand(content: bytes, size_wh: tuple[int, int]) -> Array:
+    """Return the map uint8 (H, W) from which ``compress`` made ``content``."""
     return np.frombuffer(zlib.decompress(content), dtype=np.uint8).reshape(size_wh[1], size_wh[0])

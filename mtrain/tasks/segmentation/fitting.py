@@ -22,7 +22,7 @@ class Place:
     top: int
 
 
-def fitted(size_wh: tuple[int, int], *, side: int, resize: Resize) -> Place:
+def fit_image(size_wh: tuple[int, int], *, side: int, resize: Resize) -> Place:
     """Return the place of a whole image of width and height ``size_wh`` on an input of ``side`` pixels."""
     width, height = fitted_size(size_wh, side=side, resize=resize)
     return Place(width, height, (side - width) // 2, (side - height) // 2)
@@ -64,7 +64,7 @@ def _lay(resized: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> No
 
 def back(values: NDArray[np.uint8], size_wh: tuple[int, int], *, resize: Resize) -> NDArray[np.uint8]:
     """Return values of the input's pixels (S, S) for each pixel (H, W) of the whole image, from the nearest one."""
-    place = fitted(size_wh, side=len(values), resize=resize)
+    place = fit_image(size_wh, side=len(values), resize=resize)
     columns = place.left + ((np.arange(size_wh[0]) + 0.5) * place.width / size_wh[0]).astype(np.int64)
     rows = place.top + ((np.arange(size_wh[1]) + 0.5) * place.height / size_wh[1]).astype(np.int64)
     return values[np.ix_(rows, columns)]

@@ -8,7 +8,7 @@ import numpy as np
 from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.live import Found
 from mtrain.tasks.segmentation.drawing import overlay
-from mtrain.tasks.segmentation.fitting import back, fitted, lay
+from mtrain.tasks.segmentation.fitting import back, fit_image, lay
 from mtrain.tasks.segmentation.section import data_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class LiveSegmentation:
         side = self._data.image_size
         pixels = np.empty((side, side, 3), np.uint8)
         size_wh = (image.shape[1], image.shape[0])
-        lay(image, fitted(size_wh, side=side, resize=self._data.resize), pixels)
+        lay(image, fit_image(size_wh, side=side, resize=self._data.resize), pixels)
         return {"pixels": pixels}
 
     def found(

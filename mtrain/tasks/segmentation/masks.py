@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.header import MAX_PIXELS, need_bounded, probe
 from mtrain.data.images.indexed import IGNORED, read_indices
-from mtrain.data.reading import listed
+from mtrain.data.reading import list_problems
 from mtrain.errors import DataError
 
 _MAX_THREADS = 4
@@ -91,7 +91,7 @@ class MaskedImages:
         )
 
 
-def divided(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImages, MaskedImages]:
+def divide_split(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImages, MaskedImages]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
     A hash of ``seed`` and its key decides an image's part, so the parts are the same on every host.
@@ -109,7 +109,7 @@ def divided(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImag
     return split.chosen(sorted(order[count:])), split.chosen(sorted(order[:count]))
 
 
-def counted(split: MaskedImages) -> NDArray[np.int64]:
+def count_pixels(split: MaskedImages) -> NDArray[np.int64]:
     """Check every image and mask of a split, and return the number of pixels of each class and of ``IGNORED``, (C + 1).
 
     Of images headers are parsed and end markers sought; masks are decoded.
@@ -122,7 +122,7 @@ def counted(split: MaskedImages) -> NDArray[np.int64]:
     problems = [result for result in results if isinstance(result, str)]
     if problems:
         raise DataError(
-            f"{len(problems)} of {len(split)} images cannot be used; replace or remove them:\n{listed(problems)}"
+            f"{len(problems)} of {len(split)} images cannot be used; replace or remove them:\n{list_problems(problems)}"
         )
     totals = np.zeros(256, dtype=np.int64)
     for result in results:

@@ -11,11 +11,11 @@ from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import write_indices
 from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import listed, unique_stems
+from mtrain.data.reading import list_problems, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.segmentation.drawing import overlay
-from mtrain.tasks.segmentation.evaluator import compressed, expanded
+from mtrain.tasks.segmentation.evaluator import compress, expand
 from mtrain.tasks.segmentation.fitting import back
 from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.section import data_of
@@ -38,7 +38,7 @@ class MaskCollector:
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Keep the predictions of one micro batch."""
         for index, prediction in zip(batch["index"], predictions, strict=True):
-            self._kept.setdefault(int(index), {name: compressed(prediction[name]) for name in ("classes", "certainty")})
+            self._kept.setdefault(int(index), {name: compress(prediction[name]) for name in ("classes", "certainty")})
 
     def partial(self) -> dict[int, dict[str, bytes]]:
         """Return the compressed maps ``classes`` and ``certainty`` by sample index."""
@@ -105,7 +105,7 @@ class SegmentationImages:
             image = self._images.image(index)
             size_wh, side = (image.shape[1], image.shape[0]), self._section.image_size
             classes, certainty = (
-                back(np.asarray(expanded(maps[name], (side, side))), size_wh, resize=self._section.resize)
+                back(np.asarray(expand(maps[name], (side, side))), size_wh, resize=self._section.resize)
                 for name in ("classes", "certainty")
             )
             write_indices(classes, out / f"{stems[index]}.png")
@@ -128,7 +128,7 @@ class SegmentationImages:
         write_json(out / "predictions.json", rows)
 
 
-def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels: int) -> MaskedImages:
+def without_labels(files: Sequence[Path], *, class_names: Sequence[str], max_pixels: int) -> MaskedImages:
     """Images in the order of their names, which are decoded when they are needed.
 
     Raises:
@@ -137,5 +137,5 @@ def unlabelled(files: Sequence[Path], *, class_names: Sequence[str], max_pixels:
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
     return MaskedImages(images=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)

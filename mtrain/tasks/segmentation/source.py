@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Array
 from mtrain.data.images.colour import scale_hsv
 from mtrain.data.images.indexed import IGNORED
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.tasks.segmentation.fitting import Place, Resize, fitted, fitted_size, lay, lay_mask
+from mtrain.tasks.segmentation.fitting import Place, Resize, fit_image, fitted_size, lay, lay_mask
 from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
 
@@ -74,7 +74,7 @@ class SegmentationSource:
         size_wh = (image.shape[1], image.shape[0])
         colours, classes = np.empty((self._side, self._side, 3), np.uint8), np.empty((self._side,) * 2, np.uint8)
         if self._augment is None:
-            lay(image, fitted(size_wh, side=self._side, resize=self._resize), colours)
+            lay(image, fit_image(size_wh, side=self._side, resize=self._resize), colours)
             classes[...] = IGNORED
         else:
             rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))

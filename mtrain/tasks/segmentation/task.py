@@ -31,9 +31,9 @@ class SegmentationTask(ImageTask):
     @staticmethod
     @override
     def _divide(content: "MaskedImages", share: float, *, seed: int) -> "tuple[MaskedImages, MaskedImages]":
-        from mtrain.tasks.segmentation.masks import divided
+        from mtrain.tasks.segmentation.masks import divide_split
 
-        return divided(content, share, seed=seed)
+        return divide_split(content, share, seed=seed)
 
     @classmethod
     def prepared(cls, data: Any, content: "MaskedImages") -> "MaskedImages":
@@ -51,10 +51,10 @@ class SegmentationTask(ImageTask):
     @classmethod
     def images(cls, spec: "Spec", files: Sequence[Path], labels: Mapping[str, Any]) -> "SegmentationImages":
         """See ``TaskKind.images``."""
-        from mtrain.tasks.segmentation.prediction import SegmentationImages, unlabelled
+        from mtrain.tasks.segmentation.prediction import SegmentationImages, without_labels
 
         limit = data_of(spec).max_pixels
-        return SegmentationImages(spec, unlabelled(files, class_names=labels["class_names"], max_pixels=limit))
+        return SegmentationImages(spec, without_labels(files, class_names=labels["class_names"], max_pixels=limit))
 
     @classmethod
     def live(cls, spec: "Spec", labels: Mapping[str, Any]) -> "LiveSegmentation":
@@ -77,12 +77,12 @@ class SegmentationTask(ImageTask):
         return sources
 
     def verify(self) -> str:
-        """Check every image and every mask: see ``masks.counted``."""
-        from mtrain.tasks.segmentation.masks import counted
+        """Check every image and every mask: see ``masks.count_pixels``."""
+        from mtrain.tasks.segmentation.masks import count_pixels
 
         splits = self._splits()
         for split in splits.values():
-            counted(split)
+            count_pixels(split)
         return f"{sum(map(len, splits.values()))} images with their masks, all read"
 
     def evaluator(self) -> "MaskEvaluator":
@@ -97,11 +97,11 @@ class SegmentationTask(ImageTask):
 
     def describe(self) -> list[Table | Remark]:
         """Tabulate the images per split and the share of pixels per class."""
-        from mtrain.tasks.segmentation.masks import counted
+        from mtrain.tasks.segmentation.masks import count_pixels
 
         splits = self._splits()
         totals = Table(columns=("", *splits), rows=[("images", *(str(len(split)) for split in splits.values()))])
-        counts = {name: counted(split) for name, split in splits.items()}
+        counts = {name: count_pixels(split) for name, split in splits.items()}
         names = (*self._data.class_names, "no class")
         rows = [
             (str(label), name, *(f"{count[label] / max(count.sum(), 1):.2%}" for count in counts.values()))

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from mtrain.errors import MtrainError, UsageError
 from mtrain.spec import outputs, remedies
-from mtrain.spec.addresses import checked_address, masked
+from mtrain.spec.addresses import checked_address, mask
 from mtrain.spec.terminal import one_line
 from mtrain_trace.masking import SECRET
 
@@ -103,7 +103,7 @@ class Place:
     @property
     def shown(self) -> str:
         """Return the address for messages."""
-        return masked(self.address)
+        return mask(self.address)
 
     @property
     def name(self) -> str:

@@ -94,7 +94,7 @@ class Source:
         return newest_first(copies, best=best)
 
 
-def restored(address: str, base: Path, *, best: bool = False) -> Resume:
+def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
     """Restore a run from an address into ``base``: its newest intact copy, or with ``best`` that of the best score.
 
     A checkpoint that is in the run folder already is not fetched again. What is fetched is compared with its digests
@@ -217,7 +217,7 @@ def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str |
         CheckpointError: there is no intact checkpoint, or it cannot be found out whether there are copies.
     """
     if requested is not None and is_address(requested):
-        return restored(requested, base)
+        return restore_run(requested, base)
     if copy_to is None or requested not in (None, IF_ANY):
         return resuming.find_resume(requested, base=base, name=name)
     try:
@@ -258,7 +258,7 @@ def _newer(here: Resume, copy_to: str, base: Path) -> Resume | None:
         newest = source.candidates()[0].manifest.order
         if own != run or newest <= store.order_of(here.checkpoint):
             return None
-    return restored(source.copies.place.address, base)
+    return restore_run(source.copies.place.address, base)
 
 
 def spec_at(address: str) -> Path:

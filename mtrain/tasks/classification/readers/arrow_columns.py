@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.header import read_image
-from mtrain.data.reading import listed, order_names
+from mtrain.data.reading import list_problems, order_names
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.spec.files import parse_json
 from mtrain.spec.remedies import install
 from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
-from mtrain.tasks.classification.readers.numbering import numbered
+from mtrain.tasks.classification.readers.numbering import number_classes
 
 
 def pyarrow(module: str = "pyarrow", *, format_name: str) -> Any:
@@ -180,7 +180,7 @@ def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path)
     return Columns(image=image, label=label, class_names=tuple(names) if are_names else None)
 
 
-def labelled(
+def label_rows(
     tables: Sequence[tuple[Path, Sequence[Any]]], columns: Columns, names: Sequence[str] | None
 ) -> LabelledImages:
     """Make a split of record batches that have ``columns``, with their files.
@@ -236,7 +236,7 @@ def _numbers(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     if columns.class_names is None:
         texts = ["" if value is None else str(value) for value in values]
-        return numbered(texts, names, origin=lambda place: origins[place])
+        return number_classes(texts, names, origin=lambda place: origins[place])
     own = columns.class_names
     problems = [
         f"{origins[place]}: {'no label' if value is None or value == -1 else f'label {value}'}"
@@ -246,7 +246,7 @@ def _numbers(
     if problems:
         raise DataError(
             f"{len(problems)} of {len(values)} labels of the column {columns.label!r} are none of its {len(own)} classes; "
-            f"leave these rows out, or name another split:\n{listed(problems)}"
+            f"leave these rows out, or name another split:\n{list_problems(problems)}"
         )
     class_names = order_names(own, names, where=f"the metadata of the column {columns.label!r}")
     order = np.array([class_names.index(name) for name in own], dtype=np.int64)

@@ -7,14 +7,14 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import listed, need_root
+from mtrain.data.reading import list_problems, need_root
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
 from mtrain.tasks.classification.labels import LabelledImages
-from mtrain.tasks.classification.readers.numbering import numbered
+from mtrain.tasks.classification.readers.numbering import number_classes
 
 
 class CsvLabels(Dataset):
@@ -68,7 +68,7 @@ class CsvLabels(Dataset):
             file, row = rows[place]
             return f"{file}:{row.line}"
 
-        class_names, labels = numbered([row.fields[1] for _, row in rows], request.names, origin=origin)
+        class_names, labels = number_classes([row.fields[1] for _, row in rows], request.names, origin=origin)
         origins = Texts.of(paths)
         return LabelledImages(
             images=EncodedImages(ImageFiles(origins), origins),
@@ -89,7 +89,9 @@ class CsvLabels(Dataset):
         )
         without_path = [f"{file}:{row.line}: no path" for row in rows if not row.fields[0]]
         if without_path:
-            raise DataError(f"{len(without_path)} rows have no path; correct or remove them:\n{listed(without_path)}")
+            raise DataError(
+                f"{len(without_path)} rows have no path; correct or remove them:\n{list_problems(without_path)}"
+            )
         return rows
 
 
@@ -102,4 +104,4 @@ def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> N
             (file, row), (earlier_file, earlier_row) = rows[place], rows[earlier]
             problems.append(f"{file}:{row.line}: {row.fields[0]} is also in {earlier_file.name}:{earlier_row.line}")
     if problems:
-        raise DataError(f"{len(problems)} rows repeat an image; each occurs once:\n{listed(problems)}")
+        raise DataError(f"{len(problems)} rows repeat an image; each occurs once:\n{list_problems(problems)}")

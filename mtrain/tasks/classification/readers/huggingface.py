@@ -22,7 +22,7 @@ from mtrain.tasks.classification.readers.arrow_columns import (
     Expansion,
     columns_of,
     damage_named,
-    labelled,
+    label_rows,
     pyarrow,
 )
 from mtrain.tasks.classification.readers.parquet import ColumnOptions
@@ -75,7 +75,7 @@ class HuggingFace(Dataset):
                 raise DataError(
                     f"{file}: no columns {columns.image!r} and {columns.label!r}, which {files[0].name} has"
                 )
-        return labelled([(file, _batches(arrow, file, columns, rows)) for file in files], columns, names)
+        return label_rows([(file, _batches(arrow, file, columns, rows)) for file in files], columns, names)
 
 
 def _files(root: Path, value: str | None, split: Split) -> list[Path]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, leads_around, listed, named, need_root, walk
+from mtrain.data.reading import FOLDERS_OF, leads_around, list_problems, name_some, need_root, walk
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
@@ -55,8 +55,8 @@ class ImageFolder(Dataset):
         numbers = {name: number for number, name in enumerate(class_names)}
         paths, labels, others = _images(folder, classes, numbers, request.split)
         strays = [file.name for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
-        notes = [f"{named(others, 'files whose suffix is not that of an image were left out')}"] if others else []
-        notes += [f"{named(strays, 'images outside the folders of classes were left out')}"] if strays else []
+        notes = [f"{name_some(others, 'files whose suffix is not that of an image were left out')}"] if others else []
+        notes += [f"{name_some(strays, 'images outside the folders of classes were left out')}"] if strays else []
         origins = Texts.of(str(path) for path in paths)
         return LabelledImages(
             images=EncodedImages(ImageFiles(origins), origins),
@@ -143,6 +143,6 @@ def _images(
     if empty and split != "val":
         raise DataError(
             f"{folder}: {len(empty)} folders of classes hold no image ({' '.join(sorted(SUFFIXES))}); fill or remove "
-            f"them:\n{listed(empty)}"
+            f"them:\n{list_problems(empty)}"
         )
     return paths, labels, others

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.reading import listed
+from mtrain.data.reading import list_problems
 from mtrain.errors import DataError
 
 
-def numbered(
+def number_classes(
     labels: Sequence[str], names: Sequence[str] | None, *, origin: Callable[[int], str]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names in label order, and the number of each of ``labels``.
@@ -46,7 +46,7 @@ def numbered(
         known = f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
         raise DataError(
             f"{len(problems)} of {len(labels)} labels are not among the {len(names)} classes ({known}); correct them, or "
-            f"data.names:\n{listed(problems)}"
+            f"data.names:\n{list_problems(problems)}"
         )
     return tuple(names), np.array([numbers[label] for label in labels], dtype=np.int64)
 

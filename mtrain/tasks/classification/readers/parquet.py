@@ -17,7 +17,7 @@ from mtrain.tasks.classification.readers.arrow_columns import (
     Expansion,
     columns_of,
     damage_named,
-    labelled,
+    label_rows,
     pyarrow,
 )
 
@@ -78,7 +78,7 @@ class Parquet(Dataset):
         with bounded_reading(_several(files), limit, remedy=DAMAGED):
             rows = Expansion(_several(files), limit)
             tables = [(file, _read(parquet, file, content, columns, rows)) for file, content in opened]
-            return labelled(tables, columns, request.names)
+            return label_rows(tables, columns, request.names)
 
 
 def _open_table(parquet: Any, file: Path) -> Any:

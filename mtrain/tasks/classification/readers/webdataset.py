@@ -23,14 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.images.header import SMALL_BYTES, SUFFIXES, expected_bytes
 from mtrain.data.once_per_host import Form, read_once
-from mtrain.data.reading import listed
+from mtrain.data.reading import list_problems
 from mtrain.data.shards import files_of
 from mtrain.data.texts import GrowingTexts, Texts
 from mtrain.errors import DataError
 from mtrain.spec.files import open_file, parse_json
 from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
-from mtrain.tasks.classification.readers.numbering import numbered
+from mtrain.tasks.classification.readers.numbering import number_classes
 
 MAX_LABEL_BYTES = 1 << 20
 """Largest label of one sample that is read, in bytes."""
@@ -196,12 +196,12 @@ class WebDataset(Dataset):
         if problems:
             raise DataError(
                 f"{len(problems)} members of {len(files)} shards cannot be used; write the shards anew without "
-                f"them:\n{listed(problems)}"
+                f"them:\n{list_problems(problems)}"
             )
         places = {"file_numbers": file_numbers, "offsets": offsets, "sizes": sizes}
         arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.ended().arrays)
         origins = _Origins(files, arrays["file_numbers"], Texts(arrays))
-        class_names, numbers = numbered(labels, request.names, origin=lambda place: origins[place])
+        class_names, numbers = number_classes(labels, request.names, origin=lambda place: origins[place])
         facts = {"files": [str(file) for file in files], "class_names": class_names}
         return _split_of({**arrays, "labels": numbers}, facts)
 

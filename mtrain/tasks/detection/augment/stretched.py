@@ -70,7 +70,7 @@ def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int,
     return side, METHODS[spec.interpolations[int(rng.integers(len(spec.interpolations)))]]
 
 
-def expanded(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Window:
+def expand(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Window:
     """Return a larger window of the same shape, with ``window`` at a random position in it."""
     if rng.random() >= spec.probability:
         return window
@@ -80,7 +80,7 @@ def expanded(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Wind
     return Window(window.left - int(left), window.top - int(top), width, height)
 
 
-def cropped(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: NDArray[np.float64]) -> Window:
+def crop_window(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: NDArray[np.float64]) -> Window:
     """Return a part of ``window`` that overlaps some box by one of the thresholds and holds the centre of at least one.
 
     Thresholds are drawn without repetition until one can be met. The window stays unchanged if none can be, if there
@@ -155,9 +155,9 @@ class Stretcher:
         change = None if spec.distort is None else drawn_distortion(rng, spec.distort)
         window = Window(0, 0, width, height)
         if spec.expand is not None:
-            window = expanded(rng, spec.expand, window)
+            window = expand(rng, spec.expand, window)
         if spec.crop is not None:
-            window = cropped(rng, spec.crop, window, boxes)
+            window = crop_window(rng, spec.crop, window, boxes)
         scales, shifts = self._paint(index, window, out, change, method)
         before = boxes * scales + shifts
         after = np.clip(before, 0.0, float(len(out)))

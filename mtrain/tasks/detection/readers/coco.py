@@ -20,10 +20,10 @@ from mtrain.tasks.detection.readers.coco_json import (
     CocoImage,
     Faults,
     add_dangling,
-    checked,
+    check_content,
     entry_name,
     read_coco_json,
-    shown,
+    show_value,
 )
 from mtrain.tasks.detection.readers.once import once_per_host
 
@@ -133,7 +133,7 @@ def read_content(
         DataError: as :meth:`Coco.read` says.
 
     """
-    return _assemble(checked(content, file), folder=folder, file=file, names=names)
+    return _assemble(check_content(content, file), folder=folder, file=file, names=names)
 
 
 def _assemble(content: CocoContent, *, folder: Path, file: Path, names: Sequence[str] | None) -> Annotations:
@@ -153,7 +153,7 @@ def _category_numbers(categories: Sequence[CocoCategory], *, file: Path) -> tupl
     ids = [category.id for category in categories]
     if all(_is_whole(value) for value in ids):
         return {value: int(value) for value in ids}, []
-    texts = ", ".join(shown(value) for value in ids[:5]) + (", ..." if len(ids) > 5 else "")
+    texts = ", ".join(show_value(value) for value in ids[:5]) + (", ..." if len(ids) > 5 else "")
     try:
         numbers = {value: int(value) for value in ids}
     except (ValueError, OverflowError):
@@ -199,7 +199,7 @@ def _group(content: CocoContent, *, file: Path, labels: Mapping[Any, int]) -> di
 
 def _image_fault(image: CocoImage) -> str:
     if isinstance(image.id, float) and not _is_whole(image.id):
-        return f"id {shown(image.id)}; expected a whole number or text"
+        return f"id {show_value(image.id)}; expected a whole number or text"
     if any(side is not None and not side.is_integer() for side in (image.width, image.height)):
         return f"width {image.width} and height {image.height}; expected whole numbers of pixels"
     return ""

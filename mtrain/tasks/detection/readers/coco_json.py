@@ -103,7 +103,7 @@ def read_coco_json(file: Path) -> CocoContent:
         return _DECODER.decode(content.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # JSON in UTF-16, and NaN in an unused field, are accepted here; any fault is reported with its place.
-        return checked(_mapping(content, file), file)
+        return check_content(_mapping(content, file), file)
 
 
 def load_json(file: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def load_json(file: Path) -> dict[str, Any]:
     return _mapping(_bytes_of(file), file)
 
 
-def checked(content: Mapping[str, Any], file: Path) -> CocoContent:
+def check_content(content: Mapping[str, Any], file: Path) -> CocoContent:
     """Check the ``content`` of ``file`` against the schema and return its records.
 
     Raises:
@@ -138,9 +138,9 @@ def add_dangling(
         if annotation is None:
             continue
         if annotation.image_id not in images:
-            fault = f"image_id {shown(annotation.image_id)} is not among the images"
+            fault = f"image_id {show_value(annotation.image_id)} is not among the images"
         elif annotation.category_id not in categories:
-            fault = f"category_id {shown(annotation.category_id)} is not among the categories"
+            fault = f"category_id {show_value(annotation.category_id)} is not among the categories"
         else:
             continue
         faults.add(entry_name("annotations", place, annotation), fault)
@@ -155,10 +155,10 @@ def entry_name(key: str, place: int, entry: object) -> str:
     """Name entry number ``place`` (from 0) of the list ``key`` for messages: by its id if it has one."""
     entry_id = entry.get("id") if isinstance(entry, Mapping) else getattr(entry, "id", None)
     has_id = isinstance(entry_id, int | float | str)
-    return f"{_LISTS[key][0]} {shown(entry_id)}" if has_id else f"{key}[{place}]"
+    return f"{_LISTS[key][0]} {show_value(entry_id)}" if has_id else f"{key}[{place}]"
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """Format a value for messages, with bounded length."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a number of more than 60 digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -208,5 +208,5 @@ def _in_words(message: str, entry: object) -> str:
         problem = "expected a finite number"  # a comparison with NaN fails too
     field = path.rstrip("`").partition("[")[0]
     if field and isinstance(entry, Mapping):
-        return f"{path.rstrip('`')}: {problem}; {field} is {shown(entry.get(field))}"
-    return problem if isinstance(entry, Mapping) else f"{problem}; it is {shown(entry)}"
+        return f"{path.rstrip('`')}: {problem}; {field} is {show_value(entry.get(field))}"
+    return problem if isinstance(entry, Mapping) else f"{problem}; it is {show_value(entry)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mtrain.core.interfaces import Split
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, named, need_unique, walk
+from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, name_some, need_unique, walk
 
 IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
 """Folders searched for images that neither ``data.images`` nor a place beside the XML file gives."""
@@ -138,7 +138,7 @@ def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
 def _find_unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
     used_images = {entry.image for entry in entries}
     unused_names = [path.name for path in images_in(folder) if path not in used_images]
-    return [named(unused_names, "images without an XML file (left out)")] if unused_names else []
+    return [name_some(unused_names, "images without an XML file (left out)")] if unused_names else []
 
 
 def _xml_files(folder: Path) -> list[Path]:

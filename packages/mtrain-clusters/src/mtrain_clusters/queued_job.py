@@ -10,7 +10,7 @@ from typing import Any
 from mtrain.commands import results
 from mtrain.commands.results import TrainResult
 from mtrain.core.interfaces.queue import Queue, QueuedJob, QueueState
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 from mtrain.spec.files import MAX_OWN_BYTES, read_text
 from mtrain_clusters import submission
 
@@ -77,7 +77,7 @@ class SubmittedJob:
         return submission.queue_of_job(self.job)
 
 
-@explained
+@explain_calls
 def open_job(number: str | None = None, *, runs: str | os.PathLike[str] = "runs") -> SubmittedJob:
     """Find a job that was submitted, by its id or the name of its run; None: the newest one.
 

@@ -27,7 +27,7 @@ from mtrain.spec.addresses import is_address
 from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.plugin_kinds import SELECTORS, SINGULAR
 from mtrain.spec.registry import Registry
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.system import resuming, runfolder
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def _planned(loaded: "Loaded") -> "Plan":
     devices = ranks if spec.backend.options.get("device", "auto") not in ("auto", "cpu") else 0
     machine = dataclasses.replace(machine, devices=devices, devices_of=[devices] * len(hosts), hidden=False)
     where = start.Where(run_dir=_base(loaded) / start.run_name(loaded), checkpoint=None)
-    return start.planned(dataclasses.replace(loaded, spec=spec), where, machine=machine)
+    return start.plan_job(dataclasses.replace(loaded, spec=spec), where, machine=machine)
 
 
 def _submission(loaded: "Loaded", name: str, plan: "Plan") -> Submission:
@@ -302,7 +302,7 @@ def _submission(loaded: "Loaded", name: str, plan: "Plan") -> Submission:
     record = base / runfolder.free_name(name, runfolder.names_like(base, name))
     return Submission(
         name=name,
-        spec=dumped(_values(loaded)),
+        spec=dump(_values(loaded)),
         spec_path=record / SPEC,
         hosts=cluster.nodes or 1,
         ranks_per_host=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,

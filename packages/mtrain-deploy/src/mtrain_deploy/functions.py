@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from mtrain.commands import functions as api
 from mtrain.commands import python_calls
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
-@explained
+@explain_calls
 def export(  # noqa: PLR0913  # what the command takes
     run: python_calls.File = None,
     *,
@@ -62,7 +62,7 @@ def export(  # noqa: PLR0913  # what the command takes
     return list(result.files)
 
 
-@explained
+@explain_calls
 def quantise(  # noqa: PLR0913  # what the command takes
     run: python_calls.File = None,
     *,
@@ -101,7 +101,7 @@ def quantise(  # noqa: PLR0913  # what the command takes
     return result.path
 
 
-@explained
+@explain_calls
 def prune(  # noqa: PLR0913  # what the command takes
     run: python_calls.File = None,
     *,

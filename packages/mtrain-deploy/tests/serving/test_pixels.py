@@ -18,7 +18,7 @@ from tests.serving.predictors import Colours
 from mtrain.core.interfaces import Array
 from mtrain.errors import UsageError
 from mtrain_deploy.serving import service
-from mtrain_deploy.serving.application import built
+from mtrain_deploy.serving.application import build
 from mtrain_deploy.serving.decoding import SHARE_PIXELS, PixelBudget
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.refusal import Refusal
@@ -77,7 +77,7 @@ def with_client(scenario: Callable[[Client], Coroutine[Any, Any, None]], **setti
     """Run a scenario with an application that computes."""
 
     async def running() -> None:
-        app = built(Colours(), Settings(**settings))
+        app = build(Colours(), Settings(**settings))
         computing = asyncio.create_task(app.state.service.run())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             await scenario(Client(client, app))

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from tests.serving.predictors import Colours
 from tests.serving.servers import encoded, plain
 
-from mtrain_deploy.serving.application import built
+from mtrain_deploy.serving.application import build
 from mtrain_deploy.serving.settings import Settings
 
 PATHS = ("/healthz", "/readyz", "/metrics", "/v1/model", "/openapi.json", "/")
@@ -22,7 +22,7 @@ IMAGE = encoded(plain((255, 0, 0)))
 @pytest.fixture
 def ask() -> Iterator[Any]:
     """A function that requests an address of an application that computes."""
-    app = built(Colours(), Settings(threads=1))
+    app = build(Colours(), Settings(threads=1))
     with asyncio.Runner() as runner:
         computing = runner.get_loop().create_task(app.state.service.run())
 

@@ -134,7 +134,7 @@ def listening_ports(processes: list[int]) -> list[int]:
     return sorted(ports)
 
 
-def settled(look: Callable[[], list[str]]) -> list[str]:
+def wait_until_settled(look: Callable[[], list[str]]) -> list[str]:
     """Call ``look`` until it returns nothing, at most for ``SETTLING_S``; return its last result."""
     deadline = time.monotonic() + SETTLING_S
     while (remains := look()) and time.monotonic() < deadline:

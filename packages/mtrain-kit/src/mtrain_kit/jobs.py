@@ -58,7 +58,7 @@ class PluginTestRequest:
     """The file for the results; None: none is written."""
     out: Path | None = None
     """The folder in which logs are kept; None: they are kept only where a check failed."""
-    environ: Mapping[str, str] = field(default_factory=lambda: environment.cleaned(environment.caller()))
+    environ: Mapping[str, str] = field(default_factory=lambda: environment.clean(environment.caller()))
     """Cleaned environment of the caller."""
     python: str = sys.executable
     """Interpreter of the ranks if the spec names none."""

@@ -23,7 +23,7 @@ from mtrain_kit.rank_records import JobRecords
 from mtrain_kit.ranks import THREADS_FILE
 from mtrain_kit.teardown import DEATH_FILE
 
-__all__ = ["Conformance", "PluginTestRequest", "chosen", "run"]
+__all__ = ["Conformance", "PluginTestRequest", "choose_checks", "run"]
 
 SIZES = (1, 2, 3, 4, 6)
 """Numbers of ranks that divide the kit's global batch."""
@@ -73,7 +73,7 @@ class Conformance:
         }
 
 
-def chosen(only: Sequence[str]) -> list[Check]:
+def choose_checks(only: Sequence[str]) -> list[Check]:
     """Return the checks whose id is, or begins with, one of ``only``; all if it is empty.
 
     Raises:
@@ -98,7 +98,7 @@ def run(request: PluginTestRequest, folder: Path, *, references: Path | None = N
 class _Kit:
     def __init__(self, request: PluginTestRequest, folder: Path, references: Path | None) -> None:
         self._request = request
-        self._checks = chosen(request.only)
+        self._checks = choose_checks(request.only)
         self._references = references or folder / "references"
         self._jobs = Jobs(request, folder, self._references)
         described, provider = self._jobs.described()

@@ -31,14 +31,14 @@ def same_bits_later(site: Site) -> list[Measure]:
         if not was_late:
             detail = "metrics are read at once here: Capabilities.late is False"
             return [Measure(what="updates that are read later", value=0.0, bound=0.0, detail=detail)]
-        changed += [f"{name} ({case.rule})" for name in training.changed(prompt, later)]
+        changed += [f"{name} ({case.rule})" for name in training.differing_names(prompt, later)]
     return [none_of("arrays of late updates that are not those of prompt ones", changed)]
 
 
 def _train_late(session: RankSession, case: Case, *, later: bool) -> tuple[dict[str, Array], bool]:
     """Return norms, mean losses, counters and the state after ``UPDATES``, and whether metrics were read later."""
     c = session.collective
-    model, optimizer = training.started(session, case.recipe(c.size))
+    model, optimizer = training.start_training(session, case.recipe(c.size))
     later = later and session.capabilities.late
     batches = training.batches_of(session, case, updates=UPDATES)
     unread: list[Callable[[], tuple[float, Array]]] = []

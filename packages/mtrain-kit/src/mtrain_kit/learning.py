@@ -87,9 +87,9 @@ def _ratio(expected: Array, norms: Array, *, size: int, accumulate: int) -> str:
 def starts_equal(site: Site) -> list[Measure]:
     """Check that all ranks hold the start weights, and that a rank with other weights cannot continue."""
     session, case = site.session, Case(precision=site.precision)
-    model, optimizer = training.started(session, case.recipe(site.ranks))
+    model, optimizer = training.start_training(session, case.recipe(site.ranks))
     weights = session.state(model, optimizer).weights
-    mismatches = training.changed(training.weights_for(site.precision), weights)
+    mismatches = training.differing_names(training.weights_for(site.precision), weights)
     return [
         none_of("arrays that are not the start weights", mismatches),
         none_of("ranks that differ", _unequal(site, case)),
@@ -130,7 +130,7 @@ def recomputes(site: Site) -> list[Measure]:
             training.train(site.session, replace(case, precision=site.precision, recomputed=recomputed), updates=4)
             for recomputed in (False, True)
         )
-        measures.append(none_of(f"arrays that recomputing changes{what}", training.changed(kept, again)))
+        measures.append(none_of(f"arrays that recomputing changes{what}", training.differing_names(kept, again)))
     return measures
 
 
@@ -142,7 +142,7 @@ def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Arr
     """
     case, c = Case(precision=precision, accumulate=2), session.collective
     recipe = replace(case.recipe(c.size), groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),), ema_decay=0.0)
-    model, optimizer = training.started(session, recipe)
+    model, optimizer = training.start_training(session, recipe)
     batches = training.batches_of(session, case)
     learning_rate, norms, moved = 0.05, [], []
     for _ in range(training.UPDATES):
@@ -181,7 +181,7 @@ def clips(site: Site) -> list[Measure]:
 def skips_nonfinite(site: Site) -> list[Measure]:
     """Check the third of four updates, in which one rank's gradient is not a number."""
     session, c, case = site.session, site.session.collective, Case(precision=site.precision)
-    model, optimizer = training.started(session, case.recipe(c.size))
+    model, optimizer = training.start_training(session, case.recipe(c.size))
     batches = training.batches_of(session, case)
     finite, changed_arrays = [], [""]
     for update in range(4):
@@ -192,7 +192,7 @@ def skips_nonfinite(site: Site) -> list[Measure]:
             optimizer.backward(loss * math.nan if poisoned else loss)
         finite.append(math.isfinite(optimizer.step(training.rates(update))))
         if update == 2:
-            changed_arrays = training.changed(before, training.flat(session.state(model, optimizer)))
+            changed_arrays = training.differing_names(before, training.flat(session.state(model, optimizer)))
     counters = session.state(model, optimizer).counters
     expected = {"updates": 3.0, "skipped": 1.0, "skipped_in_a_row": 0.0}
     wrong_counters = [
@@ -214,7 +214,7 @@ def averages(site: Site) -> list[Measure]:
     # Statistics that are not synchronised differ between ranks: the averages of buffers must be rank 0's.
     case = Case(batchnorm="synced", precision=site.precision)
     recipe = replace(case.recipe(c.size), sync_batchnorm=False)
-    model, optimizer = training.started(session, recipe)
+    model, optimizer = training.start_training(session, recipe)
     batches = training.batches_of(session, case)
     for update in range(3):
         training.update_once(session, model, optimizer, batches, case, update)
@@ -228,8 +228,11 @@ def averages(site: Site) -> list[Measure]:
     session.restore(fresh, other, State(weights={**state.weights, **state.ema}))
     expected = training.differences(infer(session, fresh), inside)["logits"]
     return [
-        none_of("outputs that are not as before", training.changed(before, after)),
-        none_of("outputs inside that are not those of rank 0", training.changed(first, inside)),
+        none_of("outputs that are not as before", training.differing_names(before, after)),
+        none_of("outputs inside that are not those of rank 0", training.differing_names(first, inside)),
         _relative("outputs inside, to those of the averages of the state", expected, site.bound),
-        none_of("outputs that the averages leave as they were", [] if training.changed(before, inside) else ["logits"]),
+        none_of(
+            "outputs that the averages leave as they were",
+            [] if training.differing_names(before, inside) else ["logits"],
+        ),
     ]

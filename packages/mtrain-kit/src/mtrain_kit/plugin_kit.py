@@ -407,7 +407,7 @@ def _arrays(learnt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return training.changed(_arrays(one), _arrays(other))
+    return training.differing_names(_arrays(one), _arrays(other))
 
 
 def _near(one: Mapping[str, float], two: Mapping[str, float], name: str, bound: float) -> bool:

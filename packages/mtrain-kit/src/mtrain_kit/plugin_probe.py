@@ -21,7 +21,7 @@ from mtrain.spec import config
 from mtrain.spec.building import schema_of
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
-from mtrain.spec.schema import dotted, field_at, walk
+from mtrain.spec.schema import dot, field_at, walk
 from mtrain_kit import plugin_checks as checks
 from mtrain_kit.checks import Check, Measure, none_of
 
@@ -144,7 +144,7 @@ class _Probe:
     def _sections(self) -> list[Measure]:
         schema = schema_of(self._name, registry=self._registry)
         added = [(path, found) for path, found in walk(schema) if field_at(Spec, path) is None]
-        silent = [dotted(path) for path, found in added if not found.description]
+        silent = [dot(path) for path, found in added if not found.description]
         return [none_of("keys without a description", silent)]
 
     def _shows(self) -> list[Measure]:
@@ -266,9 +266,9 @@ def _holds(words: Sequence[str], part: Sequence[str]) -> bool:
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    from mtrain_kit.training import changed
+    from mtrain_kit.training import differing_names
 
-    return changed(one, other)
+    return differing_names(one, other)
 
 
 def _files() -> set[str]:

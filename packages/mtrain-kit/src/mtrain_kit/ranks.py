@@ -131,7 +131,7 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
             inside.close()
             if LEAVES.id in check_ids:
                 usual_threads = json.loads((arguments.references / THREADS_FILE).read_text())
-                measures += teardown.left(arguments.job, before, ranks=ids, usual_threads=usual_threads)
+                measures += teardown.measure_left(arguments.job, before, ranks=ids, usual_threads=usual_threads)
 
 
 def run_one(arguments: argparse.Namespace, number: int, leave: process.Leaving) -> None:
@@ -164,7 +164,7 @@ def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> No
                 np.savez(reference.file(case.key), **training.train(session, case))  # type: ignore[arg-type]
             np.savez(reference.file(CLIPPED), **learning.clipped_updates(session, precision))  # type: ignore[arg-type]
             _save_half_way(session, reference)
-            collected, _, _ = states.evaluated(session, precision, reference.checkpoints())
+            collected, _, _ = states.evaluate_half_way(session, precision, reference.checkpoints())
             logits = np.array([collected.predictions[i][0] for i in range(states.IMAGES)])
             np.savez(reference.file(LOGITS), logits=logits)
         exact = Reference(folder=arguments.references, precision="fp64")
@@ -175,7 +175,7 @@ def write_reference(arguments: argparse.Namespace, leave: process.Leaving) -> No
 
 def _save_half_way(session: RankSession, reference: Reference) -> None:
     case = replace(states.CONTINUED, precision=reference.precision)
-    model, optimizer = training.started(session, case.recipe(1))
+    model, optimizer = training.start_training(session, case.recipe(1))
     batches = training.batches_of(session, case)
     for update in range(states.HALF_WAY):
         training.update_once(session, model, optimizer, batches, case, update)

@@ -10,7 +10,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import evaluate
 from mtrain.core.interfaces import Array, HostBatch, Precision, RankSession, State, StateStream
 from mtrain.core.sampler import Padded
-from mtrain.core.streams import PARTS, streamed
+from mtrain.core.streams import PARTS, stream_of
 from mtrain_kit import training
 from mtrain_kit.check_context import LOGITS, Site
 from mtrain_kit.checks import Measure, none_of
@@ -29,31 +29,31 @@ def whole(site: Site) -> list[Measure]:
     """Check that a state holds copies of whole arrays, under the names and shapes that every backend gives them."""
     session, c = site.session, site.session.collective
     case = replace(CONTINUED, precision=site.precision)
-    model, optimizer = training.started(session, case.recipe(c.size))
+    model, optimizer = training.start_training(session, case.recipe(c.size))
     batches = training.batches_of(session, case)
     for update in range(2):
         training.update_once(session, model, optimizer, batches, case, update)
     saved = session.state(model, optimizer)
     copied = {name: array.copy() for name, array in training.flat(saved).items()}
-    streamed_wrongly = _changed_in_stream(copied, streamed(session, model, optimizer, copied=False), c.rank)
-    stream = streamed(session, model, optimizer, copied=True)
+    streamed_wrongly = _changed_in_stream(copied, stream_of(session, model, optimizer, copied=False), c.rank)
+    stream = stream_of(session, model, optimizer, copied=True)
     training.update_once(session, model, optimizer, batches, case, 2)
     streamed_wrongly += _changed_in_stream(copied, stream, c.rank)
-    overwritten = training.changed(copied, training.flat(saved))
+    overwritten = training.differing_names(copied, training.flat(saved))
     fresh, other = session.prepare(build, case.recipe(c.size))
     session.restore(fresh, other, State(weights=saved.weights))
     restarted = session.state(fresh, other).ema
     floats = {name: array for name, array in saved.weights.items() if array.dtype.kind == "f"}
     session.restore(fresh, other, saved)
     again = session.state(fresh, other)
-    lost = training.changed(copied, training.flat(again))
+    lost = training.differing_names(copied, training.flat(again))
     lost += [name for name, value in saved.counters.items() if again.counters.get(name) != value]
     return [
         none_of("wrong names or shapes", _misfits(saved)),
         none_of("arrays that a later update overwrites", overwritten),
         none_of("arrays that come otherwise one by one than all at once", streamed_wrongly),
         none_of("arrays and counters that do not come back", lost),
-        none_of("averages that do not restart from weights given alone", training.changed(floats, restarted)),
+        none_of("averages that do not restart from weights given alone", training.differing_names(floats, restarted)),
     ]
 
 
@@ -65,7 +65,7 @@ def _changed_in_stream(expected: Mapping[str, Array], stream: StateStream, rank:
     if rank == 0:
         received = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
         wrong += [name for name in expected if name in names and name not in received]
-        wrong += training.changed({name: expected[name] for name in received if name in expected}, received)
+        wrong += training.differing_names({name: expected[name] for name in received if name in expected}, received)
     return wrong
 
 
@@ -98,7 +98,7 @@ def _compare_resumed(site: Site, accumulate: int) -> list[str]:
     case = replace(CONTINUED, accumulate=accumulate, precision=site.precision)
     final_states = []
     for cut in (None, HALF_WAY):
-        model, optimizer = training.started(session, case.recipe(c.size))
+        model, optimizer = training.start_training(session, case.recipe(c.size))
         batches = training.batches_of(session, case)
         for update in range(training.UPDATES):
             if update == cut:
@@ -109,7 +109,7 @@ def _compare_resumed(site: Site, accumulate: int) -> list[str]:
         final_states.append(session.state(model, optimizer))
     first, second = final_states
     counters = [name for name, value in first.counters.items() if second.counters.get(name) != value]
-    return training.changed(training.flat(first), training.flat(second)) + counters
+    return training.differing_names(training.flat(first), training.flat(second)) + counters
 
 
 def continues_solo(site: Site) -> list[Measure]:
@@ -163,7 +163,7 @@ class Collected:
         return []
 
 
-def evaluated(
+def evaluate_half_way(
     session: RankSession, precision: Precision, checkpoint_folder: Any
 ) -> tuple[Collected, dict[str, float], bool]:
     """Evaluate the half-way checkpoint. Return (the evaluator, metrics, whether the model is back in training mode)."""
@@ -190,7 +190,7 @@ def _rows(output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
 def evaluates(site: Site) -> list[Measure]:
     """Check that some rank sees every image, padding is recognised, and metrics are those of ``solo``."""
     c = site.session.collective
-    evaluator, metrics, trains = evaluated(site.session, site.precision, site.reference.checkpoints())
+    evaluator, metrics, trains = evaluate_half_way(site.session, site.precision, site.reference.checkpoints())
     expected = site.reference.arrays(LOGITS)["logits"]
     missing = [f"image {i}" for i in range(IMAGES) if i not in evaluator.predictions]
     slots = Padded(IMAGES, size=c.size, micro_batch=MICRO_BATCH).batches_per_rank * c.size * MICRO_BATCH

@@ -9,7 +9,7 @@ import psutil
 
 from mtrain.core.interfaces import RankSession
 from mtrain_kit import training
-from mtrain_kit.check_context import Surroundings, settled
+from mtrain_kit.check_context import Surroundings, wait_until_settled
 from mtrain_kit.checks import Measure, none_of
 from mtrain_kit.training import Case
 
@@ -17,7 +17,9 @@ DEATH_UPDATE = 2
 DEATH_FILE = "death.txt"
 
 
-def left(job: str, before: Surroundings, *, ranks: Sequence[int], usual_threads: Mapping[str, int]) -> list[Measure]:
+def measure_left(
+    job: str, before: Surroundings, *, ranks: Sequence[int], usual_threads: Mapping[str, int]
+) -> list[Measure]:
     """Measure the processes and threads that exist after this process has left the backend and did not before it
     entered.
 
@@ -37,8 +39,8 @@ def left(job: str, before: Surroundings, *, ranks: Sequence[int], usual_threads:
         return native + python
 
     return [
-        none_of("processes", settled(processes)),
-        none_of("threads", settled(threads)),
+        none_of("processes", wait_until_settled(processes)),
+        none_of("threads", wait_until_settled(threads)),
     ]
 
 
@@ -52,7 +54,7 @@ def _command(pid: int) -> str:
 def die(session: RankSession, folder: Path) -> None:
     """Train; the last rank kills itself within the third update, after writing the time to ``DEATH_FILE``."""
     case, c = Case(precision="fp32", accumulate=2), session.collective
-    model, optimizer = training.started(session, case.recipe(c.size))
+    model, optimizer = training.start_training(session, case.recipe(c.size))
     batches = training.batches_of(session, case)
     for update in range(training.UPDATES):
         if update == DEATH_UPDATE and c.rank == c.size - 1:

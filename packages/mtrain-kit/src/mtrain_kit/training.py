@@ -86,7 +86,7 @@ class Case:
         )
 
 
-def started(session: RankSession, recipe: Recipe, *, taught: bool = False) -> tuple[Module, Optimizer]:
+def start_training(session: RankSession, recipe: Recipe, *, taught: bool = False) -> tuple[Module, Optimizer]:
     """Return the network and its optimizer, at the start weights; ``taught``: it imitates another one."""
     built: list[Module] = []
 
@@ -162,7 +162,7 @@ def update_once(
 
 def train(session: RankSession, case: Case, *, updates: int = UPDATES) -> dict[str, Array]:
     """Train and return norms, mean losses and the final state, as one flat dict of arrays."""
-    model, optimizer = started(session, case.recipe(session.collective.size), taught=case.taught)
+    model, optimizer = start_training(session, case.recipe(session.collective.size), taught=case.taught)
     batches = batches_of(session, case, updates=updates)
     norms, losses = [], []
     for update in range(updates):
@@ -197,7 +197,7 @@ def disagreements(a: Mapping[str, Array], b: Mapping[str, Array], *, bound: floa
     return [f"{name}: {x:.1e}" for name, x in differences(a, b).items() if not x <= bound]
 
 
-def changed(a: Mapping[str, Array], b: Mapping[str, Array]) -> list[str]:
+def differing_names(a: Mapping[str, Array], b: Mapping[str, Array]) -> list[str]:
     """Names of arrays that are not equal bit for bit, those that only one has included."""
     names: Sequence[str] = list(dict.fromkeys([*a, *b]))
     return [name for name in names if name not in a or name not in b or not _identical(a[name], b[name])]

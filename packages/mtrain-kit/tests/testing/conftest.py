@@ -17,7 +17,7 @@ PATH = os.pathsep.join(map(str, (ROOT, KIT)))
 
 def wanted(backend: str, **settings: object) -> PluginTestRequest:
     """The kit on this interpreter, outside of any job."""
-    environ = {**environment.cleaned(dict(os.environ)), "PYTHONPATH": PATH}
+    environ = {**environment.clean(dict(os.environ)), "PYTHONPATH": PATH}
     return PluginTestRequest(name=backend, environ=environ, **settings)  # type: ignore[arg-type]
 
 

@@ -60,7 +60,7 @@ class TestLeaving:
         monkeypatch.setattr("mtrain_kit.check_context.SETTLING_S", 0.2)
 
     def left(self, before: Surroundings, job: str) -> dict[str, float]:
-        actual = teardown.left(job, before, ranks=[os.getpid()], usual_threads={})
+        actual = teardown.measure_left(job, before, ranks=[os.getpid()], usual_threads={})
         return {measure.what: measure.value for measure in actual}
 
     def test_nothing(self) -> None:

@@ -189,7 +189,7 @@ def _holds_transposed(model_config: Any, layers: Sequence[str]) -> bool:
     return any(type(modules[layer]).__name__ == "Conv1D" for layer in layers)
 
 
-def merged(base: Any, folder: Path) -> dict[str, Array]:
+def merge_adapters(base: Any, folder: Path) -> dict[str, Array]:
     """Return the weights of the model ``base`` with the adapters in ``folder`` added to them; changes ``base``."""
     from peft import PeftModel
 

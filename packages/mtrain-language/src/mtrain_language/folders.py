@@ -47,7 +47,7 @@ def check(path: str, *, from_scratch: bool) -> None:
         )
 
 
-def checked(path: str, *, from_scratch: bool) -> dict[str, Any]:
+def read_config(path: str, *, from_scratch: bool) -> dict[str, Any]:
     """Return the entries of a model's config.json, after a look at its files without transformers: see ``check`` too.
 
     Raises:

@@ -101,7 +101,7 @@ class HuggingFaceModel(Model):
         """
         entries = dict(self.options.config)
         if self.options.path is not None:
-            entries = folders.checked(self.options.path, from_scratch=self.options.from_scratch) | entries
+            entries = folders.read_config(self.options.path, from_scratch=self.options.from_scratch) | entries
             adapters.refuse_folder(self.folder())
         folders.check_typed(entries, path=self._where())
         check_sizes(entries, path=self._where())
@@ -115,7 +115,7 @@ class HuggingFaceModel(Model):
         """Refuse a type of model that the transformers of this Python does not know; see ``Model.check_libraries``."""
         entries = dict(self.options.config)
         if self.options.path is not None:
-            entries = folders.checked(self.options.path, from_scratch=True) | entries
+            entries = folders.read_config(self.options.path, from_scratch=True) | entries
         check_sizes(entries, path=self._where())
         known_types.check(entries, path=self._where())
 

@@ -40,7 +40,7 @@ def adapt(module: Any, *, path: str) -> Any:
         if not isinstance(batch, Mapping) or "tokens" not in batch:
             return own_forward(*arguments, **keywords)
         if "generate" in batch:
-            return continued(module, batch)
+            return continue_texts(module, batch)
         logits_BLV = own_forward(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False).logits
         asked = likelihoods.ask(module) or OfWhole()
         return losses(logits_BLV, batch, asked) if module.training else sums(logits_BLV, batch, asked)
@@ -115,7 +115,7 @@ def _nll(logits_BLV: Any, labels_BL: Any, asked: Likelihoods) -> tuple[Any, Any]
     return ops.where(known_BL, nll_BL, ops.zeros_like(nll_BL)), known_BL
 
 
-def continued(module: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def continue_texts(module: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens that continue each prompt, int64 (B, N), filled up with ``NONE``.
 
     ``generate`` holds, for each row: its length, the most new tokens, the token that ends a text, and in millionths the

@@ -55,7 +55,7 @@ class Prompts:
         return index, self._tokens[index][-self._room :]
 
     def collate(self, samples: Sequence[tuple[int, Array]]) -> dict[str, Array]:
-        """Join samples: ``tokens`` int64 (B, L), filled up on the right, and ``generate``; see ``network.continued``."""
+        """Join samples: ``tokens`` int64 (B, L), filled up on the right, and ``generate``; see ``network.continue_texts``."""
         longest = max(len(tokens) for _, tokens in samples)
         rows = np.full((len(samples), longest), self._end, np.int64)
         settings = []

@@ -73,7 +73,7 @@ def _merge(plugin: Any, config: Any, request: WeightsFolder) -> Mapping[str, Arr
     plugin.check_resumed({BASE: plugin.digest}, request.labels.get("details") or {})
     with tempfile.TemporaryDirectory() as folder:
         _write_adapters(Path(folder), plugin, config, request)
-        return adapters.merged(plugin.module(config), Path(folder))
+        return adapters.merge_adapters(plugin.module(config), Path(folder))
 
 
 def _tokenizer(labels: Mapping[str, Any]) -> Tokenizer:

@@ -19,7 +19,7 @@ def write_model(folder: Path, arrays: Mapping[str, Array], *, max_bytes: float) 
 
     An index is written last: a folder with it has all files.
     """
-    files = divided(arrays, max_bytes=max_bytes)
+    files = divide_files(arrays, max_bytes=max_bytes)
     former = {
         file.name for file in folder.iterdir() if file.name in (WEIGHTS, INDEX) or _ONE_OF_SEVERAL.fullmatch(file.name)
     }
@@ -35,7 +35,7 @@ def write_model(folder: Path, arrays: Mapping[str, Array], *, max_bytes: float) 
         (folder / name).unlink()
 
 
-def divided(arrays: Mapping[str, Array], *, max_bytes: float) -> dict[str, dict[str, Array]]:
+def divide_files(arrays: Mapping[str, Array], *, max_bytes: float) -> dict[str, dict[str, Array]]:
     """Return the arrays of each file by the file's name, in the order of ``arrays``."""
     groups: list[dict[str, Array]] = [{}]
     size = 0
@@ -54,7 +54,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write one file."""
     from safetensors.numpy import save
 
-    with outputs.replaced(path) as file:
+    with outputs.replace(path) as file:
         file.write(save(dict(arrays), metadata={"format": "pt"}))
         file.flush()
         os.fsync(file.fileno())

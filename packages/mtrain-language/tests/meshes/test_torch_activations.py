@@ -128,7 +128,7 @@ def _planned_stage(config: dict[str, Any], stage: int, *, passes: int, **mesh: A
     lengths = Mesh(**{"replicate": 1, "shard": 1, "tensor": 1, "pipeline": STAGES, **mesh})
     plan = whole_plan(model, lengths) if lengths.tensor > 1 else {}
     batch = plugin.blank_batch(TASK, rows=4)
-    part = stage_memory.staged(model, plan, lengths, stage=stage)
+    part = stage_memory.stage_of(model, plan, lengths, stage=stage)
     found = stage_memory.of_stage(part, batch, lengths, unit="blocks", passes=passes)
     assert found is not None
     return found

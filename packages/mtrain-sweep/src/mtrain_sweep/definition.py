@@ -14,8 +14,8 @@ from mtrain.spec.files import read_bytes
 from mtrain.spec.provenance import lookup
 from mtrain.spec.schema import field_at
 from mtrain.spec.section import Section
-from mtrain.spec.yaml_reader import dumped
-from mtrain_sweep.space import Parameter, given
+from mtrain.spec.yaml_reader import dump
+from mtrain_sweep.space import Parameter, give_values
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -88,7 +88,7 @@ class SweepDefinition(Section):
         values = {**self.base, "report": {**self.base["report"], **(report or {})}}
         if gpus is not None and self.base["cluster"].get("devices") is not None:
             values["cluster"] = {**self.base["cluster"], "devices": [int(number) for number in gpus]}
-        loaded = config.load(values, flags=given(self.parameters, params), environ={}, folder_file=self.file)
+        loaded = config.load(values, flags=give_values(self.parameters, params), environ={}, folder_file=self.file)
         return dataclasses.replace(loaded, source="the spec of the sweep")
 
 
@@ -106,7 +106,7 @@ def parsed_metric(text: str) -> tuple[str, Direction]:
     return name, "max" if direction == "max" else "min"
 
 
-def fitted(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter, ...]:
+def fit_space(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter, ...]:
     """Check a space against the schema of the job, and return it with the values that the spec has now.
 
     A range of whole numbers becomes one of numbers where the schema asks for a number.
@@ -125,7 +125,7 @@ def fitted(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter
     for i in range(max(len(parameter.extremes()) for parameter in typed)):
         values = {one.name: one.extremes()[min(i, len(one.extremes()) - 1)] for one in typed}
         try:
-            config.load(dict(loaded.values), flags=given(typed, values), environ={})
+            config.load(dict(loaded.values), flags=give_values(typed, values), environ={})
         except SpecError as error:
             problems.extend(error.problems)
     if problems:
@@ -165,7 +165,7 @@ def write(definition: SweepDefinition, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = dumped(definition.base)
+        text = dump(definition.base)
         outputs.write_text(folder / BASE, text)
         outputs.write_text(folder / DEFINITION, definition.model_dump_json(indent=2) + "\n")
     except OSError as error:

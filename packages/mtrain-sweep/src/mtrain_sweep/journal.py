@@ -109,7 +109,7 @@ class Journal:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
 
 
-def opened(folder: Path, *, direction: Direction, tell: Callable[[str], None]) -> Journal:
+def open_journal(folder: Path, *, direction: Direction, tell: Callable[[str], None]) -> Journal:
     """Open the journal of a sweep that runs; make an empty one in place of one that is damaged, which is kept.
 
     Raises:
@@ -177,7 +177,7 @@ def _storage(file: Path) -> RDBStorage:
 
 
 @contextlib.contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def own_folder(folder: Path) -> Iterator[None]:
     """Lock a sweep's folder, so that no other process runs it too. The lock ends with the process.
 
     Raises:

@@ -7,7 +7,7 @@ from optuna.trial import FrozenTrial
 
 from mtrain.errors import UsageError
 from mtrain.spec.outputs import write_text
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.table import as_csv, best_trial, shown_params
 
@@ -36,7 +36,7 @@ def best_spec(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> str
         return None
     loaded = definition.trial_spec(best.params)
     head = f"# Trial {best.number}, the best of {len(trials)}: {definition.metric} {best.value!r}\n# {shown_params(best.params)}\n"
-    return head + dumped(loaded.values)
+    return head + dump(loaded.values)
 
 
 def _draw(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> None:

@@ -18,7 +18,7 @@ from mtrain.spec import outputs
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.proposals import DIRECTIONS
 from mtrain_sweep.space import Parameter
-from mtrain_sweep.table import best_trial, shown
+from mtrain_sweep.table import best_trial, show_cell
 
 PARALLEL, IMPORTANCE = "parallel", "importance"
 """Names of the two plots, without suffix."""
@@ -42,7 +42,7 @@ def draw(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTrial
         for suffix in SUFFIXES if figure is not None else ():
             assert figure is not None
             file = folder / f"{name}.{suffix}"
-            with warnings.catch_warnings(), outputs.replaced(file) as opened:
+            with warnings.catch_warnings(), outputs.replace(file) as opened:
                 warnings.simplefilter("ignore")  # signs that a font lacks
                 figure.savefig(opened, format=suffix)
             files.append(file)
@@ -174,7 +174,7 @@ def _round_values(parameter: Parameter) -> Sequence[float]:
 def _labels_at(axes: Axes, position: int, ticks: Sequence[tuple[Any, float]]) -> None:
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
     for value, height in ticks:
-        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
+        text = f"{value:.3g}" if isinstance(value, float) else show_cell(value)
         axes.text(position + 0.03, height, text, fontsize=7.5, color=INK, va="center", bbox=box, zorder=4)
 
 

@@ -61,7 +61,7 @@ def seed_of(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def proposed(definition: SweepDefinition, trials: Sequence[FrozenTrial], number: int) -> FrozenTrial:
+def propose(definition: SweepDefinition, trials: Sequence[FrozenTrial], number: int) -> FrozenTrial:
     """Return trial ``number``, to be added to the journal, given those before it."""
     space = distributions(definition.parameters)
     notes: Mapping[str, Any] = {}
@@ -97,7 +97,7 @@ def grid_point(parameters: Sequence[Parameter], number: int) -> dict[str, Any]:
     return {parameter.name: point[parameter.name] for parameter in parameters}
 
 
-def judged(definition: SweepDefinition, others: Sequence[FrozenTrial], values: Sequence[float]) -> Judgement:
+def judge(definition: SweepDefinition, others: Sequence[FrozenTrial], values: Sequence[float]) -> Judgement:
     """Judge a trial by the metric after each of its evaluations so far; all before the last one have passed."""
     if definition.pruner == "none":
         return Judgement(pruned=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mtrain.spec import remedies
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -112,11 +112,11 @@ def opened(folder: Path | None, reason: Reason = "unknown") -> SweepResult:
     """Return the sweep in ``folder``, which may still run; None: the newest one."""
     from mtrain_sweep import starting
 
-    found = starting.opened(folder)
+    found = starting.open_sweep(folder)
     return result_of(found.folder, found.definition, found.trials, reason)
 
 
-@explained
+@explain_calls
 def open_sweep(folder: str | os.PathLike[str] | None) -> SweepResult:
     """Open the folder of a sweep, also while it runs.
 
@@ -147,17 +147,19 @@ def table_of(folder: Path) -> SweepTable:
         UsageError: it is not the folder of a sweep, or its files are damaged.
     """
     from mtrain_sweep import starting
-    from mtrain_sweep.table import best_trial, columns, rows, shown
+    from mtrain_sweep.table import best_trial, columns, rows, show_cell
 
-    opened = starting.opened(folder)
+    opened = starting.open_sweep(folder)
     names, cells = columns(opened.definition), rows(opened.definition, opened.trials)
     kept = [i for i in range(len(names)) if any(row[i] is not None for row in cells)]
     best = best_trial(opened.definition, opened.trials)
     return SweepTable(
         folder=opened.folder,
         columns=[names[i] for i in kept],
-        rows=[[shown(row[i]) for i in kept] for row in cells],
+        rows=[[show_cell(row[i]) for i in kept] for row in cells],
         best=None if best is None else next(i for i, row in enumerate(cells) if row[0] == best.number),
-        best_text="" if best is None else f"best: trial {best.number}, {opened.definition.metric} {shown(best.value)}",
+        best_text=""
+        if best is None
+        else f"best: trial {best.number}, {opened.definition.metric} {show_cell(best.value)}",
         files={word: opened.folder / file for word, file in FILES.items() if (opened.folder / file).exists()},
     )

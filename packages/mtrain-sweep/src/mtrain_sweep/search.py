@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mtrain.errors import MtrainError, UsageError
 from mtrain.spec.files import path_problem
 from mtrain.spec.outputs import make_folder, write_text
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.system import disk, placement, runfolder
 from mtrain.system.processes import Requests
 from mtrain_sweep import journal as journals
@@ -21,7 +21,7 @@ from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.gpus import Shares
 from mtrain_sweep.journal import REASON, SECONDS, UPDATE, Journal
 from mtrain_sweep.places import Place
-from mtrain_sweep.proposals import judged, proposed
+from mtrain_sweep.proposals import judge, propose
 from mtrain_sweep.records import Records, Score, best
 from mtrain_sweep.request import SweepRequest
 from mtrain_sweep.sharing import Copies, copies_for
@@ -90,10 +90,10 @@ def run(plan: SweepPlan) -> Verdict:
         UsageError: the metric is no metric of the evaluations, or the folder is in use or damaged.
     """
     runfolder.keep_private()
-    with journals.owned(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
+    with journals.own_folder(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
         plan.request.tell(f"sweep folder: {plan.folder}")
         try:
-            journal = journals.opened(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
+            journal = journals.open_journal(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
             with contextlib.closing(journal):
                 with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
                     verdict = sweep.run()
@@ -169,7 +169,7 @@ class _Sweep:
 
     def _next(self, trials: list[FrozenTrial]) -> FrozenTrial:
         """Return a new trial: as it is in the folder if the journal has lost it, else as the sampler proposes it."""
-        trial = proposed(self._definition, trials, len(trials))
+        trial = propose(self._definition, trials, len(trials))
         place = Place(self._plan.folder, len(trials))
         return recovered.as_in_folder(trial, place, self._definition, tell=self._request.tell)
 
@@ -200,7 +200,7 @@ class _Sweep:
         loaded = self._definition.trial_spec(running.trial.params, report=report, gpus=gpus)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             make_folder(folder)
-        write_text(place.spec, dumped(loaded.values))
+        write_text(place.spec, dump(loaded.values))
         if self._plan.queued:
             return QueuedTrial(place, loaded)
         copies = self._start_copies()
@@ -229,7 +229,7 @@ class _Sweep:
         while running.judged < len(scores):
             seen = scores[: running.judged + 1]
             others = [trial for trial in self._journal.trials() if trial.number != running.number]
-            judgement = judged(self._definition, others, [score.value for score in seen])
+            judgement = judge(self._definition, others, [score.value for score in seen])
             self._journal.report(running.number, len(seen), seen[-1].value, judgement.notes)
             running.judged += 1
             if judgement.pruned:
@@ -355,5 +355,5 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
                 f"cluster.ips: the first host is {loaded.spec.cluster.ips[0]}, which has the records of a job; start the sweep there"
             )
         return
-    trial = start.planned(loaded, start.Where(run_dir=plan.folder / "trials" / "0000", checkpoint=None))
+    trial = start.plan_job(loaded, start.Where(run_dir=plan.folder / "trials" / "0000", checkpoint=None))
     job_checks.check(loaded.job, size=trial.size)

@@ -147,7 +147,7 @@ def copies_for(
         copier = _copier(loaded.job.backend.framework)
         if copier is None:
             return None
-        first = start.planned(loaded, start.Where(run_dir=Place(folder, 0).run_dir, checkpoint=None)).commands[0]
+        first = start.plan_job(loaded, start.Where(run_dir=Place(folder, 0).run_dir, checkpoint=None)).commands[0]
         kinds = [type(loaded.job.model), loaded.job.task_named(loaded.job.model_class.kind)]
         ahead = Ahead(
             copier=copier,
@@ -156,7 +156,7 @@ def copies_for(
             programs=["mtrain.__main__", *([] if first.argv[2] == "mtrain.rank.worker" else [first.argv[2]])],
             parts=[*PARTS, *(kind.__module__ for kind in kinds)],
         )
-        env = environment.joined(environment.cleaned(variables()), first.env)
+        env = environment.join_variables(environment.clean(variables()), first.env)
         copies = Copies(ahead, env=env, log=folder / "logs" / LOG)
     except (MtrainError, OSError):
         return None  # whatever is wrong, a trial says better

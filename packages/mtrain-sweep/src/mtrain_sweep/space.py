@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec.in_code import plain
-from mtrain.spec.schema import dotted
+from mtrain.spec.schema import dot
 from mtrain.spec.section import Section
 from mtrain.spec.sources import Given
 from mtrain.spec.suggest import hint
@@ -189,7 +189,7 @@ def _parameters(parsed: Parsed, name: str) -> list[Parameter]:
     for path, entry in _leaves(parsed.values):
         origin = f"{name}{f':{line}' if (line := parsed.lines.get(path)) else ''}"
         try:
-            parameters.append(_parameter(dotted(path), entry, origin))
+            parameters.append(_parameter(dot(path), entry, origin))
         except SpecError as error:
             problems.extend(error.problems)
     if not parameters and not problems:
@@ -274,7 +274,7 @@ def _refuse_doubles(labels: Sequence[Plain], where: str) -> None:
             raise SpecError(f"{where}: the choice {label!r} is given twice")
 
 
-def given(parameters: Sequence[Parameter], values: Mapping[str, Any]) -> dict[str, Given]:
+def give_values(parameters: Sequence[Parameter], values: Mapping[str, Any]) -> dict[str, Given]:
     """Return values of parameters as values of the spec, by dotted path, as ``config.load`` takes them."""
     return {
         path: Given(setting, parameter.origin)

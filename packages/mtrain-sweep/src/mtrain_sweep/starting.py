@@ -68,7 +68,7 @@ class Opened:
     trials: "Sequence[FrozenTrial]"
 
 
-def opened(folder: Path | None) -> Opened:
+def open_sweep(folder: Path | None) -> Opened:
     """Read the folder of a sweep, also while it runs; None: the newest one.
 
     Raises:
@@ -178,7 +178,7 @@ def _definition(request: SweepRequest, loaded: "Loaded", *, former: SweepDefinit
     if former is not None and request.metric is None:
         metric, direction = former.metric, former.direction
     searched = [] if request.space is None else read_space(request.space)
-    parameters = definitions.fitted(distinct([*searched, *read_over(request.over)]), loaded)
+    parameters = definitions.fit_space(distinct([*searched, *read_over(request.over)]), loaded)
     default: Sampler = "tpe" if searched else "grid"
     definition = SweepDefinition(
         sampler=request.sampler or (former.sampler if former else default),

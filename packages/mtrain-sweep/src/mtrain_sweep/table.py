@@ -66,7 +66,7 @@ def as_csv(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> str:
     return text.getvalue()
 
 
-def shown(cell: Any) -> str:
+def show_cell(cell: Any) -> str:
     """Return one cell for people."""
     if cell is None:
         return ""
@@ -77,4 +77,4 @@ def shown(cell: Any) -> str:
 
 def shown_params(params: Mapping[str, Any]) -> str:
     """Return the values of a trial in one line."""
-    return "  ".join(f"{name} {shown(value)}" for name, value in params.items())
+    return "  ".join(f"{name} {show_cell(value)}" for name, value in params.items())

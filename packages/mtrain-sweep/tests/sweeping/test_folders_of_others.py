@@ -106,7 +106,7 @@ def test_code_that_only_the_folder_of_a_sweep_names_is_refused_and_not_run(their
     with pytest.raises(SpecError, match="not trusted to run code") as refused:
         resume(theirs)
     assert "add --resume" in str(refused.value)
-    assert starting.opened(theirs).trials, "its table is shown all the same"
+    assert starting.open_sweep(theirs).trials, "its table is shown all the same"
     assert starts(theirs) == [0]
     assert not (theirs.parent / "ran").exists()
     assert "trap" not in sys.modules
@@ -160,7 +160,7 @@ def damaged_by(folder: Path, statement: str) -> None:
 def test_a_journal_that_no_sweep_writes_is_damaged_and_made_again(theirs: Path, statement: str) -> None:
     damaged_by(theirs, statement)
     with pytest.raises(UsageError, match="damaged"):
-        starting.opened(theirs)
+        starting.open_sweep(theirs)
     resume(theirs)
     assert starts(theirs) == [0, 1]
     assert (theirs / "study.db.damaged-1").exists()
@@ -172,7 +172,7 @@ def test_a_journal_that_is_a_link_is_not_written_through(theirs: Path) -> None:
     (theirs / "study.db").symlink_to(outside)
     before = outside.read_bytes()
     with pytest.raises(UsageError, match="is a link"):
-        starting.opened(theirs)
+        starting.open_sweep(theirs)
     with pytest.raises(UsageError, match="is a link"):
         resume(theirs)
     assert outside.read_bytes() == before
@@ -185,7 +185,7 @@ def test_a_file_in_place_of_a_folder_is_a_reason_and_no_traceback(theirs: Path, 
     (theirs / name).write_text("a file")
     resume(theirs)
     assert starts(theirs) == [0]
-    (failed,) = [trial for trial in starting.opened(theirs).trials if trial.number == 1]
+    (failed,) = [trial for trial in starting.open_sweep(theirs).trials if trial.number == 1]
     assert "File exists" in failed.user_attrs["reason"]
 
 
@@ -206,6 +206,6 @@ def test_a_definition_that_no_sweep_writes_is_refused_whole(
     theirs: Path, edit: Callable[[dict[str, Any]], object]
 ) -> None:
     change(theirs, edit)
-    for look in (starting.opened, resume):
+    for look in (starting.open_sweep, resume):
         with pytest.raises(UsageError, match="it is not what a sweep writes"):
             look(theirs)

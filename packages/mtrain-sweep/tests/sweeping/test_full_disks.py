@@ -61,7 +61,7 @@ def test_a_trial_without_room_ends_the_sweep_and_is_made_when_there_is_some(
         patch.setattr(disk, "is_full", lambda folder: job is Dead)
         with pytest.raises(UsageError, match=r"trial 0: .*when there is room, go on with: mtrain sweep --resume --out"):
             run(folder)
-    assert [trial.state for trial in starting.opened(folder).trials] == [TrialState.RUNNING]
+    assert [trial.state for trial in starting.open_sweep(folder).trials] == [TrialState.RUNNING]
     assert run(folder, resume=True).code == 0
     assert starts(folder) == [0, 0, 1]
 
@@ -71,7 +71,7 @@ def test_a_trial_that_fails_while_there_is_room_is_a_failed_one(
 ) -> None:
     monkeypatch.setattr(sweep, "LocalJob", Dead)
     assert run(tmp_path / "sweep").reason == "failed"
-    assert {trial.state for trial in starting.opened(tmp_path / "sweep").trials} == {TrialState.FAIL}
+    assert {trial.state for trial in starting.open_sweep(tmp_path / "sweep").trials} == {TrialState.FAIL}
 
 
 def wrapped() -> StorageInternalError:
@@ -112,4 +112,4 @@ def test_a_journal_on_a_full_disk_is_not_taken_for_a_damaged_one(
         with pytest.raises(UsageError, match=r"cannot be read now .*disk is full"):
             run(folder, resume=True)
     assert not list(folder.glob("study.db.damaged*"))
-    assert len(starting.opened(folder).trials) == 2
+    assert len(starting.open_sweep(folder).trials) == 2

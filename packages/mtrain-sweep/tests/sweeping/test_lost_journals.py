@@ -89,7 +89,7 @@ def test_a_finished_sweep_has_its_table_again_and_trains_nothing_twice(
     damage(folder / "study.db")
     if damage is not deleted:
         with pytest.raises(UsageError, match=r"study.db: .*`mtrain sweep --resume --out FOLDER`"):
-            starting.opened(folder)
+            starting.open_sweep(folder)
     (folder / "trials.csv").unlink()
     told = run(folder, trials=5, sampler="evolve", pruner="halving", resume=True)
     assert "the journal has no trials: they are read from their folders again" in told
@@ -161,7 +161,7 @@ def test_a_trial_whose_spec_lacks_its_last_line_alone_is_made_again(tmp_path: Pa
     folder = tmp_path / "sweep"
     run(folder, trials=1)
     place = Place(folder, 0)
-    (proposal,) = starting.opened(folder).trials
+    (proposal,) = starting.open_sweep(folder).trials
     place.spec.write_text("".join(place.spec.read_text().splitlines(keepends=True)[:-1]))
     recovered.as_in_folder(proposal, place, definitions.read(folder), tell=lambda text: None)
     assert (folder / "trials" / "0000-damaged").exists()

@@ -10,7 +10,7 @@ from benchmarks.search_samplers import PROBLEMS, search
 from mtrain.errors import UsageError
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.journal import Journal
-from mtrain_sweep.proposals import judged, proposed
+from mtrain_sweep.proposals import judge, propose
 from mtrain_sweep.space import read_space
 
 SPACE = {
@@ -35,7 +35,7 @@ def searched(asked: SweepDefinition, count: int) -> list[dict[str, Any]]:
     """Run `count` trials of a function, without a journal."""
     trials: list[FrozenTrial] = []
     for number in range(count):
-        trial = proposed(asked, trials, number)
+        trial = propose(asked, trials, number)
         notes = {"params": trial.params, "distributions": trial.distributions, "system_attrs": trial.system_attrs}
         trials.append(create_trial(value=score_of(trial.params), **notes))  # type: ignore[arg-type]
     return [trial.params for trial in trials]
@@ -45,7 +45,7 @@ def searched_on_disk(folder: Path, asked: SweepDefinition, count: int) -> list[d
     """Run `count` trials of a function; the journal is opened anew for every trial."""
     for number in range(count):
         journal = Journal(folder, direction=asked.direction)
-        assert journal.add(proposed(asked, journal.trials(), number)) == number
+        assert journal.add(propose(asked, journal.trials(), number)) == number
         journal.end(number, TrialState.COMPLETE, value=score_of(journal.trials()[number].params), notes={})
         params = [trial.params for trial in journal.trials()]
         journal.close()
@@ -78,7 +78,7 @@ def test_a_grid_has_every_point_once_and_needs_an_end() -> None:
         "e": {"low": 0.1, "high": 0.3, "step": 0.1},
     }
     asked = definition("grid", space)
-    points = [proposed(asked, [], number).params for number in range(asked.grid_size)]
+    points = [propose(asked, [], number).params for number in range(asked.grid_size)]
     assert len(points) == 18
     assert len({tuple(point.values()) for point in points}) == 18
     with pytest.raises(UsageError, match="a grid needs"):
@@ -127,10 +127,10 @@ def test_evolution_leaves_zero_behind() -> None:
 def history(tmp_path: Path, asked: SweepDefinition, curves: list[list[float]]) -> Any:
     journal = Journal(tmp_path, direction=asked.direction)
     for number, curve in enumerate(curves):
-        journal.add(proposed(asked, journal.trials(), number))
+        journal.add(propose(asked, journal.trials(), number))
         for step in range(1, len(curve) + 1):
             others = journal.trials()[:number]
-            journal.report(number, step, curve[step - 1], judged(asked, others, curve[:step]).notes)
+            journal.report(number, step, curve[step - 1], judge(asked, others, curve[:step]).notes)
         journal.end(number, TrialState.COMPLETE, value=curve[-1], notes={})
     trials = journal.trials()
     journal.close()
@@ -143,10 +143,10 @@ def test_a_bad_trial_is_pruned_and_a_good_one_is_not(pruner: str, direction: str
     sign = 1 if direction == "max" else -1
     asked = definition("random", pruner=pruner, direction=direction)
     others = history(tmp_path, asked, [[sign * 0.5, sign * (0.6 + i / 100)] for i in range(4)])
-    assert judged(asked, others, [sign * 0.1]).pruned
-    assert not judged(asked, others, [sign * 0.9]).pruned
-    assert judged(asked, others, [sign * 0.1]) == judged(asked, others, [sign * 0.1])
-    assert not judged(definition("random", pruner="none"), others, [sign * 0.1]).pruned
+    assert judge(asked, others, [sign * 0.1]).pruned
+    assert not judge(asked, others, [sign * 0.9]).pruned
+    assert judge(asked, others, [sign * 0.1]) == judge(asked, others, [sign * 0.1])
+    assert not judge(definition("random", pruner="none"), others, [sign * 0.1]).pruned
 
 
 def test_an_axis_with_few_values_is_labelled_with_these() -> None:
@@ -171,7 +171,7 @@ def test_the_value_that_matters_is_the_most_important_one() -> None:
     right = 0
     for seed in range(6):
         asked = definition("random", numbers, seed=seed, trials=16)
-        trials = [proposed(asked, [], number) for number in range(16)]
+        trials = [propose(asked, [], number) for number in range(16)]
         done = [
             create_trial(
                 value=one.params["b"] + one.params["c"] / 8, params=one.params, distributions=one.distributions

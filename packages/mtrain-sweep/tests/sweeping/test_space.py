@@ -8,8 +8,8 @@ import pytest
 
 import mtrain
 from mtrain.errors import MtrainError, SpecError, UsageError
-from mtrain.spec.yaml_reader import dumped, parse
-from mtrain_sweep.definition import SweepDefinition, fitted, parsed_metric
+from mtrain.spec.yaml_reader import dump, parse
+from mtrain_sweep.definition import SweepDefinition, fit_space, parsed_metric
 from mtrain_sweep.records import Score, best
 from mtrain_sweep.space import distinct, read_over, read_space, shipped_spaces
 
@@ -24,7 +24,7 @@ def written(folder: Path, text: str) -> Path:
 
 def problems(space: Any, spec: str = VIT) -> list[str]:
     with pytest.raises(SpecError) as caught:
-        fitted(read_space(space), mtrain.load_spec(spec))
+        fit_space(read_space(space), mtrain.load_spec(spec))
     return list(caught.value.problems)
 
 
@@ -80,7 +80,7 @@ def test_options_of_a_plugin_are_checked_too() -> None:
 
 
 def test_a_range_of_whole_numbers_becomes_one_of_numbers_where_the_schema_asks_for_a_number() -> None:
-    parameters = fitted(
+    parameters = fit_space(
         read_space({"optimizer.momentum": {"low": 0, "high": 0.9}, "schedule.final_factor": {"low": 0, "high": 1},
                     "train.batch_size": {"low": 8, "high": 64}}),
         mtrain.load_spec(VIT),
@@ -91,7 +91,7 @@ def test_a_range_of_whole_numbers_becomes_one_of_numbers_where_the_schema_asks_f
 
 def test_yolov5s_space_fits_its_specs_and_keeps_their_values_in_its_ranges() -> None:
     assert shipped_spaces() == ["yolov5"]
-    parameters = fitted(read_space("yolov5"), mtrain.load_spec("yolov5n"))
+    parameters = fit_space(read_space("yolov5"), mtrain.load_spec("yolov5n"))
     assert len(parameters) == 23
     assert all(one.start is None or one.low <= one.start <= one.high for one in parameters)
 
@@ -161,7 +161,7 @@ def test_text_that_looks_like_a_number_is_read_as_text_again() -> None:
         "texts": ["1e3", "0o7", "null", "true", "plain", "1:30", "", "a: b"],
         "number": 8,
     }
-    assert parse(dumped(values), name="spec").values == values
+    assert parse(dump(values), name="spec").values == values
 
 
 def test_a_metric_has_a_direction() -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mtrain.core.serialization import packed, unpacked
+from mtrain.core.serialization import pack, unpack
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class TensorflowCollective:
 
     def all_gather(self, value: T) -> list[T]:
         """See ``Collective.all_gather``."""
-        payload = np.frombuffer(packed(value), dtype=np.uint8)
+        payload = np.frombuffer(pack(value), dtype=np.uint8)
         sizes = self._hvd.allgather(tf.constant([payload.size]), name="mtrain.objects.sizes").numpy()
         gathered = self._hvd.allgather(tf.convert_to_tensor(payload), name="mtrain.objects").numpy()
-        return [unpacked(part.tobytes()) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
+        return [unpack(part.tobytes()) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
 
 
 class Alone:

@@ -25,7 +25,7 @@ class Variables:
         """``model``: None where the script has given variables alone."""
         self._model = model
         self._optimizer = optimizer
-        self._weights = named(weights)
+        self._weights = by_name(weights)
         trained = [weight for weight in weights if getattr(weight, "trainable", True)]
         internals.make_slots(optimizer, trained)
         self._moments: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def plain(variable: Any) -> str:
     return str(variable.name).partition(":")[0]
 
 
-def named(variables: Iterable[Any]) -> dict[str, Any]:
+def by_name(variables: Iterable[Any]) -> dict[str, Any]:
     """Return variables by their names, with a number behind one that comes again."""
     found: dict[str, Any] = {}
     for variable in variables:

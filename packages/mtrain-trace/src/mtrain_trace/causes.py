@@ -203,7 +203,7 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
             "not saved, not loaded, or belongs to other parameters"
         ]
-    regrouped = settings_causes.regrouped(comparison)
+    regrouped = settings_causes.find_regrouped(comparison)
     if regrouped:
         return [regrouped]
     for side, update in (("B", theirs), ("A", ours)):
@@ -296,7 +296,7 @@ _RULES: dict[str, Callable[[Comparison, Parting, Update, Update], list[str]]] = 
     SAMPLES: data_causes.samples,
     TARGETS: data_causes.targets,
     LOSS: loss_causes.loss,
-    SKIPPED: loss_causes.skipped,
+    SKIPPED: loss_causes.find_skipped,
     GRADIENT: gradient_causes.gradient,
     CLIP: gradient_causes.gradient,
     SETTINGS: settings_causes.settings,

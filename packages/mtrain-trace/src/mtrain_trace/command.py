@@ -180,7 +180,7 @@ def _compare_one(a: Trace, b: Trace, nudged: Trace | None) -> comparing.Comparis
         return result
 
 
-def parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bool:
+def is_parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bool:
     """Return whether trainings part, be it by rounding with ``bits``, or something is wrong among the ranks of B."""
     return any(
         result.parting is not None or result.findings or (bits and result.verdict != "same bits") for result in results
@@ -189,7 +189,7 @@ def parted(results: Sequence[comparing.Comparison], *, bits: bool = False) -> bo
 
 def verdict_code(results: Sequence[comparing.Comparison], *, bits: bool = False) -> int:
     """Return the exit code for comparisons."""
-    if parted(results, bits=bits):
+    if is_parted(results, bits=bits):
         return DIFFERENT
     return CANNOT_TELL if any(result.is_partial for result in results) else SAME
 

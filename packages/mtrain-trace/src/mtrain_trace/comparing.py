@@ -148,7 +148,7 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
 
 def _unseen(a: Trace, b: Trace) -> list[str]:
     """Say what is not compared because it was measured otherwise, or is not there on one side alone."""
-    if differences.renamed(a, b):
+    if differences.is_renamed(a, b):
         names = [differences.some(sorted(set(x.groups) - set(y.groups)), 2) for x, y in ((a, b), (b, a))]
         return [
             f"arrays have other names ({names[0]}; {names[1]}), so of gradients only the length is compared, of weights nothing"
@@ -369,15 +369,15 @@ def worst_arrays(ours: Update, theirs: Update, what: str) -> list[str]:
     return sorted((name for name in found if found[name] > 0), key=lambda name: -found[name])
 
 
-def detailed(comparison: Comparison) -> bool:
+def has_details(comparison: Comparison) -> bool:
     """Return whether arrays were recorded at the update in which the trainings part."""
     parting = comparison.parting
     if parting is None or parting.place is None or parting.what in (SAMPLES, TARGETS, SKIPPED, SETTINGS):
         return True
-    return not undetailed(comparison)
+    return not without_details(comparison)
 
 
-def undetailed(comparison: Comparison) -> list[Trace]:
+def without_details(comparison: Comparison) -> list[Trace]:
     """Return the trainings of which no arrays were recorded at the update in which they part."""
     place = comparison.parting.place if comparison.parting is not None else None
     return [trace for trace in (comparison.a, comparison.b) if place is not None and not trace.updates[place].arrays]

@@ -68,7 +68,7 @@ def gaps(a: Trace, b: Trace) -> dict[str, Gap]:
         _first(_other_loss(ours, theirs) for ours, theirs in pairs),
         np.array([relative(ours.loss, theirs.loss) for ours, theirs in pairs], dtype=float),
     )
-    found[GRADIENT] = _gap_of_gradients(pairs, alike=not renamed(a, b))
+    found[GRADIENT] = _gap_of_gradients(pairs, alike=not is_renamed(a, b))
     clips = np.array([_clip_difference(ours, theirs) for ours, theirs in pairs], dtype=float)
     found[CLIP] = Gap(_first(clips > 0), clips)
     for part in STATE:
@@ -81,10 +81,10 @@ def gaps(a: Trace, b: Trace) -> dict[str, Gap]:
 
 def comparable(a: Trace, b: Trace, part: str) -> bool:
     """Return whether a part was measured alike on both sides, and under the same names, on which digests depend."""
-    return a.measured.get(part) == b.measured.get(part) and (part == SAMPLES or not renamed(a, b))
+    return a.measured.get(part) == b.measured.get(part) and (part == SAMPLES or not is_renamed(a, b))
 
 
-def renamed(a: Trace, b: Trace) -> bool:
+def is_renamed(a: Trace, b: Trace) -> bool:
     """Return whether both train arrays of the same shapes under other names: a model that is wrapped or was renamed."""
     if not a.groups or not b.groups or set(a.groups) == set(b.groups) or len(a.groups) != len(b.groups):
         return False

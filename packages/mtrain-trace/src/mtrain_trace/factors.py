@@ -110,7 +110,7 @@ def whole_factor(factor: float) -> float | None:
     return None
 
 
-def unclipped(update: Update) -> np.ndarray | None:
+def before_clipping(update: Update) -> np.ndarray | None:
     """Return the sketch of the gradient before it was clipped; None where it was not recorded."""
     row, clip = update.parts.get("gradients"), update.clip
     if row is None:

@@ -52,7 +52,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     scaled = _clipped_while_scaled(ours, theirs)
     if scaled:
         return [scaled]
-    factor = factors.factor_of(factors.unclipped(ours), factors.unclipped(theirs))
+    factor = factors.factor_of(factors.before_clipping(ours), factors.before_clipping(theirs))
     whole = None if factor is None else factors.whole_factor(factor)
     if whole is not None:
         return [factors.factor_words(whole, comparison, theirs, ours, what="gradient")]
@@ -104,12 +104,13 @@ def _norms(comparison: Comparison, ours: Update, theirs: Update) -> str:
 
 def _is_kept(before: Update, ours: Update, theirs: Update) -> bool:
     """Return whether B's gradient is A's and, besides, the one that B has used in the update before."""
-    used, mine, other = before.parts.get("gradients"), factors.unclipped(ours), factors.unclipped(theirs)
+    used, mine, other = before.parts.get("gradients"), factors.before_clipping(ours), factors.before_clipping(theirs)
     if used is None or mine is None or other is None:
         return False
     # What is kept is clipped where clipping writes into the gradients (torch, Paddle 3), and whole where it does not.
     found = [
-        factors.factor_of(gradient, other - mine) for gradient in (np.asarray(used.sketch), factors.unclipped(before))
+        factors.factor_of(gradient, other - mine)
+        for gradient in (np.asarray(used.sketch), factors.before_clipping(before))
     ]
     return any(factor is not None and abs(factor - 1) < 0.05 for factor in found)
 

@@ -113,7 +113,7 @@ def _states(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
 
 def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
     """Say that loss and gradient differ by the same factor, which is no whole number; nothing where they do not."""
-    of_gradient = factors.factor_of(factors.unclipped(ours), factors.unclipped(theirs))
+    of_gradient = factors.factor_of(factors.before_clipping(ours), factors.before_clipping(theirs))
     if (
         of_gradient is None
         or not factor
@@ -270,7 +270,7 @@ def _drawn_otherwise(divided: str, seed: int | None, ours: Update, theirs: Updat
     return words
 
 
-def skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
+def find_skipped(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     """Explain an update that one side alone has skipped."""
     side, other = ("B", "A") if theirs.skipped else ("A", "B")
     return [

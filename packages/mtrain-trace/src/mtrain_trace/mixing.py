@@ -104,11 +104,11 @@ def bits_of(array: Any) -> Any:
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype.kind == "f":
         flat = flat.view({2: np.int16, 4: np.int32, 8: np.int64}[flat.dtype.itemsize])
-        flat = folded(flat) if flat.dtype.itemsize == 8 else flat
+        flat = fold(flat) if flat.dtype.itemsize == 8 else flat
     return flat.astype(np.int64)
 
 
-def folded(words: Any) -> Any:
+def fold(words: Any) -> Any:
     """Return words of 64 bits (numpy or torch, int64) with their upper bits in lower ones, too; a one-to-one map.
 
     The highest bit times an odd coefficient is 2^63 whatever the coefficient is, so two signs that are flipped would cancel out.
@@ -170,7 +170,7 @@ def rows(array: Any, seed: int, *, is_real: bool | None = None) -> Any:
     """
     flat = np.ascontiguousarray(array).reshape(len(array), -1)
     if (is_real or flat.dtype.kind == "f") and flat.shape[1] and flat.shape[1] * flat.itemsize % 8 == 0:
-        bits = folded(flat.view(np.int64))
+        bits = fold(flat.view(np.int64))
     else:
         bits = bits_of(flat).reshape(flat.shape)
     total = np.zeros(len(bits), dtype=np.int64)

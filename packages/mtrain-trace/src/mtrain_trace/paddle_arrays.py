@@ -97,7 +97,7 @@ def values_of(array: Any, dtype: Any) -> Any:
     return array
 
 
-def measured(name: str, tensor: Any, *, transposed: bool = False) -> list[Any]:
+def measure(name: str, tensor: Any, *, transposed: bool = False) -> list[Any]:
     """Return [digest, squared length, sketch] of a tensor, as the lines of a trace hold them."""
     array = on_host(tensor, transposed=transposed)
     values = values_of(array, tensor.dtype)

@@ -47,7 +47,7 @@ def facts_of_paddle(roots: list[Any]) -> dict[str, Any]:
     }
 
 
-def described(optimizer: Any, groups: list[list[str]]) -> dict[str, Any]:
+def describe_optimizer(optimizer: Any, groups: list[list[str]]) -> dict[str, Any]:
     """Return what a trace says once of an optimizer, with the names of the arrays of each group."""
     rule, parameters = type(optimizer).__name__, list(_list_groups(optimizer))
     return {

@@ -201,7 +201,9 @@ class PaddleListener:
         if self._out.nudge:
             _nudge(optimizer, watched.parameters)
         shapes = {watched.name(p): self._shape(watched, p) for p in watched.parameters}
-        described = paddle_facts.described(optimizer, [[watched.name(p) for p in group.parameters] for group in held])
+        described = paddle_facts.describe_optimizer(
+            optimizer, [[watched.name(p) for p in group.parameters] for group in held]
+        )
         self._described.append({**described, "shapes": shapes})
         facts = {**recorder.facts_of_process(), **paddle_facts.facts_of_paddle(self.roots)}
         self._out.describe({**facts, "optimizers": self._described})
@@ -237,7 +239,7 @@ class PaddleListener:
         watched.parts = {}
         statistics = watched.names.statistics
         if self._out.is_full(update) and statistics:
-            watched.parts["buffers"] = {name: paddle_arrays.measured(name, array) for name, array in statistics}
+            watched.parts["buffers"] = {name: paddle_arrays.measure(name, array) for name, array in statistics}
 
     def _measure_gradients(self, watched: _Watched, pairs: Pairs) -> None:
         if watched.record is None or not self._out.is_full(watched.updates):
@@ -267,7 +269,7 @@ class PaddleListener:
 
     def _measure(self, watched: _Watched, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
         turned = id(parameter) in watched.names.transposed
-        return paddle_arrays.measured(front + watched.name(parameter), tensor, transposed=turned)
+        return paddle_arrays.measure(front + watched.name(parameter), tensor, transposed=turned)
 
     def _weights(self, watched: _Watched) -> dict[str, list[Any]]:
         return {

@@ -47,11 +47,11 @@ class Rounding:
             floor = FIRST_GRADIENT
         gap = self.nudged.get(what)
         if gap is not None and place < len(gap.curve) and not math.isnan(gap.curve[place]):
-            return widened(floor, float(gap.curve[place]))
+            return widen(floor, float(gap.curve[place]))
         grown = JUMP * max(seen.values(), default=0.0) if place else 0.0
         return max(floor, min(grown, 1.0))
 
 
-def widened(bound: float, nudged: float) -> float:
+def widen(bound: float, nudged: float) -> float:
     """Return a bound that also allows what grows out of a nudge."""
     return max(bound, GROWTH * nudged)

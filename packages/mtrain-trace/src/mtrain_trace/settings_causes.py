@@ -26,7 +26,7 @@ def settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
                     "schedule that sees the metric of one rank only, or is stepped on some"
                 ]
     sentences = [f"the settings of the optimizer differ (A and B): {'; '.join(differences[:4])}"]
-    moved = regrouped(comparison)
+    moved = find_regrouped(comparison)
     if moved:
         sentences.append(moved)
     if any("lr " in words for words in differences) and all("lr " in words for words in differences):
@@ -48,7 +48,7 @@ def settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     return sentences
 
 
-def regrouped(comparison: Comparison) -> str:
+def find_regrouped(comparison: Comparison) -> str:
     """Say that weight decay differs in biases and norms alone; empty where it does not, or not alone."""
     ours, theirs = settings_by_array(comparison.a.updates[0]), settings_by_array(comparison.b.updates[0])
     moved = [n for n in ours if n in theirs and ours[n].get("weight_decay") != theirs[n].get("weight_decay")]

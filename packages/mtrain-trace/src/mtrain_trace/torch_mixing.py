@@ -47,7 +47,7 @@ def _bits(tensor: Any) -> Any:
     if not tensor.is_floating_point():
         return tensor
     bits = tensor.view(_WIDTHS[tensor.element_size()])
-    return mixing.folded(bits) if tensor.element_size() == 8 else bits
+    return mixing.fold(bits) if tensor.element_size() == 8 else bits
 
 
 def _products(bits: Any, table: Any) -> Any:
@@ -64,7 +64,7 @@ def rows(tensor: Any, seed: int) -> Any:
     if flat.is_floating_point() and flat.shape[1] * size % 8 == 0 and flat.shape[1]:
         flat = flat.contiguous()  # the digest of a sample does not depend on where it lies
         flat = flat.clone() if flat.storage_offset() * size % 8 else flat
-        bits = mixing.folded(flat.view(torch.int64))  # words of eight bytes: half the work for float32
+        bits = mixing.fold(flat.view(torch.int64))  # words of eight bytes: half the work for float32
     else:
         bits = _bits(flat)
     table = _coefficients(bits.device)

@@ -48,8 +48,8 @@ def parting(comparison: Comparison) -> list[str]:
     found += [f"  {_capital(sentence)}." for sentence in comparison.sentences]
     if first.arrays:
         found.append(f"  arrays: {', '.join(first.arrays[:5])}")
-    if not comparing.detailed(comparison):
-        unseen = comparing.undetailed(comparison)
+    if not comparing.has_details(comparison):
+        unseen = comparing.without_details(comparison)
         which = "both" if len(unseen) > 1 else "A" if unseen[0] is comparison.a else "B"
         if any(not trace.measured for trace in unseen):
             found.append(f"  for each array, record {which} again with: mtrain-trace run --at {first.update} ...")

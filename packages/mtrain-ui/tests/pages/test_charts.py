@@ -26,7 +26,7 @@ def drawn_lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
 
 def test_a_long_curve_is_drawn_from_its_beginning_to_its_end(drawn_lines: list[Line]) -> None:
     x = np.arange(10_000.0)
-    charts.drawn("loss", {"total": (x, x**2)}, Axes())
+    charts.draw_curves("loss", {"total": (x, x**2)}, Axes())
     (line,) = drawn_lines
     assert line.x is not None
     assert (line.x[0], line.x[-1], len(line.x)) == (0, 9_999, charts.MAX_POINTS)
@@ -36,14 +36,14 @@ def test_a_long_curve_is_drawn_from_its_beginning_to_its_end(drawn_lines: list[L
 
 def test_a_short_curve_is_drawn_whole(drawn_lines: list[Line]) -> None:
     x = np.array([3.0, 5.0, 9.0])
-    charts.drawn("loss", {"a": (x, -x), "none": (x[:0], x[:0])}, Axes())
+    charts.draw_curves("loss", {"a": (x, -x), "none": (x[:0], x[:0])}, Axes())
     assert [line.values.tolist() for line in drawn_lines] == [[-3.0, -5.0, -9.0], []]
 
 
 def test_a_smoothed_curve_has_the_same_mean_and_less_noise(drawn_lines: list[Line]) -> None:
     x = np.arange(300.0)
     noise = np.random.default_rng(0).normal(0, 1, 300)
-    charts.drawn("loss", {"a": (x, 5 + noise)}, Axes(), smooth=True)
+    charts.draw_curves("loss", {"a": (x, 5 + noise)}, Axes(), smooth=True)
     faint, smooth = drawn_lines
     assert (faint.faint, smooth.faint) == (True, False)
     np.testing.assert_array_equal(faint.values, 5 + noise)

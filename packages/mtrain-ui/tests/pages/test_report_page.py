@@ -21,7 +21,7 @@ from mtrain.tasks.detection.details import confusion_counts, details_of
 from mtrain.tasks.detection.scoring import Listed, Scored, score
 from mtrain_ui.pages.content import collect
 from mtrain_ui.pages.details import read_details
-from mtrain_ui.pages.disclosed import disclosed
+from mtrain_ui.pages.disclosed import disclose
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.report import page, write
 from mtrain_ui.pages.timeline import Follower
@@ -323,7 +323,7 @@ def test_a_report_names_no_host_no_person_no_path_and_no_password(tmp_path):
     text = page(RunFiles(run))
     assert [word for word in private if word in text] == []
     files = RunFiles(run)
-    shown = disclosed(collect(files, Follower(files).refresh()), files)
+    shown = disclose(collect(files, Follower(files).refresh()), files)
     assert [name for name, _ in (*shown.facts, *shown.environment) if "host" in name] == [], (
         "not even how many there were"
     )

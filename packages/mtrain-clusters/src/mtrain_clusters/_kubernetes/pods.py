@@ -8,7 +8,7 @@ import yaml
 
 from mtrain.core.interfaces.queue import Submission
 from mtrain.errors import UsageError
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.yaml_reader import dump
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain_clusters._kubernetes.credentials import refuse_clear_text
 from mtrain_clusters._kubernetes.options import (
@@ -112,7 +112,7 @@ class PodPlan:
             report["reporters"] = {"kubeflow": True, **report.get("reporters", {})}
         values |= {"cluster": cluster, "report": report}
         refuse_clear_text(values, self.options.env, self.submission.arguments)
-        text = dumped(values)
+        text = dump(values)
         if len(text.encode()) > MAX_BYTES:
             raise UsageError(
                 f"the spec has {len(text.encode())} bytes, but a ConfigMap holds {MAX_BYTES}; put long lists into "

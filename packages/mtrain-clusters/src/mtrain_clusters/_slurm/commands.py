@@ -95,7 +95,7 @@ def queued_with(request: Path, *, name: str) -> list[str]:
     return sorted({number for number, _, script in rows if number.isdecimal() and Path(script) == request}, key=int)
 
 
-def recorded(number: str) -> list[Task]:
+def read_accounting(number: str) -> list[Task]:
     """Return what the accounting of Slurm knows about a job; empty: nothing, or there is no accounting."""
     fields = "JobID,State,NodeList,ExitCode"
     try:

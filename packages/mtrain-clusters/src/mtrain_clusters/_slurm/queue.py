@@ -132,7 +132,7 @@ def _checked_id(job: QueuedJob) -> str:
 
 
 def _state(job: QueuedJob, number: str) -> QueueState:
-    tasks = commands.current(number) or commands.recorded(number) or _last_words(job, number)
+    tasks = commands.current(number) or commands.read_accounting(number) or _last_words(job, number)
     own = None if number == job.id else number
     if not tasks:
         return QueueState(phase="unknown", text=f"Slurm does not know job {number} any more", id=own)

@@ -49,7 +49,7 @@ def _whole_job(environ: Mapping[str, str]) -> Allocation | None:
         scheduler="Slurm",
         evidence=evidence(environ, "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"),
         hosts=hosts,
-        host_names=expanded(names),
+        host_names=expand_hosts(names),
         expand=_expand(names),
         processes=1,
         cluster="slurm",
@@ -70,7 +70,7 @@ def _step(environ: Mapping[str, str], tasks: int) -> Allocation:
         scheduler="Slurm",
         evidence=evidence(environ, "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         hosts=hosts,
-        host_names=expanded(names),
+        host_names=expand_hosts(names),
         expand=_expand(names),
         processes=tasks,
         process=number(environ, "SLURM_PROCID"),
@@ -96,7 +96,7 @@ def _port(environ: Mapping[str, str]) -> int | None:
     return None if job is None or step is None else FIRST_PORT + (job * 31 + step) % PORTS
 
 
-def expanded(names: str) -> list[str]:
+def expand_hosts(names: str) -> list[str]:
     """Return the hosts of a list in Slurm's short form: ``node[1-3,07],gpu01`` has node1, node2, node3, node07, gpu01.
 
     Empty: the list is not in that form, has more than ``MAX_HOSTS``, or has a longer name than ``MAX_HOST_NAME``.

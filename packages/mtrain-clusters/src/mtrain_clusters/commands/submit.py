@@ -15,7 +15,7 @@ from mtrain.commands.run import ScriptCommand
 from mtrain.commands.training_request import TrainRequest
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 from mtrain.system.resuming import IF_ANY
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def command(script: str | None, arguments: tuple[str, ...], **params: Any) -> No
     terminal.say(f"next: mtrain status {submitted.id} | mtrain logs -f {submitted.id} | mtrain cancel {submitted.id}")
 
 
-@explained
+@explain_calls
 def submit(  # noqa: PLR0913 - what the command takes
     spec: python_calls.SpecSource = None,
     *,

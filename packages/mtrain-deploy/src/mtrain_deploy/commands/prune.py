@@ -249,11 +249,11 @@ def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
     from mtrain.system import environment, job_secret
 
     where = start.Where(run_dir=work.absolute(), checkpoint=weights)
-    plan = start.planned(loaded, where, mode="mtrain_deploy.pruning.worker")
+    plan = start.plan_job(loaded, where, mode="mtrain_deploy.pruning.worker")
     start.write_folder(loaded, plan)
     job = this_host.Job(
         display=Notes(sys.stderr),
-        environ=environment.cleaned(environment.caller()) | job_secret.drawn(),
+        environ=environment.clean(environment.caller()) | job_secret.draw_secret(),
         replan=lambda _: plan,
         stream=sys.stderr,
     )
@@ -264,11 +264,11 @@ def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
     """Write the spec of the smaller network beside its weights, and the report."""
     from mtrain.core.record_files import write_json
     from mtrain.spec import outputs
-    from mtrain.spec.yaml_reader import dumped
+    from mtrain.spec.yaml_reader import dump
 
     weights = out / WEIGHTS
     (out / WORK_FOLDER / WEIGHTS).replace(weights)
     values = json.loads(json.dumps(dict(loaded.values)))
     values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
-    outputs.write_text(out / SPEC, dumped(values, inline=True))
+    outputs.write_text(out / SPEC, dump(values, inline=True))
     write_json(out / REPORT, dict(report))

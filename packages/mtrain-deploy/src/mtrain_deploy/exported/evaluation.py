@@ -22,7 +22,7 @@ BATCH = 8
 """Samples computed at once, unless the spec sets ``evaluate.batch_size``; the metrics do not depend on it."""
 
 
-def opened(job: "Resolved", path: Path, metadata: Metadata) -> TaskData:
+def open_data(job: "Resolved", path: Path, metadata: Metadata) -> TaskData:
     """Open the evaluation split of a spec for an exported model.
 
     Raises:
@@ -46,7 +46,7 @@ def evaluate(
     Args:
         job: The spec whose evaluation split is used.
         path: The ONNX file.
-        data: What ``opened`` returned.
+        data: What ``open_data`` returned.
         options: Options of the model's plugin.
         folder: The run folder.
         more: Reporters besides those of the spec, such as a display, with their names.

@@ -32,7 +32,7 @@ class OnnxFiles(ExportedFiles):
 
         spec = loaded.spec
         metadata = _with_model_of(loaded, path)
-        data = evaluation.opened(loaded.job, path, metadata)
+        data = evaluation.open_data(loaded.job, path, metadata)
         name = start.evaluation_name(loaded, spec.report.name or path.stem)
         folder = runfolder.create(Path(spec.report.dir), name, latest=False)
         display = make_display(

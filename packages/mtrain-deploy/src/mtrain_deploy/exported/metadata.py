@@ -148,7 +148,7 @@ class Metadata(_Part):
         return {"class_names": list(self.class_names), **ids}
 
 
-def parsed(texts: Mapping[str, str], *, name: str) -> Metadata:
+def parse(texts: Mapping[str, str], *, name: str) -> Metadata:
     """Return the metadata of an exported model.
 
     Args:

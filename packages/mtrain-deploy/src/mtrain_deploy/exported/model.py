@@ -18,7 +18,7 @@ from mtrain.spec.bounded_process import Failed
 from mtrain.spec.registry import Registry
 from mtrain.system.placement import usable_cores
 from mtrain_deploy.exported.graph_check import check_graph
-from mtrain_deploy.exported.metadata import COUNTS, DETECTIONS, Input, Metadata, parsed
+from mtrain_deploy.exported.metadata import COUNTS, DETECTIONS, Input, Metadata, parse
 from mtrain_deploy.exported.session import Session
 from mtrain_deploy.exported.values import check_outputs, check_predictions
 
@@ -51,7 +51,7 @@ class ExportedModel:
         """
         file = Path(path)
         session = _session(file, threads=usable_cores() if threads is None else threads)
-        metadata = parsed(session.get_modelmeta().custom_metadata_map, name=str(file))
+        metadata = parse(session.get_modelmeta().custom_metadata_map, name=str(file))
         _check_inputs(file, session, metadata)
         return cls(file, session, metadata)
 

@@ -14,7 +14,7 @@ from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs import beside_run, start
 from mtrain.jobs.exported import is_exported, spec_with
 from mtrain.spec import outputs, remedies
-from mtrain.spec.disclosure import needed_to_evaluate, shortened
+from mtrain.spec.disclosure import needed_to_evaluate, shorten
 from mtrain.spec.files import parse_json
 from mtrain.spec.references import is_reference
 from mtrain.weights.described import Description
@@ -206,7 +206,7 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
     is_paddle = start.framework_of(trained) == "paddle" or model.declared_framework == "paddle"
     if is_paddle and request.format != "paddle":
         raise UsageError(
-            f"--format {request.format}: {shortened(model.name)} is a model of Paddle, which is exported with --format paddle"
+            f"--format {request.format}: {shorten(model.name)} is a model of Paddle, which is exported with --format paddle"
         )
     asked = {
         f"--format {request.format}": request.format == "safetensors" or (request.format == "paddle" and not is_paddle),

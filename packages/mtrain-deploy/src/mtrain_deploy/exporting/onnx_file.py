@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import mtrain
 from mtrain.errors import SpecError
-from mtrain.spec.disclosure import needed_to_evaluate, shared_options, shortened
+from mtrain.spec.disclosure import needed_to_evaluate, shared_options, shorten
 from mtrain.spec.references import is_reference
 from mtrain_deploy.exported.metadata import KEY, SUPPRESSED, Input, Metadata
 from mtrain_deploy.exporting.request import ExportRequest
@@ -32,7 +32,7 @@ def finish(
 
     graph = onnx.load(str(path))
     if is_reference(loaded.spec.model.name):
-        _drop_unused_inputs(graph, name=shortened(loaded.spec.model.name))
+        _drop_unused_inputs(graph, name=shorten(loaded.spec.model.name))
     _name_axes(graph, facts["inputs"])
     suppression: dict[str, Any] = {}
     if request.form in SUPPRESSED:
@@ -109,7 +109,7 @@ def _metadata(
     return Metadata(
         mtrain=mtrain.__version__,
         kind=facts["kind"],
-        model=shortened(spec.model.name),
+        model=shorten(spec.model.name),
         options=shared_options(facts["options"], spec.model.name),
         class_names=tuple(facts["class_names"]),
         category_ids=tuple(facts["category_ids"]),

@@ -28,7 +28,7 @@ def example_inputs(spec: Spec, data: OpenData, *, batch: int | None) -> list[Pro
     Raises:
         DataError: the data set cannot be read, or a batch holds no array.
     """
-    reference = references.parsed(spec.data.format)
+    reference = references.parse(spec.data.format)
     split = "val" if calls.takes(reference, "split") else "train"
     source = OwnSource(getattr(data, split).dataset, reference, split=split, seed=spec.train.seed, floats=None)
     count = batch or EXAMPLES
@@ -66,7 +66,7 @@ def _names(arrays: dict[str, Array]) -> dict[str, str]:
         paths[int(number)] = path
 
     keys = list(arrays)
-    trees.mapped(layout.unpacked(dict(zip(keys, range(len(keys)), strict=True))), noted)
+    trees.map_leaves(layout.unpack(dict(zip(keys, range(len(keys)), strict=True))), noted)
     return {key: _named(paths[number], INPUT) for number, key in enumerate(keys)}
 
 
@@ -89,7 +89,7 @@ def exportable(module: Any, *, forward_gives_loss: bool) -> Any:
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if keywords or len(arguments) != 1 or not layout.is_packed(arguments[0]):
             return own_forward(*arguments, **keywords)  # the module calls itself
-        batch = layout.unpacked(arguments[0])
+        batch = layout.unpack(arguments[0])
         if callable(getattr(module, "predict", None)):
             return outputs(_first_of_pair(module.predict(batch), name), name=name)
         if forward_gives_loss:
@@ -128,7 +128,7 @@ def outputs(predictions: Any, *, name: str) -> dict[str, Any]:
         if hasattr(value, "detach"):
             found[_named(path, OUTPUT)] = value
 
-    trees.mapped(predictions, leaf)
+    trees.map_leaves(predictions, leaf)
     if not found:
         raise DataError(f"{name}: its predictions hold no tensor; return tensors, in dicts, lists or tuples")
     return found

@@ -127,7 +127,7 @@ class _Tracer:
 
     def trace(self, network: Module) -> Trace:
         """Return what was found."""
-        names = pruned.named(network)
+        names = pruned.name_layers(network)
         layers = {}
         for identity, name in names.items():
             layer = self._seen.get(identity)

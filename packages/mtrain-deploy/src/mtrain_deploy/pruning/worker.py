@@ -16,7 +16,7 @@ from mtrain.core.interfaces import Array, Progress
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.rank import process
-from mtrain.rank.assembly import assembled, given_weights, open_task
+from mtrain.rank.assembly import assemble, given_weights, open_task
 from mtrain.rank.records import reporter
 from mtrain.spec.resolved import Resolved
 from mtrain.system.ending import end_with
@@ -36,7 +36,7 @@ def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: pr
     """Prune as ``prune.json`` asks, and write the answer and the weights."""
     request = json.loads((run_folder.path / REQUEST).read_text(encoding="utf-8"))
     details = store.load(weights).meta["extra"].get("details") if weights.is_dir() else None
-    with assembled(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
+    with assemble(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
         if job.plugin.native:
             raise UsageError(
                 f"model.name: {resolved.spec.model.name} is a native module; only models on mtrain's layers are pruned"

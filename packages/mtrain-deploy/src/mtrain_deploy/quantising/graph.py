@@ -95,7 +95,7 @@ def overrides(tensors: Mapping[str, Range]) -> Iterator[tuple[str, list[dict[str
         yield name, [{"scale": np.asarray(scale), "zero_point": np.asarray(zero_point)}]
 
 
-def counted(graph: Any, excluded: Iterable[str]) -> tuple[int, int]:
+def count_layers(graph: Any, excluded: Iterable[str]) -> tuple[int, int]:
     """Return (layers with 8 bits, layers in float) of a graph."""
     excluded = set(excluded)
     nodes = [layer.node for layer in layers(graph)]

@@ -69,5 +69,5 @@ def write_quantised(
     model.producer_name, model.producer_version = "mtrain", metadata.mtrain
     with outputs.replaced_by(out) as new:
         onnx.save(model, str(new))
-    layers, float_layers = graph.counted(content, floats)
+    layers, float_layers = graph.count_layers(content, floats)
     return {"layers": layers, "float_layers": float_layers, "trained": len(trained)}

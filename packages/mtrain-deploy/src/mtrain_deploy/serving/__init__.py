@@ -63,11 +63,11 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
 
 def _application(weights: str | os.PathLike[str], settings: Settings) -> "FastAPI":
     remedies.need(_NEEDED, what="serve", extra="mtrain-deploy")
-    from mtrain_deploy.serving.application import built
+    from mtrain_deploy.serving.application import build
     from mtrain_deploy.serving.predictor import ExportedPredictor
     from mtrain_deploy.serving.reloading import Watched
 
     def opened() -> ExportedPredictor:
         return ExportedPredictor.open(Path(weights), threads=settings.threads)
 
-    return built(opened(), settings, Watched(Path(weights), opened) if settings.reload else None)
+    return build(opened(), settings, Watched(Path(weights), opened) if settings.reload else None)

@@ -43,7 +43,7 @@ _BODY = {
 }
 
 
-def built(predictor: Predictor, settings: Settings, watched: Watched | None = None) -> FastAPI:
+def build(predictor: Predictor, settings: Settings, watched: Watched | None = None) -> FastAPI:
     """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``.
 
     Args:

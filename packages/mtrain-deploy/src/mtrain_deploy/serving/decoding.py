@@ -93,7 +93,7 @@ def pixels_of(upload: Upload, *, max_pixels: int) -> int:
     return width * height
 
 
-def decoded(upload: Upload, *, max_pixels: int) -> Array:
+def decode(upload: Upload, *, max_pixels: int) -> Array:
     """Decode an image as it is displayed: uint8 (H, W, 3) RGB; see ``data.images.decode``.
 
     Raises:

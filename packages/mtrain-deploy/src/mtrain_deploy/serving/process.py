@@ -24,7 +24,7 @@ def serve_until_asked(app: Any, settings: Settings, say: Callable[[str], None]) 
     """Answer requests until SIGTERM or Ctrl-C; then answer those in flight, and return the exit code.
 
     Args:
-        app: What ``application.built`` returns.
+        app: What ``application.build`` returns.
         settings: Address and limits.
         say: Takes the lines for people: the address, and a warning where others can reach it.
 

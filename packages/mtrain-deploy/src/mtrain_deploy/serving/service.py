@@ -18,7 +18,7 @@ from mtrain.errors import UsageError
 from mtrain.system.placement import usable_cores
 from mtrain_deploy.serving import tensors
 from mtrain_deploy.serving.batching import Places
-from mtrain_deploy.serving.decoding import PixelBudget, check_request, decoded, pixels_of
+from mtrain_deploy.serving.decoding import PixelBudget, check_request, decode, pixels_of
 from mtrain_deploy.serving.engine import Engine
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.predictor import Predictor, Sample
@@ -291,7 +291,7 @@ class Service:
         return pixels_of(upload, max_pixels=self.settings.max_pixels)
 
     def _image(self, upload: Upload) -> Array:
-        return decoded(upload, max_pixels=self.settings.max_pixels)
+        return decode(upload, max_pixels=self.settings.max_pixels)
 
     def _row(self, predictor: Predictor, answer: _Answer, confidence: float) -> dict[str, Any]:
         from mtrain.data.images.indexed import png_of_indices
@@ -304,12 +304,12 @@ class Service:
         return row
 
     def _drawing(self, predictor: Predictor, answer: _Answer, confidence: float, media_type: str) -> bytes:
-        from mtrain.data.images.drawing import encoded
+        from mtrain.data.images.drawing import encode
 
         found = predictor.found(answer.output, answer.sample, confidence=confidence)
         # Decoded again: a decoded image is large, and while it waits it would take memory.
         drawn = predictor.drawn(self._image(answer.upload), found, confidence=confidence)
-        return encoded(drawn, ".png" if media_type == "image/png" else ".jpg")
+        return encode(drawn, ".png" if media_type == "image/png" else ".jpg")
 
 
 def _format(request: Request) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mtrain.errors import UsageError
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 MEGABYTE = 1_000_000
 _LEAST = {
@@ -23,7 +23,7 @@ _CHOSEN = ("max_batch", "max_request_pixels", "threads")
 _MOST = {"port": 65535, "max_wait_ms": 10_000, "max_body_mb": 2000, "timeout_s": 3600, "queue": 100_000}
 
 
-@explained
+@explain_calls
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The address and the limits of a server.

@@ -21,7 +21,7 @@ from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
 from mtrain_language.meshes import activations, flops, fullest, vocabulary
 from mtrain_language.meshes.sequence import blocks
-from mtrain_language.meshes.stage_memory import StageMemory, of_stage, staged
+from mtrain_language.meshes.stage_memory import StageMemory, of_stage, stage_of
 from mtrain_language.meshes.stages import Division, divide
 from mtrain_language.meshes.tensor import whole_plan
 from mtrain_language.meshes.tensor_adapters import is_adapter, layer_of
@@ -109,7 +109,7 @@ def _memory_of_stages(
     """Return the bytes of activations, and the most at a time, of each stage; ``build`` makes a model for each."""
     found: list[StageMemory | None] = []
     for stage in range(mesh.pipeline):
-        part = staged(build(), plan, mesh, stage=stage)
+        part = stage_of(build(), plan, mesh, stage=stage)
         found.append(of_stage(part, batch, mesh, unit=question["unit"], passes=question["passes"]))
     return {
         "activations": [None if memory is None else memory.activations for memory in found],

@@ -46,7 +46,7 @@ def of_stage(part: Stage, batch: BatchShapes, mesh: Mesh, *, unit: Unit, passes:
     """Return the memory of a stage; None: the model cannot be computed so.
 
     Args:
-        part: The stage, see ``staged``; of no use afterwards.
+        part: The stage, see ``stage_of``; of no use afterwards.
         batch: Shapes of a micro batch.
         mesh: The mesh.
         unit: What FSDP gathers at a time.
@@ -62,7 +62,7 @@ def of_stage(part: Stage, batch: BatchShapes, mesh: Mesh, *, unit: Unit, passes:
         return None
 
 
-def staged(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, stage: int) -> Stage:
+def stage_of(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, stage: int) -> Stage:
     """Return the stage of a model without values, with the part that a rank of a tensor group has of its layers."""
     activations.stand_in(model)
     division = divide(model, mesh.pipeline)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.errors import DataError
-from mtrain.spec.collector import paused
+from mtrain.spec.collector import pause
 from mtrain_language.documents import Document, Documents
 
 SHORTEST = 60
@@ -59,7 +59,7 @@ class PythonDocs(Dataset):
 
 def _docstrings(file: Path) -> Iterator[str]:
     try:
-        with paused():
+        with pause():
             nodes: deque[ast.AST] = deque([ast.parse(file.read_bytes())])
     except (OSError, SyntaxError, ValueError):
         return

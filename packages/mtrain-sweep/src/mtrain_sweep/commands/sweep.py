@@ -13,7 +13,7 @@ from mtrain.commands import functions, python_calls
 from mtrain.commands.options import JobCommand, host_options, load_job
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 from mtrain_sweep import starting
 from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain_sweep.request import SweepRequest
@@ -105,7 +105,7 @@ def show(result: SweepTable) -> None:
         console.print(f"{word}: {file}", markup=False, soft_wrap=True)
 
 
-@explained
+@explain_calls
 def sweep(  # noqa: PLR0913 - what the command takes
     spec: python_calls.SpecSource = None,
     *,

@@ -7,7 +7,7 @@ import click
 
 from mtrain.commands.helping import Command
 from mtrain.spec import terminal
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
 @click.command("report", cls=Command)
@@ -29,7 +29,7 @@ def command(run: Path, out: Path | None) -> None:
     terminal.say(f"report: {write_report(run, out=out)}")
 
 
-@explained
+@explain_calls
 def write_report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None) -> Path:
     """Write everything about a run into one HTML file; return its path.
 

@@ -7,7 +7,7 @@ import click
 
 from mtrain.commands.helping import Command
 from mtrain.spec import terminal
-from mtrain.spec.calls import explained
+from mtrain.spec.calls import explain_calls
 
 
 @click.command("ui", cls=Command)
@@ -30,7 +30,7 @@ def command(runs: Path, host: str, port: int) -> None:
     serve(runs, host=host, port=port, tell=lambda text: terminal.say(text, err=text.startswith("warning")))
 
 
-@explained
+@explain_calls
 def serve_runs(runs: str | os.PathLike[str] = "runs", *, host: str = "127.0.0.1", port: int = 8600) -> None:
     """Show runs in a browser until Ctrl-C: their state, live curves, logs, reports, and several over each other.
 

@@ -24,7 +24,7 @@ from mtrain_ui.pages.differing import differing_keys, final_metrics
 from mtrain_ui.pages.folder import Absent, RunFiles, Runs
 from mtrain_ui.pages.following import Followers, Shown
 from mtrain_ui.pages.overview import Overview, Unread
-from mtrain_ui.pages.rendering import ASSETS, rendered, style
+from mtrain_ui.pages.rendering import ASSETS, render, style
 
 MAX_COMPARED = 8
 REPORTS_AT_ONCE = 4
@@ -170,7 +170,7 @@ class Pages:
 
     @staticmethod
     def _page(template: str, *, status: int = 200, **values: Any) -> Response:
-        return HTMLResponse(rendered(template, **values).encode("utf-8", errors="replace"), status_code=status)
+        return HTMLResponse(render(template, **values).encode("utf-8", errors="replace"), status_code=status)
 
 
 def _link(kind: str, name: str) -> str:
@@ -184,7 +184,7 @@ def _goes_on(content: Content) -> bool:
 
 async def _absent(request: Request, error: Exception) -> Response:
     text = "There is no such page, or the run has been removed."
-    return HTMLResponse(rendered("message.html", title="Not found", text=text), status_code=404)
+    return HTMLResponse(render("message.html", title="Not found", text=text), status_code=404)
 
 
 class Guard:

@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.details import Chart, Detail, Matrix
 from mtrain.records import svg
 from mtrain.records.history import pace_of
-from mtrain.records.smoothing import smoothed
+from mtrain.records.smoothing import smooth_curve
 from mtrain_ui.pages.timeline import Series, Timeline
 
 MAX_POINTS = 400
@@ -58,7 +58,7 @@ class Grid:
     rows: Sequence[tuple[str, Sequence[Cell]]] = field(default_factory=tuple)
 
 
-def drawn(
+def draw_curves(
     title: str,
     curves: Mapping[str, Series],
     axes: svg.Axes,
@@ -79,11 +79,11 @@ def drawn(
     """
     lines, legend = [], []
     for name, (x, y) in curves.items():
-        label, colour = shortened(name), list(order or curves).index(name)
+        label, colour = shorten(name), list(order or curves).index(name)
         many = smooth and len(y) > 30
         if many:
             lines.append(_line(label, colour, x, y, faint=True))
-        lines.append(_line(label, colour, x, smoothed(y) if many else y))
+        lines.append(_line(label, colour, x, smooth_curve(y) if many else y))
         legend.append((colour % svg.COLOURS, label))
     # `svg.chart` escapes every text that it writes.
     image = Markup(svg.chart(title, lines, axes))  # noqa: S704
@@ -95,7 +95,7 @@ def _line(label: str, colour: int, x: Array, y: Array, *, faint: bool = False) -
     return svg.Line(label=label, colour=colour, values=y[chosen], x=x[chosen], faint=faint)
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """Return a name that fits into a legend."""
     return name if len(name) <= MAX_LABEL else name[: MAX_LABEL - 1] + "…"
 
@@ -162,7 +162,7 @@ def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
     order = list(rates) if len(rates) > 1 else ()
     charts = [_over_updates("learning rate", others, floor=0.0, order=order)]
     if high:
-        charts.append(_over_updates(f"learning rate of {shortened(', '.join(high))}", high, floor=0.0, order=order))
+        charts.append(_over_updates(f"learning rate of {shorten(', '.join(high))}", high, floor=0.0, order=order))
     return charts
 
 
@@ -182,7 +182,7 @@ def overlaid(timelines: Mapping[str, Timeline]) -> list[Drawing]:
     metrics = list(dict.fromkeys(name for timeline in timelines.values() for name in timeline.metrics()))[:6]
     return [
         over("total loss", lambda timeline: timeline.losses().get("total"), may_span=True, smooth=True),
-        *(over(shortened(name), metric_of(name)) for name in metrics),
+        *(over(shorten(name), metric_of(name)) for name in metrics),
         over("learning rate", lambda timeline: next(reversed(timeline.rates().values()), None), floor=0.0),
         over("samples per second", lambda timeline: timeline.column("samples_per_second"), floor=0.0, smooth=True),
     ]
@@ -195,7 +195,7 @@ def _over_updates(
     last = max((float(x[-1]) for x, _ in curves.values() if len(x)), default=1.0)
     about = options.pop("about", "")
     axes = svg.Axes(log=log, about=about, x_range=(0.0, max(last, 1.0)), y_range=y_range, empty="nothing recorded")
-    return drawn(title, curves, axes, **options)
+    return draw_curves(title, curves, axes, **options)
 
 
 def _spans(curves: Mapping[str, Series]) -> bool:
@@ -225,7 +225,7 @@ def _detail_chart(chart: Chart) -> Drawing:
     axes = svg.Axes(
         x_title=chart.x_title[:MAX_LABEL], x_range=chart.x_range, y_range=chart.y_range, empty="nothing to draw"
     )
-    return drawn(shortened(chart.title), curves, axes, note=chart.note[:200])
+    return draw_curves(shorten(chart.title), curves, axes, note=chart.note[:200])
 
 
 def grids(details: Sequence[Detail]) -> list[Grid]:
@@ -242,13 +242,13 @@ def _grid(matrix: Matrix) -> Grid:
             Cell(text=_count(count), share=max(0, min(20, -(-20 * count // total))), right=square and place == number)
             for place, count in enumerate(counts[:MAX_MATRIX])
         ]
-        rows.append((shortened(name), cells))
+        rows.append((shorten(name), cells))
     return Grid(
         title=matrix.title[:200],
         note=matrix.note[:200],
         rows_title=matrix.rows_title[:MAX_LABEL],
         columns_title=matrix.columns_title[:MAX_LABEL],
-        columns=[shortened(name) for name in matrix.columns[:MAX_MATRIX]],
+        columns=[shorten(name) for name in matrix.columns[:MAX_MATRIX]],
         rows=rows[:MAX_MATRIX],
     )
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from mtrain.spec.disclosure import HIDDEN_SECTIONS, scrubbed, shareable
-from mtrain.spec.yaml_reader import dumped
+from mtrain.spec.disclosure import HIDDEN_SECTIONS, scrub, shareable
+from mtrain.spec.yaml_reader import dump
 from mtrain_ui.pages.content import MAX_SPEC_BYTES, Content, Row
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.timeline import mapping_of
@@ -16,9 +16,9 @@ HOST_KEYS = ("ips", "master_addr", "user", "identity_file", "tracking_uri")
 """Keys of the hidden sections whose values are masked wherever they are shown; other values are common words."""
 
 
-def disclosed(content: Content, run: RunFiles) -> Content:
+def disclose(content: Content, run: RunFiles) -> Content:
     """Return what ``report.html`` shows of a run."""
-    clean = partial(scrubbed, hidden=list(_private_words(run)))
+    clean = partial(scrub, hidden=list(_private_words(run)))
     failure = content.failure
     if failure is not None:
         failure = dataclasses.replace(
@@ -34,7 +34,7 @@ def disclosed(content: Content, run: RunFiles) -> Content:
         environment=_rows(content.environment, clean),
         command=clean(content.command),
         groups=[clean(text) for text in content.groups],
-        spec=dumped(shareable(spec))[:MAX_SPEC_BYTES] if spec else "",
+        spec=dump(shareable(spec))[:MAX_SPEC_BYTES] if spec else "",
     )
 
 

@@ -21,7 +21,7 @@ def _environment() -> Environment:
     )
 
 
-def rendered(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     """Return a page."""
     return _environment().get_template(template).render(**values)
 
@@ -30,4 +30,4 @@ def rendered(template: str, **values: Any) -> str:
 def style() -> Markup:
     """Return the style sheet of all pages."""
     shared = (resources.files("mtrain.records") / "page.css").read_text(encoding="utf-8")
-    return Markup(shared + rendered("pages.css"))  # noqa: S704 - the package's own files
+    return Markup(shared + render("pages.css"))  # noqa: S704 - the package's own files

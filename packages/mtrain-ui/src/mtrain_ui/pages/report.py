@@ -10,7 +10,7 @@ from mtrain.core.record_files import METRICS
 from mtrain.errors import UsageError
 from mtrain.spec import outputs, remedies
 from mtrain_ui.pages.content import collect, photographs
-from mtrain_ui.pages.disclosed import disclosed
+from mtrain_ui.pages.disclosed import disclose
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.timeline import Follower
 
@@ -21,11 +21,11 @@ TEMPLATES = "jinja2"
 def page(run: RunFiles) -> str:
     """Return the report of a run, also of one that goes on. It is for anybody, so it names no host and no path."""
     from mtrain_ui.pages import charts
-    from mtrain_ui.pages.rendering import rendered, style
+    from mtrain_ui.pages.rendering import render, style
 
     timeline = Follower(run).refresh()
-    content = disclosed(collect(run, timeline), run)
-    return rendered(
+    content = disclose(collect(run, timeline), run)
+    return render(
         "report.html",
         name=run.path.resolve().name,
         style=style(),

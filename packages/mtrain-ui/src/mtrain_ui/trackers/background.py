@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mtrain.records.reporter import worded
+from mtrain.records.reporter import word_error
 
 log = logging.getLogger(__name__)
 Call = Callable[[], Any]
@@ -72,7 +72,7 @@ class Background:
                 log.warning("a call to the service of a reporter has failed", exc_info=error)
                 if self._is_down(error):
                     self._tell(
-                        f"the service does not answer, and is tried again while the job goes on: {worded(error)}"
+                        f"the service does not answer, and is tried again while the job goes on: {word_error(error)}"
                     )
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -80,7 +80,7 @@ class Background:
                 if not self._has_opened:
                     self.refused = error
                 else:
-                    self._tell(f"the service refuses some of the records: {worded(error)}")
+                    self._tell(f"the service refuses some of the records: {word_error(error)}")
             else:
                 self._has_opened, pause_s = True, self._first_pause_s
             with self._changed:

@@ -15,7 +15,7 @@ from mtrain.core.checkpoint.store import folder_of
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
 from mtrain.errors import PluginError
 from mtrain.records.history import points
-from mtrain.spec.disclosure import scrubbed, shareable
+from mtrain.spec.disclosure import scrub, shareable
 from mtrain_ui.trackers.background import Background
 
 Point = tuple[str, float, int]
@@ -117,7 +117,7 @@ class Tracker(Reporter, ABC):
         """Send what is left, and end the tracked run."""
         self._send_saved()
         self._flush()
-        self._add(partial(self.send_end, str(record.get("reason")), scrubbed(str(record.get("error", "")))))
+        self._add(partial(self.send_end, str(record.get("reason")), scrub(str(record.get("error", "")))))
         longest_s = INTERRUPTED_S if record.get("reason") == "interrupted" else float("inf")
         wait_s = min(self.options.end_wait_s, longest_s)
         missing = self._service().close(wait_s)
