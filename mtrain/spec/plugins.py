@@ -459,16 +459,17 @@ def _list_points(kind: str) -> list[tuple[str, str]]:
 def _providers(_search_path: tuple[str, ...]) -> dict[tuple[str, str, str], dict[str, Provider]]:
     """Return what brings each entry point: (group, name, target) -> name of each distribution -> what it says of itself."""
     providers: dict[tuple[str, str, str], dict[str, Provider]] = {}
+    seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
         points = [point for point in distribution.entry_points if point.group.startswith("mtrain.")]
-        if points:
+        # A distribution that lies in several folders of the path counts in the first, where Python would import it: building leaves an
+        # older list of its entry points beside the sources.
+        if points and distribution.name not in seen:
+            seen.add(distribution.name)
             summary = "" if distribution.name == "mtrain" else _summary(distribution)
             provider = Provider(distribution.name, distribution.version, summary)
-            # A distribution that lies in several folders of the path counts where Python would import it: in the first.
             for point in points:
-                providers.setdefault((point.group, point.name, point.value), {}).setdefault(
-                    provider.distribution, provider
-                )
+                providers.setdefault((point.group, point.name, point.value), {})[provider.distribution] = provider
     return providers
 
 

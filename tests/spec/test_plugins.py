@@ -114,6 +114,18 @@ def test_two_distributions_of_one_name_are_refused_by_name_until_one_is_pinned(h
     assert plugins.load("backends", "twice", policy=rules).__module__ == "outside_plugin_of_second"
 
 
+def test_an_older_list_of_a_distribution_further_back_on_the_path_does_not_count(here, tmp_path, monkeypatch):
+    """Building a package leaves a list of entry points beside its sources, which an editable installation has on the path."""
+    distribution(here, "first-pack", "[mtrain.backends]\nthere = outside_plugin_of_first:Mine\n")
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    distribution(behind, "first-pack", "[mtrain.backends]\nthere = moved_away:Mine\nformer = moved_away:Mine\n")
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path, str(behind)])
+    found = {entry.name: entry for entry in plugins.names("backends")}
+    assert "former" not in found
+    assert (found["there"].target, found["there"].rivals) == ("outside_plugin_of_first:Mine", ())
+
+
 def test_a_pin_holds_too_where_two_distributions_name_one_class(here):
     (here / "outside_plugin_d.py").write_text(MODULE)
     for name in ("first-pack", "second-pack"):
