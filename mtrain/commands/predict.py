@@ -80,9 +80,9 @@ class Prediction:
 
     def skipped_text(self) -> str:
         """Return lines that name the images that could not be read, the first ones of many."""
-        from mtrain.data.reading import list_problems
+        from mtrain.data.reading import listed
 
-        return list_problems([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
+        return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
 
 
 @click.command("predict", cls=JobCommand)
@@ -253,7 +253,7 @@ def list_images(sources: Sequence[str]) -> dict[Path, str]:
     Raises:
         DataError: a name is neither a file nor a folder, or a folder holds no image; all of them are named.
     """
-    from mtrain.data.reading import images_in, list_problems
+    from mtrain.data.reading import images_in, listed
 
     names: dict[Path, str] = {}
     problems = []
@@ -265,7 +265,7 @@ def list_images(sources: Sequence[str]) -> dict[Path, str]:
         if not files:
             problems.append(f"{source}: " + ("holds no image" if source.is_dir() else "no such file or folder"))
     if problems:
-        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no image:\n{list_problems(problems)}")
+        raise DataError(f"predict: {len(problems)} of {len(sources)} sources give no image:\n{listed(problems)}")
     return names
 
 

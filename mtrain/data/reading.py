@@ -27,7 +27,7 @@ LISTED = 20
 """Number of problems that an error message lists; the rest are only counted."""
 
 
-def list_problems(problems: Sequence[str]) -> str:
+def listed(problems: Sequence[str]) -> str:
     """Format problems one per line: the first :data:`LISTED` of them, then how many more there are."""
     lines = [f"  {problem}" for problem in problems[:LISTED]]
     if len(problems) > LISTED:
@@ -193,7 +193,7 @@ def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:
             duplicates.append(f"{value}")
         unique_ids.add(value)
     if duplicates:
-        raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{list_problems(duplicates)}")
+        raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{listed(duplicates)}")
 
 
 def order_names(available: Sequence[str], requested: Sequence[str] | None, *, where: str) -> tuple[str, ...]:

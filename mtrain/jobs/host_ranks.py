@@ -8,7 +8,7 @@ from mtrain.core.interfaces import Host
 from mtrain.errors import SpecError
 from mtrain.jobs import elastic
 from mtrain.jobs.machine import Machine
-from mtrain.spec.hostnames import few, in_brackets
+from mtrain.spec.hostnames import bracketed, few
 from mtrain.spec.model import Spec
 from mtrain.system import placement
 from mtrain.system.devices import Devices
@@ -58,7 +58,7 @@ def all_hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> lis
     repeated = sorted(address for address, times in Counter(addresses).items() if times > 1)
     if repeated:
         raise SpecError(
-            f"cluster.ips: {few(repeated)} given twice; name each host once, with its ranks: {in_brackets(repeated[0])}:2"
+            f"cluster.ips: {few(repeated)} given twice; name each host once, with its ranks: {bracketed(repeated[0])}:2"
         )
     if cluster.slots is not None and len(cluster.slots) != len(cluster.ips):
         raise SpecError(

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from mtrain.errors import UsageError
-from mtrain.spec.hostnames import in_brackets, is_named
+from mtrain.spec.hostnames import bracketed, is_named
 
 MAX_REQUESTS = 16
 """Largest number of requests that are answered at once; a further one ends the oldest of the address that has the most."""
@@ -41,7 +41,7 @@ def listening(address: str, port: int) -> socket.socket:
         listener.listen(MAX_REQUESTS)
     except OSError as error:
         listener.close()
-        shown = in_brackets(address)
+        shown = bracketed(address)
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
                 f"report.metrics_port: {port} is in use on {shown}; give each job of a host a port of its own, or end what "

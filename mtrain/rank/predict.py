@@ -75,10 +75,10 @@ def readable(names: Mapping[Path, str], reasons: Mapping[Path, str], out: Path) 
     Raises:
         DataError: No file can be read.
     """
-    from mtrain.data.reading import list_problems
+    from mtrain.data.reading import listed
 
     if len(reasons) == len(names):
-        problems = list_problems([f"{names[file]}: {reason}" for file, reason in reasons.items()])
+        problems = listed([f"{names[file]}: {reason}" for file, reason in reasons.items()])
         raise DataError(f"predict: none of {len(names)} images can be read:\n{problems}")
     if reasons:
         write_json(out / SKIPPED, [{"file_name": names[file], "reason": reason} for file, reason in reasons.items()])

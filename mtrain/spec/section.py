@@ -43,7 +43,7 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def as_section(section: Section, kind: type[S], *, where: str) -> S:
+def narrowed(section: Section, kind: type[S], *, where: str) -> S:
     """Return ``section`` as the class that a task declares for it; ``where`` is its path in the spec.
 
     Raises:

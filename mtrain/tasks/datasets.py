@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces.dataset import Split, SplitRequest
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, give_back, memory_limit
 
@@ -109,7 +109,7 @@ def _refuse_unwritable_names(names: Sequence[Any], *, key: str, root: Path | Non
     if strange:
         raise DataError(
             f"data.{key}: {len(strange)} class names in {root} are not UTF-8; rename these folders or classes:\n"
-            f"{list_problems([ascii(name) for name in strange])}"
+            f"{listed([ascii(name) for name in strange])}"
         )
 
 

@@ -9,7 +9,7 @@ from mtrain.core.interfaces import Task
 from mtrain.core.interfaces.program import ProgramInput
 from mtrain.core.overriding import override
 from mtrain.data.images.section import ImageDataSpec
-from mtrain.spec.section import as_section
+from mtrain.spec.section import narrowed
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.description import describe_task
 
@@ -28,7 +28,7 @@ class ImageTask(TaskBase):
 
     def __init__(self, spec: "Spec", data: "OpenData", *, training: bool = True) -> None:
         self._spec = spec
-        self._section: Any = as_section(spec.data, self._data_section(), where="data")
+        self._section: Any = narrowed(spec.data, self._data_section(), where="data")
         self._data = data
         self._training = training
         self._scored = spec.evaluate.enabled or not training
@@ -58,7 +58,7 @@ class ImageTask(TaskBase):
         """Return the images that cannot be decoded, or have more pixels than ``data.max_pixels``."""
         from mtrain.data.images.readable import unreadable
 
-        return unreadable(files, max_pixels=as_section(spec.data, cls._data_section(), where="data").max_pixels)
+        return unreadable(files, max_pixels=narrowed(spec.data, cls._data_section(), where="data").max_pixels)
 
     @classmethod
     @override

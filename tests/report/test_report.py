@@ -24,7 +24,7 @@ from mtrain.records import tensorboard as report_tensorboard
 from mtrain.records import wording
 from mtrain.records.console import Notes, Plain, Quiet, make_display
 from mtrain.records.history import Tail, read_history
-from mtrain.records.plots import draw_results, smoothed
+from mtrain.records.plots import draw_results, smooth_curve
 from mtrain.records.reporter import RunReport
 from mtrain.records.reporters.tensorboard import TensorBoard
 from mtrain.records.rich import Rich
@@ -339,8 +339,8 @@ def test_curves_are_drawn_without_evaluations_too(tmp_path):
 
 
 def test_smoothing_keeps_a_constant_and_the_length():
-    np.testing.assert_allclose(smoothed(np.full(101, 2.5)), 2.5)
-    assert len(smoothed(np.arange(3.0))) == 3
+    np.testing.assert_allclose(smooth_curve(np.full(101, 2.5)), 2.5)
+    assert len(smooth_curve(np.arange(3.0))) == 3
 
 
 def test_an_update_in_words_says_all_that_matters():

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.decode import decode_bytes
 from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_image, reason_of
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.labels import Contents, LabelledImages
@@ -109,7 +109,7 @@ def verify(*splits: LabelledImages) -> int:
                     problems.append(str(error))
     if problems:
         raise DataError(
-            f"{len(problems)} of {count} images cannot be used; replace or remove them:\n{list_problems(problems)}"
+            f"{len(problems)} of {count} images cannot be used; replace or remove them:\n{listed(problems)}"
         )
     return count
 

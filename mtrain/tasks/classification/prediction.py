@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import grid, save_image
 from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import list_problems, unique_stems
+from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
@@ -105,7 +105,7 @@ def without_labels(
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=data.max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     origins = [str(file) for file in files]
     return LabelledImages(
         images=EncodedImages(ImageFiles(files), origins, max_pixels=data.max_pixels),

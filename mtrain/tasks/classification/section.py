@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from mtrain.data.images.section import PIPELINE_FILES, DividedDataSpec, VariationSpec, ascending
 from mtrain.spec.model import Spec
 from mtrain.spec.references import May
-from mtrain.spec.section import Fraction, Section, as_section
+from mtrain.spec.section import Fraction, Section, narrowed
 
 _PositiveRatio = Annotated[float, Field(gt=0, le=100)]
 
@@ -62,4 +62,4 @@ class ClassificationDataSpec(DividedDataSpec):
 
 def data_of(spec: Spec) -> ClassificationDataSpec:
     """Return the data section of a classification job. Raises: ``SpecError`` if the job is of another task."""
-    return as_section(spec.data, ClassificationDataSpec, where="data")
+    return narrowed(spec.data, ClassificationDataSpec, where="data")

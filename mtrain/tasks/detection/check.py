@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mtrain.data.images.header import probe
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations, Sample
 
@@ -26,7 +26,7 @@ def verify_images(*splits: Annotations, workers: int = 8) -> int:
         missing = any(not os.path.exists(sample.path) for sample in samples)
         remedy = " (data.skip_missing=true leaves out those that are not there)" if missing else ""
         raise DataError(
-            f"{len(faults)} of {len(samples)} images cannot be used; replace or remove them{remedy}:\n{list_problems(faults)}"
+            f"{len(faults)} of {len(samples)} images cannot be used; replace or remove them{remedy}:\n{listed(faults)}"
         )
     return len(samples)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import yaml
 from lxml import etree
 
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.spec.yaml_reader import dump
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations
@@ -57,7 +57,7 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, im
     if missing:
         raise DataError(
             f"{len(missing)} images are missing; correct data.images, or leave them out with "
-            f"-o data.skip_missing=true:\n{list_problems(missing)}"
+            f"-o data.skip_missing=true:\n{listed(missing)}"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: is there and not empty; name a new folder")

@@ -10,7 +10,7 @@ from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.header import probe
-from mtrain.data.reading import list_problems, unique_stems
+from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
@@ -113,5 +113,5 @@ def without_boxes(files: Sequence[Path], *, class_names: Sequence[str], category
             )
         )
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     return assemble(images, class_names=class_names, category_ids=category_ids)

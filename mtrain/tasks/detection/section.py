@@ -16,7 +16,7 @@ from mtrain.data.images.section import (
 from mtrain.spec.model import EvaluateSpec, Spec
 from mtrain.spec.pathnames import PathText
 from mtrain.spec.references import May
-from mtrain.spec.section import Fraction, Off, Positive, Section, as_section
+from mtrain.spec.section import Fraction, Off, Positive, Section, narrowed
 
 
 def _fits_strides(side: int) -> int:
@@ -146,9 +146,9 @@ class DetectionEvaluateSpec(EvaluateSpec):
 
 def data_of(spec: Spec) -> DetectionDataSpec:
     """Return the data section of a detection job. Raises: ``SpecError`` if the job is of another task."""
-    return as_section(spec.data, DetectionDataSpec, where="data")
+    return narrowed(spec.data, DetectionDataSpec, where="data")
 
 
 def evaluation_of(spec: Spec) -> DetectionEvaluateSpec:
     """Return the section on evaluation of a detection job. Raises: ``SpecError`` if the job is of another task."""
-    return as_section(spec.evaluate, DetectionEvaluateSpec, where="evaluate")
+    return narrowed(spec.evaluate, DetectionEvaluateSpec, where="evaluate")

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from mtrain.data.reading import list_problems, name_some
+from mtrain.data.reading import listed, name_some
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 
@@ -38,7 +38,7 @@ def need_sizes(annotations: Annotations) -> None:
         raise DataError(
             f"{len(missing)} of {len(annotations.images)} images are missing; correct data.images, or leave them "
             "out "
-            f"with data.skip_missing=true:\n{list_problems(missing)}"
+            f"with data.skip_missing=true:\n{listed(missing)}"
         )
 
 
@@ -57,7 +57,7 @@ def need_bounded_images(annotations: Annotations, *, max_pixels: int) -> None:
         raise DataError(
             f"{len(large)} of {len(annotations.images)} images have more pixels than data.max_pixels "
             f"({max_pixels}) allows; "
-            f"make them smaller, or raise it:\n{list_problems(large)}"
+            f"make them smaller, or raise it:\n{listed(large)}"
         )
 
 

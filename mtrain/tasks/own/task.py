@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mtrain.core.interfaces import Array, Collective, Remark, Table, Task
 from mtrain.errors import DataError, SpecError
 from mtrain.spec import references
-from mtrain.spec.section import Section, as_section
+from mtrain.spec.section import Section, narrowed
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.own.section import (
     OwnDataSpec,
@@ -43,8 +43,8 @@ class OwnTask(TaskBase):
         self._spec = spec
         self._data = data
         self._training = training
-        self._section = as_section(spec.data, OwnDataSpec, where="data")
-        self._scoring = as_section(spec.evaluate, OwnEvaluateSpec, where="evaluate")
+        self._section = narrowed(spec.data, OwnDataSpec, where="data")
+        self._scoring = narrowed(spec.evaluate, OwnEvaluateSpec, where="evaluate")
         self._score = spec.evaluate.enabled or not training
         self._collective: Collective | None = None
         if self._score and not self._scoring.metrics:
@@ -58,7 +58,7 @@ class OwnTask(TaskBase):
     @classmethod
     def own_code(cls, spec: "Spec") -> dict[str, str]:
         """Return the references to model, data set and metrics, by the key of the spec that names each."""
-        scoring = as_section(spec.evaluate, OwnEvaluateSpec, where="evaluate")
+        scoring = narrowed(spec.evaluate, OwnEvaluateSpec, where="evaluate")
         named = {f"metric {text.rpartition(':')[2]}": text for text in scoring.metrics}
         return {"model": spec.model.name, "data": spec.data.format, **named}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.header import MAX_PIXELS, need_bounded, probe
 from mtrain.data.images.indexed import IGNORED, read_indices
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
 
 _MAX_THREADS = 4
@@ -122,7 +122,7 @@ def count_pixels(split: MaskedImages) -> NDArray[np.int64]:
     problems = [result for result in results if isinstance(result, str)]
     if problems:
         raise DataError(
-            f"{len(problems)} of {len(split)} images cannot be used; replace or remove them:\n{list_problems(problems)}"
+            f"{len(problems)} of {len(split)} images cannot be used; replace or remove them:\n{listed(problems)}"
         )
     totals = np.zeros(256, dtype=np.int64)
     for result in results:

@@ -11,7 +11,7 @@ from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import write_indices
 from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import list_problems, unique_stems
+from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.description import describe_task
 from mtrain.tasks.segmentation.drawing import overlay
@@ -137,5 +137,5 @@ def without_labels(files: Sequence[Path], *, class_names: Sequence[str], max_pix
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     return MaskedImages(images=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from mtrain.data.images.section import DividedDataSpec, ascending
 from mtrain.spec.model import Spec
-from mtrain.spec.section import Fraction, Section, as_section
+from mtrain.spec.section import Fraction, Section, narrowed
 
 _Zoom = Annotated[float, Field(gt=0, le=16)]
 
@@ -34,4 +34,4 @@ class SegmentationDataSpec(DividedDataSpec):
 
 def data_of(spec: Spec) -> SegmentationDataSpec:
     """Return the data section of a segmentation job. Raises: ``SpecError`` if the job is of another task."""
-    return as_section(spec.data, SegmentationDataSpec, where="data")
+    return narrowed(spec.data, SegmentationDataSpec, where="data")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import first_existing, list_problems, need_root, order_names
+from mtrain.data.reading import first_existing, listed, need_root, order_names
 from mtrain.errors import DataError
 from mtrain.spec.files import read_bytes
 from mtrain_keypoints.people import People
@@ -85,9 +85,7 @@ class CocoKeypoints(Dataset):
         wrong = [f"image {rows[row].image_id}" for row in kept if rows[row].image_id not in files]
         wrong += [f"a box of {rows[row].bbox[2:]} pixels" for row in kept if min(rows[row].bbox[2:]) <= 0]
         if wrong:
-            raise DataError(
-                f"{path}: annotations of images that are not listed, or without a box:\n{list_problems(wrong)}"
-            )
+            raise DataError(f"{path}: annotations of images that are not listed, or without a box:\n{listed(wrong)}")
         keys = [files[rows[row].image_id] for row in kept]
         return People(
             images=[folder / key for key in keys],

@@ -12,7 +12,7 @@ from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.header import probe
 from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import list_problems, unique_stems
+from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
 from mtrain.tasks.description import describe_task
 from mtrain_keypoints.drawing import marked
@@ -82,7 +82,7 @@ def unlabelled(files: Sequence[Path], *, names: Sequence[str], max_pixels: int) 
     files = sorted(files)
     problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
     if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{list_problems(problems)}")
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     sizes = np.array([probe(file) for file in files], dtype=np.float64).reshape(-1, 2)
     return People(
         images=files,

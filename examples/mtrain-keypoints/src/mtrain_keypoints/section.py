@@ -4,7 +4,7 @@ from pydantic import Field
 
 from mtrain.data.images.section import DividedDataSpec
 from mtrain.spec.model import EvaluateSpec, Spec
-from mtrain.spec.section import Fraction, Section, as_section
+from mtrain.spec.section import Fraction, Section, narrowed
 
 
 class KeypointAugmentSpec(Section):
@@ -35,9 +35,9 @@ class KeypointEvaluateSpec(EvaluateSpec):
 
 def data_of(spec: Spec) -> KeypointDataSpec:
     """Return the data section of a keypoint job. Raises: `SpecError` if the job is of another task."""
-    return as_section(spec.data, KeypointDataSpec, where="data")
+    return narrowed(spec.data, KeypointDataSpec, where="data")
 
 
 def evaluation_of(spec: Spec) -> KeypointEvaluateSpec:
     """Return the section on evaluation of a keypoint job. Raises: `SpecError` if the job is of another task."""
-    return as_section(spec.evaluate, KeypointEvaluateSpec, where="evaluate")
+    return narrowed(spec.evaluate, KeypointEvaluateSpec, where="evaluate")

@@ -99,7 +99,7 @@ class KeypointTask(TaskBase):
             DataError: some cannot be read; the first ones are named.
         """
         from mtrain.data.images.readable import unreadable
-        from mtrain.data.reading import list_problems
+        from mtrain.data.reading import listed
         from mtrain.errors import DataError
 
         splits = self._splits().values()
@@ -107,7 +107,7 @@ class KeypointTask(TaskBase):
         problems = unreadable(files, max_pixels=self._section.max_pixels)
         if problems:
             lines = [f"{path}: {reason}" for path, reason in problems.items()]
-            raise DataError(f"{len(lines)} of {len(files)} images cannot be used:\n{list_problems(lines)}")
+            raise DataError(f"{len(lines)} of {len(files)} images cannot be used:\n{listed(lines)}")
         return f"{sum(map(len, splits))} people, {len(files)} image files, all whole"
 
     def labels(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
-from mtrain.data.reading import FOLDERS_OF, first_existing, list_problems, need_root, order_names, size_of, walk
+from mtrain.data.reading import FOLDERS_OF, first_existing, listed, need_root, order_names, size_of, walk
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain_labelme.shapes import LabelMeFile, Shape, box_of, objects_of, read_file
@@ -66,7 +66,7 @@ class LabelMe(Dataset):
             if not unknown:
                 annotated.append(self._image(root, path, content, kept[path], images=request.images, labels=labels))
         if problems:
-            raise DataError(f"data.{request.split}: classes that data.train does not have:\n{list_problems(problems)}")
+            raise DataError(f"data.{request.split}: classes that data.train does not have:\n{listed(problems)}")
         return assemble(
             annotated,
             class_names=class_names,
@@ -85,7 +85,7 @@ class LabelMe(Dataset):
             except DataError as error:
                 problems.append(str(error))
         if problems:
-            raise DataError(f"{folder}: {len(problems)} files cannot be used:\n{list_problems(problems)}")
+            raise DataError(f"{folder}: {len(problems)} files cannot be used:\n{listed(problems)}")
         if not contents:
             raise DataError(f"{folder}: no JSON files; expected those that LabelMe writes, one an image")
         return contents

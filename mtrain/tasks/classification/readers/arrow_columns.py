@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.header import read_image
-from mtrain.data.reading import list_problems, order_names
+from mtrain.data.reading import listed, order_names
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.spec.files import parse_json
@@ -246,7 +246,7 @@ def _numbers(
     if problems:
         raise DataError(
             f"{len(problems)} of {len(values)} labels of the column {columns.label!r} are none of its {len(own)} classes; "
-            f"leave these rows out, or name another split:\n{list_problems(problems)}"
+            f"leave these rows out, or name another split:\n{listed(problems)}"
         )
     class_names = order_names(own, names, where=f"the metadata of the column {columns.label!r}")
     order = np.array([class_names.index(name) for name in own], dtype=np.int64)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import list_problems, need_root
+from mtrain.data.reading import listed, need_root
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.data.texts import Texts
@@ -89,9 +89,7 @@ class CsvLabels(Dataset):
         )
         without_path = [f"{file}:{row.line}: no path" for row in rows if not row.fields[0]]
         if without_path:
-            raise DataError(
-                f"{len(without_path)} rows have no path; correct or remove them:\n{list_problems(without_path)}"
-            )
+            raise DataError(f"{len(without_path)} rows have no path; correct or remove them:\n{listed(without_path)}")
         return rows
 
 
@@ -104,4 +102,4 @@ def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> N
             (file, row), (earlier_file, earlier_row) = rows[place], rows[earlier]
             problems.append(f"{file}:{row.line}: {row.fields[0]} is also in {earlier_file.name}:{earlier_row.line}")
     if problems:
-        raise DataError(f"{len(problems)} rows repeat an image; each occurs once:\n{list_problems(problems)}")
+        raise DataError(f"{len(problems)} rows repeat an image; each occurs once:\n{listed(problems)}")

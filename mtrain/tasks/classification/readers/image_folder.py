@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, leads_around, list_problems, name_some, need_root, walk
+from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, need_root, walk
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
@@ -143,6 +143,6 @@ def _images(
     if empty and split != "val":
         raise DataError(
             f"{folder}: {len(empty)} folders of classes hold no image ({' '.join(sorted(SUFFIXES))}); fill or remove "
-            f"them:\n{list_problems(empty)}"
+            f"them:\n{listed(empty)}"
         )
     return paths, labels, others

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.errors import DataError
 
 
@@ -46,7 +46,7 @@ def number_classes(
         known = f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
         raise DataError(
             f"{len(problems)} of {len(labels)} labels are not among the {len(names)} classes ({known}); correct them, or "
-            f"data.names:\n{list_problems(problems)}"
+            f"data.names:\n{listed(problems)}"
         )
     return tuple(names), np.array([numbers[label] for label in labels], dtype=np.int64)
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.images.header import SMALL_BYTES, SUFFIXES, expected_bytes
 from mtrain.data.once_per_host import Form, read_once
-from mtrain.data.reading import list_problems
+from mtrain.data.reading import listed
 from mtrain.data.shards import files_of
 from mtrain.data.texts import GrowingTexts, Texts
 from mtrain.errors import DataError
@@ -196,7 +196,7 @@ class WebDataset(Dataset):
         if problems:
             raise DataError(
                 f"{len(problems)} members of {len(files)} shards cannot be used; write the shards anew without "
-                f"them:\n{list_problems(problems)}"
+                f"them:\n{listed(problems)}"
             )
         places = {"file_numbers": file_numbers, "offsets": offsets, "sizes": sizes}
         arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.ended().arrays)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import list_problems, need_root, size_of
+from mtrain.data.reading import listed, need_root, size_of
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.errors import DataError
@@ -85,7 +85,7 @@ class CsvBoxes(Dataset):
             boxes.setdefault(folder / row.fields[0].replace("\\", "/"), []).extend(box)
         annotated = _images(boxes, root, problems)
         if problems:
-            raise DataError(f"{len(problems)} wrong rows or images; correct or remove them:\n{list_problems(problems)}")
+            raise DataError(f"{len(problems)} wrong rows or images; correct or remove them:\n{listed(problems)}")
         return assemble(annotated, class_names=tuple(names), category_ids=tuple(range(1, len(names) + 1)))
 
     def _rows(self, file: Path) -> list[Row]:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import list_problems, need_root, order_names, size_of
+from mtrain.data.reading import listed, need_root, order_names, size_of
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.once import once_per_host
@@ -96,7 +96,7 @@ class Voc(Dataset):
         if problems:
             raise DataError(
                 f"{layout.place}: {damaged_count} of {len(layout.entries)} annotation files cannot be used:\n"
-                f"{list_problems(problems)}"
+                f"{listed(problems)}"
             )
         return images
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.reading import images_in, lines_of, list_problems, need_root, need_unique, order_names, size_of, walk
+from mtrain.data.reading import images_in, lines_of, listed, need_root, need_unique, order_names, size_of, walk
 from mtrain.errors import DataError
 from mtrain.spec.files import read_bytes, read_text
 from mtrain.spec.yaml_reader import MAX_BYTES, parse
@@ -85,7 +85,7 @@ def _load_yaml(file: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"{file}: cannot be read ({error})") from error
     if parsed.problems:
-        raise DataError(f"{file}: cannot be read:\n{list_problems(parsed.problems)}")
+        raise DataError(f"{file}: cannot be read:\n{listed(parsed.problems)}")
     if not parsed.values:
         raise DataError(f"{file}: expected keys such as names, train and val")
     return parsed.values
@@ -167,9 +167,7 @@ def _read_all(paths: Sequence[Path], places: Sequence[Path], *, class_count: int
         except DataError as error:
             problems.append(str(error))
     if problems:
-        raise DataError(
-            f"{len(problems)} wrong label lines or images; correct or remove them:\n{list_problems(problems)}"
-        )
+        raise DataError(f"{len(problems)} wrong label lines or images; correct or remove them:\n{listed(problems)}")
     return images
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
-from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, list_problems, need_root, need_unique
+from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, listed, need_root, need_unique
 from mtrain.errors import DataError
 from mtrain.tasks.segmentation.masks import MaskedImages
 
@@ -58,9 +58,7 @@ class VocMasks(Dataset):
         missing = [f"{key}: no image in {folder}" for key in keys if key not in paths]
         missing += [f"{key}: no mask {masks / key}.png" for key in keys if not (masks / f"{key}.png").is_file()]
         if missing:
-            raise DataError(
-                f"{place}: {len(missing)} files of {len(keys)} names are missing:\n{list_problems(missing)}"
-            )
+            raise DataError(f"{place}: {len(missing)} files of {len(keys)} names are missing:\n{listed(missing)}")
         return MaskedImages(
             images=[paths[key] for key in keys],
             masks=[masks / f"{key}.png" for key in keys],

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mtrain.spec.model import DataSpec, Spec
 from mtrain.spec.pathnames import PathText
-from mtrain.spec.section import Count, Positive, Section, as_section
+from mtrain.spec.section import Count, Positive, Section, narrowed
 
 BYTES = "bytes"
 """Name of the tokenizer that needs no file: each byte of UTF-8 is a token."""
@@ -69,4 +69,4 @@ def data_of(spec: Spec) -> LanguageDataSpec:
     Raises:
         SpecError: The job is of another task.
     """
-    return as_section(spec.data, LanguageDataSpec, where="data")
+    return narrowed(spec.data, LanguageDataSpec, where="data")
