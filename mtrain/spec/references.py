@@ -88,7 +88,7 @@ def parse(text: str) -> Reference:
     return Reference(text, None, place, name)
 
 
-def anchor(text: str, folder: Path, *, files: tuple[str, ...] = ()) -> str:
+def make_absolute(text: str, folder: Path, *, files: tuple[str, ...] = ()) -> str:
     """Return a reference with its path absolute, taken from ``folder`` if it is relative; any other text unchanged.
 
     ``files``: see ``May.files``.

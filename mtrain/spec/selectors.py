@@ -251,7 +251,7 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
                 )
                 continue
             folder = FilePath() if origin.file is None else FilePath(origin.file).parent
-            anchored = references.anchor(text, folder, files=files)
+            anchored = references.make_absolute(text, folder, files=files)
             if isinstance(value, dict):
                 _rename(layers, place, anchored)
             else:

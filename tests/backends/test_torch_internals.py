@@ -240,15 +240,15 @@ def test_what_ranks_have_sent_is_dropped_as_it_is_read(monkeypatch):
         if own.dtype == torch.uint8:
             arrived.extend(map(weakref.ref, parts))
 
-    def unpacked(content):
+    def unpack(content):
         alive.append(sum(part() is not None for part in arrived))
         return real(content)
 
-    real = collective.unpacked
+    real = collective.unpack
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 5)
-    monkeypatch.setattr(collective, "unpacked", unpacked)
+    monkeypatch.setattr(collective, "unpack", unpack)
     value = {3: np.arange(1000.0)}
     gathered = collective.DistributedCollective(local_rank=0, host_group=None).all_gather(value)
     assert [part[3].tolist() for part in gathered] == [value[3].tolist()] * 5

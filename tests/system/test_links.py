@@ -222,7 +222,7 @@ def test_what_libraries_write_takes_the_place_of_a_file_in_one_step():
         within = [
             (node.lineno, node.end_lineno)
             for node in nodes(file)
-            if isinstance(node, ast.With) and any("replaced" in ast.unparse(item) for item in node.items)
+            if isinstance(node, ast.With) and any("replace" in ast.unparse(item) for item in node.items)
         ]
         for node in nodes(file):
             if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) not in ends:

@@ -53,7 +53,7 @@ def _with_keras(build: Callable[[], Any]) -> Any:
         _keras_modules().seed()
     module = build()
     # The function may have been the first to import Keras.
-    return _keras_modules().adapted(module) if "keras" in sys.modules and "torch" in sys.modules else module
+    return _keras_modules().adapt(module) if "keras" in sys.modules and "torch" in sys.modules else module
 
 
 def _keras_modules() -> Any:

@@ -44,7 +44,7 @@ class Decoding:
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     made = Decoding()
-    monkeypatch.setattr(service, "decoded", made)
+    monkeypatch.setattr(service, "decode", made)
     return made
 
 
