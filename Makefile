@@ -13,6 +13,8 @@ SHOWN    = -e packages/mtrain-ui
 PACKAGES = -e 'packages/mtrain-clusters[kubernetes,ray,tests]' -e packages/mtrain-deploy -e packages/mtrain-kit -e packages/mtrain-language \
             -e packages/mtrain-sweep -e packages/mtrain-tensorflow -e 'packages/mtrain-ui[mlflow,visualdl,wandb]'
 
+EVERY    = $(patsubst %/pyproject.toml,-e %,$(wildcard packages/*/pyproject.toml))
+
 # Tests that are written for every framework run under torch with all the others, and again under Paddle, with Paddle's own.
 NEUTRAL  = tests/core/test_nn_ops.py tests/models tests/contract tests/backends packages/mtrain-deploy/tests/pruning \
             tests/trace/test_paddle_zoo.py tests/trace/test_paddle_recording.py tests/trace/test_paddle_and_torch.py
@@ -198,7 +200,7 @@ dist: $(VENV)/.installed-dev  ## wheels and source distributions, checked, in di
 
 $(VENV)/.installed-docs: $(PROJECTS) $(VENV)/.installed-ddp
 	@echo "installing what the documentation site needs into $(VENV)"
-	@scripts/quietly scripts/install $(PY) ddp,docs -c constraints.txt
+	@scripts/quietly scripts/install $(PY) ddp,docs $(EVERY) -c constraints.txt
 	@touch $@
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site that needs no network, in build/site

@@ -43,8 +43,10 @@ MODULES = {
 def page(package: Path, contributing: str) -> str:
     """Return the Markdown of the page. `contributing` is the place of CONTRIBUTING.md on the site."""
     lines = ["# Python reference", "", "Generated from the code.", ""]
-    names = dict(_public(package / "__init__.py"))
-    more = {module: (_heading(package, module), "") for module in names if module not in PARTS}
+    roots = [package, *sorted(init.parent for init in package.parent.glob("packages/*/src/mtrain_[!t]*/__init__.py"))]
+    found = [(module, shown, root) for root in roots for module, shown in _public(root / "__init__.py")]
+    names = {module: shown for module, shown, _ in found}
+    more = {module: (_heading(root, module), "") for module, _, root in found if module not in PARTS}
     for module, (heading, text) in {**PARTS, **more}.items():
         lines += [f"## {heading}", "", text, ""]
         for name in names[module]:
@@ -69,5 +71,7 @@ def _heading(package: Path, module: str) -> str:
 def _public(init: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each module from which the package takes public names, with these names."""
     for node in ast.walk(ast.parse(init.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mtrain."):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            (f"{init.parent.name}.", "mtrain.core.")
+        ):
             yield node.module or "", [name.name for name in node.names]

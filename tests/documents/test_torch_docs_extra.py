@@ -18,7 +18,7 @@ def plain(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 def needed(extras, own):
-    found, waiting = set(), [("mtrain", extra) for extra in ("", *extras)]
+    found, waiting = set(), [("mtrain", extra) for extra in ("", *extras)] + [(name, "") for name in packages]
     while waiting:
         name, extra = waiting.pop()
         if (name, extra) in found:
@@ -34,7 +34,8 @@ def needed(extras, own):
     return {name for name, _ in found}
 
 extras, own = json.loads(sys.argv[1])
-allowed, owners = needed(extras, own) | {"mtrain", "mtrain-trace"}, metadata.packages_distributions()
+packages = [folder.name for folder in Path("packages").iterdir()]
+allowed, owners = needed(extras, own) | {"mtrain", *packages}, metadata.packages_distributions()
 find, from_name = importlib.machinery.PathFinder.find_spec, metadata.Distribution.from_name
 
 def find_allowed(name, path=None, target=None):
@@ -62,7 +63,7 @@ def test_the_generated_pages_need_only_the_extras_that_make_docs_installs() -> N
     import json
 
     rule = (ROOT / "Makefile").read_text(encoding="utf-8").partition("/.installed-docs: ")[2]
-    extras = re.search(r"scripts/install \S+ ([\w,]+)", rule)[1].split(",")
+    extras = re.search(r"scripts/install \S+ ([\w,]+) \$\(EVERY\)", rule)[1].split(",")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = {"": project["dependencies"], **project["optional-dependencies"]}
     command = [sys.executable, "-c", PROGRAM, json.dumps([extras, own])]
