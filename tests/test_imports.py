@@ -70,7 +70,6 @@ OUTSIDE = {
     "records/console.py": {"rich"},
     "records/notebook.py": {"IPython"},
     "records/tensorboard.py": {"tensorboard", "numpy", "PIL"},
-    "records/event_file.py": {"tensorboard", "numpy"},
     "records/plots.py": {"matplotlib", "numpy"},
     "records/reporters": {"pydantic", "numpy", "PIL"},
     "system": {"numpy", "psutil", "pydantic", "mtrain_trace"},
@@ -87,7 +86,7 @@ BASE = {"click", "numpy", "psutil", "pydantic", "pydantic_core", "rich", "safete
 """Packages that an installation without an extra brings."""
 WANT_AN_EXTRA = (
     *("backends", "data/images", "tasks/detection", "tasks/classification", "tasks/segmentation"),
-    *("records/plots.py", "records/tensorboard.py", "records/event_file.py", "records/notebook.py"),
+    *("records/plots.py", "records/tensorboard.py", "records/notebook.py"),
     *("system/http_connections.py", "jobs/host_collector.py", "jobs/metrics_server.py"),
 )
 """Files and folders that may import more than that while they are loaded: nothing that needs no extra loads them."""

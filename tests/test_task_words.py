@@ -16,7 +16,7 @@ ALLOWED = {
     "jobs/preflight/findings.py": {"box"},  # an argument of a table that is printed
     "records/svg.py": {"anchor", "box"},  # the view box and text anchors of SVG
     "commands/data.py": {"coco"},  # `mtrain data make digits` writes that form
-    "commands/config_import.py": {"coco"},  # an example
+    "commands/config.py": {"coco"},  # an example
     "commands/results.py": {"AP", "AP50", "classification", "coco", "detection"},  # examples in the words on results
     "commands/train.py": {"box"},  # an argument of rich's Table: the frame around it
     "commands/foreign_flags.py": {"anchors"},  # a flag of YOLOv5's, and the option of its model that is the answer

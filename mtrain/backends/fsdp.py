@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mtrain.backends._fsdp import sent
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
+from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.recipe import check_parts
@@ -63,7 +64,7 @@ class Fsdp(TorchBackend):
     def sent_per_update(
         self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
     ) -> float | None:
-        return sent.sent_per_update(arrays, recipe, size=size, on_cpu=on_cpu)
+        return bytes_sent_per_update(arrays, recipe, size=size, on_cpu=on_cpu)
 
     @override
     def __enter__(self) -> FsdpEngine:
@@ -106,3 +107,18 @@ class Fsdp(TorchBackend):
         self._engine = None
         group.leave(failed=bool(error) and error[0] is not None)
         forget_meshes()
+
+
+def bytes_sent_per_update(arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool) -> float:
+    """Return the bytes that each of ``size`` ranks sends. See ``Backend.sent_per_update``."""
+    each = rings.element_bytes(recipe)
+    gathered = exchanged = 0.0
+    for array in arrays:
+        rows, *others = array.shape
+        part = -(-rows // size) * prod(others) * each  # FSDP divides the first axis, and pads it
+        gathered += 2 * recipe.accumulate * part  # for the forward and for the backward pass
+        if array.trained:
+            # For norms with the bits of whole gradients; a single row lies on one rank, which takes its norm.
+            gathered += part if rows > 1 else 0
+            exchanged += part * size
+    return rings.all_gather(gathered, size=size) + rings.reduce_scatter(exchanged, size=size, on_cpu=on_cpu)

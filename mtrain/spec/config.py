@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.errors import PluginError, SpecError
-from mtrain.spec import demo, outputs, plugins
+from mtrain.spec import outputs, plugins
 from mtrain.spec.building import DATA, MODEL, Tasks, schema_of, task_of
 from mtrain.spec.files import MAX_OWN_BYTES, read_text
 from mtrain.spec.model import Spec
@@ -168,7 +168,7 @@ def load(
     layers = sources.layers
     if policy_file is not None:
         layers.assign(("plugins",), policy_file, Origin("plugins", file=policy_file), sources.defaults)
-    notes = demo.settle_backend(layers, registry, sources.defaults) if path is None and is_shipped(file) else []
+    notes = settle_backend(layers, registry, sources.defaults) if path is None and is_shipped(file) else []
     sources.problems.extend(settle_references(layers, schema, is_of_run=is_of_run))
     settle_lengths(layers)
     notes += settle_options(layers, registry=registry)
@@ -355,3 +355,30 @@ def _add_plugin_defaults(sources: Sources, policy: plugins.Policy) -> None:
             if is_free:
                 origin = Origin("plugins", text=f"{plugins.POLICY_FILE} [{selector.kind}.{name}]")
                 sources.layers.assign(path, value, origin, sources.defaults)
+
+
+BACKEND: Path = ("backend", "name")
+PYTHON: Path = ("backend", "python")
+_OF_THE_USER = ("environment", "override", "flag")
+
+
+def settle_backend(layers: Layers, registry: Registry, defaults: Mapping[str, Any]) -> list[str]:
+    """Choose the first backend whose library is installed, if the user chose none and that of the demo's spec is not.
+
+    Return a note on the choice, or nothing. Where no library is installed the spec's stays, and a later check refuses it
+    with the command that installs its library.
+    """
+    if layers.is_set(PYTHON) or (layers.is_set(BACKEND) and layers.origins[BACKEND].kind in _OF_THE_USER):
+        return []
+    default = layers.get(BACKEND)
+    entries = {entry.name: entry for entry in registry.usable("backends")}
+    first = next((entry for entry in entries.values() if entry.installed), None)
+    if first is None or default not in entries or entries[default].installed:
+        return []
+    reason = (
+        f"the demo trains on {first.name}, because {entries[default].needs} is not installed, which {default} needs"
+    )
+    layers.assign(
+        BACKEND, first.name, Origin("plugins", text=f"chosen for the demo: no {entries[default].needs} here"), defaults
+    )
+    return [reason]

@@ -23,7 +23,7 @@ SIDE = {"yolov5n": 64, "ppyoloe_s": 64, "vit": 8}
 READ = {"numpy in mtrain/core/update.py:values": 1}
 METRICS = {
     # Numbers of the host go to the device from pinned memory, without waiting.
-    "torch": {**READ, "tensor in mtrain/backends/_torch/late.py:_upload": 1},
+    "torch": {**READ, "tensor in mtrain/backends/_torch/optimizer.py:_upload": 1},
     "paddle": READ,
 }
 """What is left of an update: one read, of metrics that were sent an update before."""

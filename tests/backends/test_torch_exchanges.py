@@ -10,12 +10,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
+from mtrain.backends._deepspeed.engine import ZeroOptimizer
 from mtrain.backends._fsdp.sharding import OwnParts, without_values
 from mtrain.backends._torch.after_backward import AfterBackward
 from mtrain.backends._torch.collective import LocalCollective
-from mtrain.backends._torch.ddp_engine import _Exchange
-from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
+from mtrain.backends._torch.ddp_engine import DeterministicBucketsDDP, _Exchange
 
 
 class _Two(LocalCollective):

@@ -8,7 +8,7 @@ import torch
 
 from mtrain.backends._torch import keras_modules
 from mtrain.errors import ScriptError
-from mtrain.rank.script.building import Building
+from mtrain.rank.script.prepared import Building
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.job
 METRICS = {
     "numpy in mtrain/core/update.py:values": 1,
     # Numbers of the host go to the device from pinned memory, without waiting.
-    "tensor in mtrain/backends/_torch/late.py:_upload": 1,
+    "tensor in mtrain/backends/_torch/optimizer.py:_upload": 1,
 }
 HOSTS = {
     # Hosts tell each other which parameters took part, as an array of the host over gloo.

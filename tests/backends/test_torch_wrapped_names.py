@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtrain.backends._torch.deterministic_buckets import DeterministicBucketsDDP
+from mtrain.backends._torch.ddp_engine import DeterministicBucketsDDP
 
 
 class Recurrent(torch.nn.Linear):

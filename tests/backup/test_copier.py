@@ -15,11 +15,10 @@ pytest.importorskip("fsspec", reason="the extra backup is not installed")
 from mtrain.core.checkpoint import store
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup import copier as copiers
-from mtrain.weights.backup.copier import Copier, News
-from mtrain.weights.backup.keeping import Kept
+from mtrain.weights.backup.copier import Copier, Kept, News
 from mtrain.weights.backup.place import Place
 from mtrain.weights.backup.run_copies import RunCopies
-from mtrain.weights.backup.stall import LOOKS, StallWatch
+from mtrain.weights.backup.worker import LOOKS, StallWatch
 from tests.backup import paced
 from tests.backup.test_copies import Run, contents, settled
 

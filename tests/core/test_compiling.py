@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.core import compiling
-from mtrain.models.common import greedy
+from mtrain.models.common import nms
 from tests.backends.compiler import needs_a_compiler
 
 
@@ -22,14 +22,14 @@ def _homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_homeless")
 def test_a_user_without_a_home_is_told_so_and_boxes_are_suppressed_by_numpy() -> None:
     with pytest.raises(compiling.CannotCompileError, match="XDG_CACHE_HOME"):
-        compiling.compile_library(greedy.SOURCE)
-    assert greedy.load.__wrapped__() is None
+        compiling.compile_library(nms.SOURCE)
+    assert nms.load_greedy.__wrapped__() is None
 
 
 def test_a_compiler_that_is_no_command_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc '-O2")
     with pytest.raises(compiling.CannotCompileError, match="CC is no command"):
-        compiling.compile_library(greedy.SOURCE)
+        compiling.compile_library(nms.SOURCE)
 
 
 @needs_a_compiler

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtrain.models.common import greedy
+from mtrain.models.common import nms
 from mtrain.models.common.nms import suppress
 from tests.backends.compiler import needs_a_compiler
 from tests.models.test_nms import crowd
@@ -15,7 +15,7 @@ pytestmark = [under_torch, needs_a_compiler]
 @pytest.fixture(autouse=True)
 def _there_is_a_loop() -> None:
     """Without one numpy would be compared with itself."""
-    assert greedy.load() is not None
+    assert nms.load_greedy() is not None
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -33,7 +33,7 @@ def test_the_compiled_loop_keeps_the_boxes_of_numpy_to_the_last_bit(seed, monkey
             settings = {"iou_threshold": threshold, "max_kept": limit}
             with np.errstate(invalid="ignore"), monkeypatch.context() as context:
                 compiled = suppress(boxes, scores, classes, **settings)
-                context.setattr(greedy, "load", lambda: None)
+                context.setattr(nms, "load_greedy", lambda: None)
                 assert compiled.tolist() == suppress(boxes, scores, classes, **settings).tolist()
 
 
@@ -47,7 +47,7 @@ def test_a_box_at_the_threshold_falls_or_stays_as_in_numpy(monkeypatch):
         settings = {"iou_threshold": float(shared / (areas.sum() - shared)), "max_kept": 9}
         with monkeypatch.context() as context:
             compiled = suppress(boxes, np.array([0.9, 0.8]), **settings).tolist()
-            context.setattr(greedy, "load", lambda: None)
+            context.setattr(nms, "load_greedy", lambda: None)
             assert compiled == suppress(boxes, np.array([0.9, 0.8]), **settings).tolist()
         decided.append(len(compiled))
     assert 20 < decided.count(1) < 380
@@ -55,8 +55,8 @@ def test_a_box_at_the_threshold_falls_or_stays_as_in_numpy(monkeypatch):
 
 def test_a_loop_that_is_wrong_is_not_used(tmp_path, monkeypatch):
     wrong = tmp_path / "greedy.c"
-    wrong.write_text(greedy.SOURCE.read_text().replace("& (classes[j] == group)", ""))
-    monkeypatch.setattr(greedy, "SOURCE", wrong)
-    assert greedy.load.__wrapped__() is None
+    wrong.write_text(nms.SOURCE.read_text().replace("& (classes[j] == group)", ""))
+    monkeypatch.setattr(nms, "SOURCE", wrong)
+    assert nms.load_greedy.__wrapped__() is None
     monkeypatch.setenv("CC", str(tmp_path / "none"))
-    assert greedy.load.__wrapped__() is None
+    assert nms.load_greedy.__wrapped__() is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrain.models.common import greedy
+from mtrain.models.common import nms
 from mtrain.models.common.nms import Selection, detections, detections_by_class, suppress
 from mtrain.models.yolov5.model import YOLOv5n, YOLOv5Options
 from tests.backends.compiler import needs_a_compiler
@@ -19,9 +19,9 @@ ALL = Selection(confidence=0.001, iou_threshold=0.6, max_detections=300, multi_l
 def _way(request, monkeypatch):
     """Suppression in numpy, and as the compiled loop."""
     if request.param == "numpy":
-        monkeypatch.setattr(greedy, "load", lambda: None)
+        monkeypatch.setattr(nms, "load_greedy", lambda: None)
     else:
-        assert greedy.load() is not None
+        assert nms.load_greedy() is not None
 
 
 def iou(a, b):

@@ -169,7 +169,7 @@ def test_ten_updates_in_float64_are_the_stored_ones_on_every_framework(framework
 
 
 def test_pyramid_pooling_averages_every_line_once_or_in_two_neighbours(framework):
-    from mtrain.models.liteseg.blocks import average
+    from mtrain.models.liteseg.network import average
 
     x = np.random.default_rng(0).normal(size=(2, 3, 7, 5))
     found = ops.to_numpy(average(framework.tensor(x), 4))

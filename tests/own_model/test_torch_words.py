@@ -11,7 +11,7 @@ from mtrain.core.interfaces import SplitRequest
 from mtrain.data import outcomes
 from mtrain.errors import DataError, PluginError, SpecError, UsageError
 from mtrain.spec import references
-from mtrain.tasks.own import evaluator, layout, network
+from mtrain.tasks.own import evaluator, layout, model
 from mtrain.tasks.own.dataset import AnyOptions, OwnData
 from mtrain.tasks.own.model import OwnFacts, OwnModel, rows
 from mtrain.tasks.own.source import OwnSource
@@ -91,7 +91,7 @@ weight = torch.nn.Parameter(torch.ones(3))
 )
 def test_a_wrong_return_of_forward_is_one_sentence(result, sentence):
     with pytest.raises(DataError) as caught:
-        network.losses(result, name="Net")
+        model.losses(result, name="Net")
     assert sentence in str(caught.value)
 
 
@@ -99,9 +99,9 @@ def test_a_loss_may_come_alone_in_a_dict_or_as_an_attribute():
     class Output(dict):
         loss = weight.sum()
 
-    assert list(network.losses(weight.sum().reshape(1), name="Net")) == ["total"]
-    assert network.losses(Output(logits=weight), name="Net")["total"].item() == 3
-    several = network.losses({"total": weight.sum(), "part": weight.sum(), "number": 2}, name="Net")
+    assert list(model.losses(weight.sum().reshape(1), name="Net")) == ["total"]
+    assert model.losses(Output(logits=weight), name="Net")["total"].item() == 3
+    several = model.losses({"total": weight.sum(), "part": weight.sum(), "number": 2}, name="Net")
     assert [value.item() for value in several.values()] == [3, 3, 2]
     assert [value.requires_grad for value in several.values()] == [True, False, False]
 
@@ -121,7 +121,7 @@ def test_a_wrong_return_of_predict_is_one_sentence(result, sentence):
             return result
 
     with pytest.raises(DataError) as caught:
-        network.flatten_predictions(Net(), None, name="Net")
+        model.flatten_predictions(Net(), None, name="Net")
     assert sentence in str(caught.value)
 
 
@@ -131,7 +131,7 @@ def test_predictions_need_one_row_for_each_sample():
 
 
 def test_a_model_is_called_as_before_with_anything_but_a_flat_batch(code):
-    net = network.adapt(torch.nn.Linear(2, 1), name="Net")
+    net = model.adapt(torch.nn.Linear(2, 1), name="Net")
     assert net(torch.ones(4, 2)).shape == (4, 1)
     assert sorted(net.state_dict()) == ["bias", "weight"]
 

@@ -7,8 +7,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from mtrain.records import event_file
-from mtrain.records.event_file import EventFile
+from mtrain.records import tensorboard
+from mtrain.records.tensorboard import EventFile
 
 
 def test_checksums_are_those_of_tensorboard_for_few_messages_and_many():
@@ -16,7 +16,7 @@ def test_checksums_are_those_of_tensorboard_for_few_messages_and_many():
     lengths = [0, 1, 8, 207, 207, 3000, *[8] * 20, *[207] * 30]
     messages = [draw.bytes(length) for length in lengths]
     expected = [masked_crc32c(message).to_bytes(4, "little") for message in messages]
-    assert event_file.checksums(messages) == expected
+    assert tensorboard.checksums(messages) == expected
 
 
 def event(step: int) -> Event:
@@ -44,7 +44,7 @@ def test_an_event_waits_for_others_some_seconds_and_no_longer(tmp_path):
     file = EventFile(tmp_path, clock=lambda: now[0])
     file.add(event(0))
     assert len(read(tmp_path)) == 1, "only the head, which is written at once"
-    now[0] = event_file.WRITTEN_EVERY_S
+    now[0] = tensorboard.WRITTEN_EVERY_S
     file.add(event(1))
     assert len(read(tmp_path)) == 3
     file.add(event(2), at_once=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.records import output
+from mtrain.records import console
 from mtrain.records.console import Notes, Output, Plain, Quiet, make_display
 from mtrain.records.rich import Rich
 
@@ -53,7 +53,7 @@ def test_lines_of_all_ranks_have_numbers_and_are_never_mixed() -> None:
 def test_a_reader_that_stands_still_holds_nothing_up_and_is_told_what_it_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "MOST_WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr(console, "MOST_WAITING_BYTES", 1 << 20)
     reader, stream = pipe()
     notes = io.StringIO()
     display = Output(stream, notes=notes, title="title")

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.core.interfaces import Progress
 from mtrain.errors import ScriptError
-from mtrain.rank.script import kept
+from mtrain.rank.script import records as kept
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.settings import PLAIN
 from mtrain.spec import config

@@ -11,8 +11,8 @@ from mtrain.core.recipe import ema_shares, make_recipe
 from mtrain.core.schedule import Schedule
 from mtrain.errors import ScriptError
 from mtrain.rank.script.rules import Curve, Group, Rule
-from mtrain.rank.script.schedules import learning_rates_of
 from mtrain.rank.script.settings import change_values, changes_of
+from mtrain.rank.script.training import learning_rates_of
 from mtrain.spec import config
 
 UPDATES, PER_EPOCH = 200, 20

@@ -14,7 +14,8 @@ from mtrain.core.checkpoint import store
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.jobs import script_job
-from mtrain.rank.script import evaluation, kept
+from mtrain.rank.script import evaluation
+from mtrain.rank.script import records as kept
 from mtrain.rank.script.epochs import Cutting
 from mtrain.rank.script.samples import Samples
 from mtrain.rank.script.schedulers import make_scheduler

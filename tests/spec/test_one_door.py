@@ -47,7 +47,7 @@ EXCEPTIONS = {
     "mtrain_language/meshes/plan.py": {"json.loads"},  # what that program has answered
     "mtrain_language/readers/python_docs.py": {"read_bytes"},  # the standard library's own
     "tasks/own/layout.py": {"json.loads"},  # a name that this process has made
-    "tasks/detection/annotation_table.py": {"json.loads"},
+    "tasks/detection/annotations.py": {"json.loads"},
     "tasks/detection/convert.py": {"read_text", "yaml.safe_load"},  # what it has just written itself
     "tasks/detection/image_cache.py": {"np.load"},  # without pickles, of a file that open_file has opened
     "mtrain_deploy/serving/page.py": {"read_text"},  # files of the package

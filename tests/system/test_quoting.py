@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.errors import UsageError
+from mtrain.launchers.clusters.ssh import LONGEST_BYTES, remote_command
 from mtrain.spec.hostnames import checked_host, checked_user
-from mtrain.system.quoting import LONGEST_BYTES, remote_command
 
 pytestmark = pytest.mark.smoke
 

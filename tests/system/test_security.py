@@ -307,7 +307,7 @@ def test_everything_that_a_run_writes_is_for_its_owner_alone(tmp_path):
 
 
 def test_no_module_builds_a_command_for_a_shell_of_its_own():
-    """``system/quoting.py`` alone makes text for a shell; no other module may ask for one."""
+    """``launchers/clusters/ssh.py`` alone makes text for a shell; no other module may ask for one."""
     for file in source_files(trace=True).values():
         text = file.read_text(encoding="utf-8")
         assert "shell=True" not in text, file

@@ -14,7 +14,7 @@ import pytest
 
 from mtrain.core import serialization
 from mtrain.errors import TrainingError
-from mtrain.weights.dcp_names import DescriptionVocabulary
+from mtrain.weights.dcp import DescriptionVocabulary
 from mtrain.weights.pickles import Inert, Refused, load
 from mtrain.weights.reading import read
 from mtrain.weights.vocabulary import WeightsVocabulary

@@ -1,32 +1,36 @@
 """The torch engine over DeepSpeed, which builds, saves and restores models whose arrays are split over ranks."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals, library
-from mtrain.backends._deepspeed.optimizer import ZeroOptimizer
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import compiling, quantising, state, whole_states
+from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
+from mtrain.backends._torch.native import Made
+from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.sharded import PartsOptimizer
+from mtrain.backends._torch.shard_rules import ShardRule
+from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
 from mtrain.backends._torch.shards import Parts, find_ties, refuse_scalars
 from mtrain.backends._torch.split_engine import SplitEngine
 from mtrain.backends._torch.spread import Spread
 from mtrain.backends.base import Check
-from mtrain.core.interfaces import Recipe
+from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.recipe import nothing_to_train
+from mtrain.core.recipe import ema_shares, nothing_to_train
 from mtrain.errors import SpecError
 
 
@@ -168,3 +172,67 @@ class ZeroEngine(SplitEngine):
         # Hooks and engines refer to each other. Until the collector frees them, a process group keeps its threads.
         gc.collect()
         super().close()
+
+
+class ZeroOptimizer(PartsOptimizer):
+    """``core.interfaces.Optimizer`` over DeepSpeed, with the rules, clipping and average of every backend on torch."""
+
+    def __init__(  # noqa: PLR0913 - what TorchOptimizer takes, and the stage
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        exchange: ZeroExchange,
+        zero: Zero,
+        parts: Parts,
+        collective: TorchCollective,
+        device: torch.device,
+    ) -> None:
+        # In stage 0 nothing is split, and a user's own optimizer gets the module itself.
+        held_model = Held(model, {name: part.local for name, part in zero.parts.items()}) if zero.parts else model
+        super().__init__(cast(nn.Module, held_model), recipe, exchange=exchange, collective=collective, device=device)
+        self.parts = parts
+        self.zero = zero
+        self._zero_exchange = exchange
+        if not zero.parts:
+            return
+        self._rules = self._rules_for_parts(recipe, zero, collective.rank)
+        if isinstance(self._average, Average):
+            names, live = self._average.names, self._average.live
+            self._average = None  # dropped before another one takes as much memory
+            self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
+        self._take_modes(zero.publish)
+
+    def _rules_for_parts(self, recipe: Recipe, zero: Zero, rank: int) -> list[Any]:
+        if recipe.native_optimizer is not None:
+            made, (names,), (held,) = cast(Made, recipe.native_optimizer), self.groups, self._parameters
+            return [rule_for_parts(made, names, zero.parts, held, rank=rank)]
+        return [
+            ShardRule(
+                recipe.rule,
+                [zero.parts[name] for name in names],
+                rank,
+                options,
+                channels_last=recipe.channels_last,
+            )
+            for names, (_, options) in zip(self.groups, recipe.groups, strict=True)
+        ]
+
+    @override
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        differentiate = self._zero_exchange.backward_alone if self._recipe.own_order else self._zero_exchange.backward
+        differentiate(loss, retain_graph=retain_graph)
+
+    @override
+    def step(self, rates: Rates) -> float:
+        norm = super().step(rates)
+        self._zero_exchange.publish()
+        return norm
+
+    @override
+    def step_later(
+        self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Tensor]
+    ) -> Callable[[], tuple[float, Array]]:
+        read = super().step_later(rates, numbers, tensors)
+        self._zero_exchange.publish()
+        return read

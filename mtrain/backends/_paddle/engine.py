@@ -1,18 +1,19 @@
 """The engine that every backend on Paddle shares: one rank's device, its model, its batches, and its state as numpy."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import paddle
+from paddle import Tensor
 from paddle.nn import Layer
 
 from mtrain.backends import paddle_limits
 from mtrain.backends._kernels import library
-from mtrain.backends._paddle import batches, device, internals, precision, quantising, recompute, state, syncbn
-from mtrain.backends._paddle.after_backward import AfterBackward
+from mtrain.backends._paddle import device, internals, precision, quantising, recompute, state, syncbn
 from mtrain.backends._paddle.collective import LocalCollective, PaddleCollective
 from mtrain.backends._paddle.optimizer import Exchange, PaddleOptimizer
 from mtrain.backends.base import Check
@@ -183,7 +184,7 @@ class PaddleEngine(RankSession):
 
     @override
     def batches(self, loader: Iterable[HostBatch]) -> Iterator[Batch]:
-        return batches.upload(loader, self.target)
+        return upload(loader, self.target)
 
     @override
     def infer(self, model: Layer, batch: Batch, *, narrow: Narrow | None = None) -> dict[str, Array]:
@@ -278,3 +279,67 @@ def of_one_rank(target: str, *, check: Check | None = None) -> PaddleEngine:
 def inner(model: Layer) -> Layer:
     """Return the model that was built, without the layer that a backend wrapped around it."""
     return internals.unwrapped(model)
+
+
+class AfterBackward:
+    """The ``Exchange`` of a model on which nothing hangs, see that of torch."""
+
+    def __init__(self, trained: Sequence[Tensor], collective: PaddleCollective) -> None:
+        """Exchange the gradients of the parameters ``trained`` over the ranks of ``collective``."""
+        self._parameters = trained
+        self._collective = collective
+
+    def during(self, *, last: bool) -> nullcontext[None]:
+        """Do nothing around a micro batch."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Average the gradients over the ranks; every rank must call, for the same model.
+
+        A gradient that only some ranks have is averaged with zeros; one that no rank has stays absent.
+        """
+        own_flags = np.array([float(p.grad is not None) for p in self._parameters], np.float32)
+        flags = self._collective.all_reduce(own_flags, "max").tolist()
+        present = [parameter for parameter, flag in zip(self._parameters, flags, strict=True) if flag]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in present):
+            message = [parameter for parameter in present if parameter.dtype == dtype]
+            gradients = [p.grad if p.grad is not None else paddle.zeros_like(p) for p in message]
+            flat = paddle.concat([gradient.reshape([-1]) for gradient in gradients]) / self._collective.size
+            mean = self._collective.all_reduce(flat, "sum")
+            for parameter, part in zip(message, mean.split([p.size for p in message]), strict=True):
+                parameter.grad = part.reshape(parameter.shape)
+
+
+DeviceBatch = dict[str, Tensor]
+
+
+def _share_memory(array: Array) -> Tensor:
+    """Return a tensor that shares the memory of ``array`` and keeps it alive; a copy unless writable and contiguous."""
+    shareable = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
+    return internals.sharing_array(shareable)
+
+
+def on_host(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+    """Yield micro batches as CPU tensors that share the memory of the loader's arrays where possible."""
+    for host_batch in loader:
+        yield {name: _share_memory(array) for name, array in host_batch.items()}
+
+
+def on_cuda(loader: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+    """Yield micro batches on this rank's device; each is sent, from pinned memory, before the previous one is used."""
+    pending: DeviceBatch | None = None
+    for host_batch in loader:
+        batch = {
+            name: paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()).cuda(blocking=False)
+            for name, array in host_batch.items()
+        }
+        if pending is not None:
+            yield pending
+        pending = batch
+    if pending is not None:
+        yield pending
+
+
+def upload(loader: Iterable[HostBatch], device: str) -> Iterator[DeviceBatch]:
+    """Yield micro batches on ``device``."""
+    return on_host(loader) if device == "cpu" else on_cuda(loader)

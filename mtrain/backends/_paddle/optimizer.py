@@ -1,23 +1,24 @@
 """The Paddle engine's optimizer: the primitives of ``core.update.UpdateOrder`` on Paddle tensors."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
-from mtrain.backends._paddle import internals, late, precision, rules
+from mtrain.backends._paddle import internals, precision, rules
 from mtrain.backends._paddle.average import Average
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
-from mtrain.backends._paddle.masking import PaddleMasking
 from mtrain.backends._paddle.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.masking import Masking
 from mtrain.core.overriding import override
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
@@ -150,7 +151,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _send(self, norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[], Array]:
-        return late.send(norm, numbers, tensors, collective=self._collective)
+        return send_metrics(norm, numbers, tensors, collective=self._collective)
 
     @override
     def _apply_rules(self, gradients: Gradients, rates: Rates, late_norm: Tensor | None = None) -> None:
@@ -163,7 +164,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
             return
         for group, pieces in zip(self._groups, gradients, strict=True):
             if pieces and group.rule is not None:
-                with late.undone_unless_finite(late_norm, [group.parameters, *group.rule.moments.values()]):
+                with undone_unless_finite(late_norm, [group.parameters, *group.rule.moments.values()]):
                     group.rule.apply(pieces, learning_rate=rates.learning_rates[group.place], momentum=rates.momentum)
 
     @override
@@ -223,3 +224,61 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
     def ema(self) -> dict[str, Tensor]:
         """Return the live averages by name of weight or buffer; for buffers, rank 0's averages are the job's."""
         return {} if self._average is None else self._average.tensors()
+
+
+@contextmanager
+def undone_unless_finite(norm: Tensor | None, flats: Sequence[Flat]) -> Iterator[None]:
+    """Restore ``flats`` after the body, on the device, where ``norm`` is not finite; None: the body stands."""
+    former = [] if norm is None else [flat.buffer.clone() for flat in flats]
+    yield
+    if norm is not None:
+        finite = paddle.isfinite(norm)
+        for flat, values in zip(flats, former, strict=True):
+            # Paddle's kernels of SGD and Adam have no argument for it, unlike torch's.
+            paddle.assign(paddle.where(finite, flat.buffer, values), flat.buffer)
+
+
+def send_metrics(
+    norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor], *, collective: PaddleCollective
+) -> Callable[[], Array]:
+    """Start sending ``norm``, and the means over ranks of ``numbers`` and ``tensors``, to the host.
+
+    Returns:
+        A function that waits for them and returns them as one float64 vector. On the CPU, several ranks exchange them
+        at once over sockets, where gloo would give up after 30 s.
+    """
+    metrics = [tensor.detach().reshape([1]).astype("float64") for tensor in tensors]
+    if collective.size > 1 and norm.place.is_cpu_place():
+        own = np.concatenate([np.array(numbers, np.float64), *(metric.numpy() for metric in metrics)])
+        exchanged = np.concatenate([norm.reshape([1]).numpy(), collective.all_reduce(own, "mean")])
+        return lambda: exchanged
+    mine = [paddle.full([1], number, "float64") for number in numbers]
+    means = collective.all_reduce(paddle.concat([*mine, *metrics]), "mean")
+    # The norm is equal on all ranks already; a mean of it could round.
+    return internals.downloaded(paddle.concat([norm.reshape([1]), means]))
+
+
+class PaddleMasking(Masking[Tensor]):
+    """See ``core.masking.Masking``."""
+
+    @override
+    def _ones(self, tensor: Tensor) -> Tensor:
+        return paddle.ones_like(tensor).detach()
+
+    @override
+    def _choose(self, mask: Tensor, weight: Tensor, share: float) -> None:
+        sizes = weight.detach().abs()
+        count = int(share * sizes.size)
+        if count:
+            smallest, _ = paddle.kthvalue(sizes.flatten(), count)
+            paddle.assign((sizes > smallest).astype(mask.dtype), mask)
+
+    @override
+    def _multiply(self, tensor: Tensor, mask: Tensor) -> None:
+        paddle.assign(tensor * mask, tensor)
+
+    @override
+    def _soften(self, tensor: Tensor, amount: float) -> None:
+        # Paddle's `clip` holds its limits as float32.
+        limit = paddle.to_tensor(amount, dtype=tensor.dtype)
+        paddle.assign(tensor - paddle.maximum(paddle.minimum(tensor, limit), -limit), tensor)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._torch import device as devices
-from mtrain.backends._torch import internals, late, precision, rules
+from mtrain.backends._torch import internals, precision, rules
 from mtrain.backends._torch.average import Average, OtherWeights, nothing
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.backends._torch.masking import TorchMasking
 from mtrain.backends._torch.native import CLOSURE_WORDS, Made, NativeRule
 from mtrain.backends._torch.native_trial import check_resumes
 from mtrain.core.interfaces import Array, Rates, Recipe
+from mtrain.core.masking import Masking
 from mtrain.core.overriding import override
 from mtrain.core.quantising import is_range
 from mtrain.core.recipe import assign, ema_shares
@@ -201,7 +201,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
 
     @override
     def _send(self, norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor]) -> Callable[[], Array]:
-        return late.send(norm, numbers, tensors, collective=self._collective)
+        return send_metrics(norm, numbers, tensors, collective=self._collective)
 
     @override
     def _apply_rules(self, gradients: Gradients, rates: Rates, late_norm: Tensor | None = None) -> None:
@@ -311,3 +311,62 @@ def _same_layout(parameter: Tensor, grad: Tensor) -> bool:
     """Return whether both order their elements alike in memory; strides of axes of length 1 do not count."""
     pairs = zip(parameter.shape, parameter.stride(), grad.stride(), strict=True)
     return all(length <= 1 or a == b for length, a, b in pairs)
+
+
+def send_metrics(
+    norm: Tensor, numbers: Sequence[float], tensors: Sequence[Tensor], *, collective: TorchCollective
+) -> Callable[[], Array]:
+    """Start sending ``norm``, and the means over ranks of ``numbers`` and ``tensors``, to the host.
+
+    Returns:
+        A function that waits for them and returns them as one float64 vector.
+    """
+    device = norm.device
+    parts = [_upload(numbers, device), *(tensor.detach().reshape(1).double() for tensor in tensors)]
+    means = collective.all_reduce(torch.cat(parts), "mean")
+    # The norm is equal on all ranks already; a mean of it could round.
+    return _download(torch.cat([norm.reshape(1), means]))
+
+
+def _upload(numbers: Sequence[float], device: torch.device) -> Tensor:
+    on_cuda = device.type == "cuda"
+    # From pageable memory the copy would wait until the device has come to it.
+    return torch.tensor(numbers, dtype=torch.float64, pin_memory=on_cuda).to(device, non_blocking=True)
+
+
+def _download(vector: Tensor) -> Callable[[], Array]:
+    if vector.device.type != "cuda":
+        return vector.numpy
+    host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+    host.copy_(vector, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> Array:
+        copied.synchronize()
+        return host.numpy()
+
+    return read
+
+
+class TorchMasking(Masking[Tensor]):
+    """See ``core.masking.Masking``."""
+
+    @override
+    def _ones(self, tensor: Tensor) -> Tensor:
+        return torch.ones_like(tensor, requires_grad=False)
+
+    @override
+    def _choose(self, mask: Tensor, weight: Tensor, share: float) -> None:
+        sizes = weight.detach().abs()
+        count = int(share * sizes.numel())
+        if count:
+            mask.copy_(sizes > sizes.flatten().kthvalue(count).values)
+
+    @override
+    def _multiply(self, tensor: Tensor, mask: Tensor) -> None:
+        tensor.mul_(mask)
+
+    @override
+    def _soften(self, tensor: Tensor, amount: float) -> None:
+        tensor.sub_(tensor.clamp(-amount, amount))

@@ -29,7 +29,7 @@ class RepConv(nn.Module):
     """A 3x3 and a 1x1 convolution, each with its BatchNorm, added and followed by SiLU.
 
     Ding et al. 2021, RepVGG, without the identity branch. With ``deploy`` a single 3x3 convolution with bias replaces
-    both; ``models.ppyoloe.fusing`` makes its weights. With ``weighed`` the second branch has a learned factor ``alpha``, as in
+    both; ``models.ppyoloe.model.fuse`` makes its weights. With ``weighed`` the second branch has a learned factor ``alpha``, as in
     the backbone of PP-YOLOE+.
     """
 

@@ -145,7 +145,7 @@ class Network(Imitator):
         width: Factor for the number of channels.
         settings: Settings of the loss.
         collective: Averages the normaliser of the loss over ranks.
-        deploy: Build the network for inference, see ``models.ppyoloe.fusing``.
+        deploy: Build the network for inference, see ``models.ppyoloe.model.fuse``.
         plus: PP-YOLOE+: learned factors in the backbone's blocks, and images in 0..1 that are not normalised further.
     """
 

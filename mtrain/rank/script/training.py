@@ -1,19 +1,26 @@
 """Start the training loop of a script on its data, and save the job for it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from mtrain.core import cadence, resumed_samples
 from mtrain.core.cadence import Cadences
-from mtrain.core.interfaces import Progress, Why
+from mtrain.core.interfaces import HostBatch, Progress, RankSession, Rates, Why
 from mtrain.core.loop import Hooks, Job, Loop
+from mtrain.core.sampler import Shares
+from mtrain.core.schedule import Schedule
 from mtrain.core.stepping import Stepper
+from mtrain.data import trees
+from mtrain.errors import ScriptError
 from mtrain.rank.profiling import Profile
-from mtrain.rank.script.feed import ScriptFeed
 from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
 from mtrain.rank.script.made import MadeBatches
 from mtrain.rank.script.models import ScriptModel, saved_state
 from mtrain.rank.script.prepared import Prepared
-from mtrain.rank.script.schedules import learning_rates_of
+from mtrain.rank.script.rules import RateOf
 from mtrain.rank.script.stream import Stream
 from mtrain.rank.script.training_data import Source, check_continues, number_of_updates
 from mtrain.rank.script.trials import shorten
@@ -138,3 +145,100 @@ class Training:
         state = self._prepared.records.training.stream(*self._prepared.models.stepped)
         stream = self.source.state_before(progress.epoch, progress.position)
         self._prepared.records.save(state, progress, score=score, why=why, spec=self._prepared.spec, stream=stream)
+
+
+def learning_rates_of(
+    spec: Any, learning_rate_of: RateOf | None, *, updates_per_epoch: int, total_updates: int
+) -> Callable[[int], Rates]:
+    """Return the function from the number of an update to its learning rates; ``rate_of``: the script's own, if it has one."""
+    if learning_rate_of is None:
+        return Schedule(spec, updates_per_epoch=updates_per_epoch, total_updates=total_updates)
+    return partial(
+        _own_learning_rates, learning_rate_of, [group.learning_rate_factor for group in spec.optimizer.groups]
+    )
+
+
+def _own_learning_rates(learning_rate_of: RateOf, factors: Sequence[float], update: int) -> Rates:
+    learning_rate = float(learning_rate_of(update))
+    if not math.isfinite(learning_rate) or learning_rate < 0:
+        raise ScriptError(
+            f"session.prepare: the schedule returned {learning_rate} for update {update}; expected a learning rate of at least 0"
+        )
+    return Rates(learning_rates=[learning_rate * factor for factor in factors])
+
+
+@dataclass(kw_only=True)
+class ScriptFeed:
+    """See ``core.feed.Feed``."""
+
+    rank: RankSession
+    source: Source
+    shares: Shares
+    fills_shards: bool
+    """Whether no shard of an update may be empty."""
+    floats: Any
+    """Dtype of floating-point arrays in batches; None: as the data set has them."""
+    saw: Callable[[HostBatch], None]
+    """Takes note of the arrays of the next micro batch."""
+    _structures: list[Any] = field(default_factory=list)
+
+    @property
+    def updates_per_epoch(self) -> int | None:
+        """See ``Feed.updates_per_epoch``."""
+        return self.source.updates_per_epoch
+
+    def samples(self, progress: Progress) -> int:
+        """See ``Feed.samples``."""
+        return self.source.size(progress.epoch, progress.position)
+
+    def fill(self, progress: Progress, number: int) -> float:
+        """See ``Feed.fill``.
+
+        Raises:
+            ScriptError: a shard has no sample, and BatchNorm layers take statistics over all shards.
+        """
+        samples, shards = self.samples(progress), self.shares.shards * self.shares.rounds
+        if self.fills_shards and samples < shards:
+            raise ScriptError(
+                f"session.batches: update {progress.update} has {samples} of the {shards} samples that one in each micro batch of each "
+                "rank would need, because sync_batchnorm is on; leave such batches out (drop_last=True), or train without it"
+            )
+        return self.shares.fill(number, samples)
+
+    @property
+    def spans_epochs(self) -> bool:
+        """See ``Feed.spans_epochs``. Ranks whose part of a stream is longer leave the rest of it at the end of an epoch."""
+        return not isinstance(self.source, Stream)
+
+    def open(self, progress: Progress) -> Iterator[Any]:
+        """See ``Feed.open``."""
+        self._structures = []
+        for tensors in self.rank.batches(self._host_batches(progress.epoch, progress.position)):
+            yield trees.rebuilt(self._structures.pop(0), tensors)
+
+    def _host_batches(self, epoch: int, position: int) -> Iterator[Mapping[str, Any]]:
+        """Yield the arrays of the batches, and remember their structure until the device has them."""
+        while True:
+            for batch in self.source.micro_batches(epoch, position, shares=self.shares):
+                arrays, structure = trees.flatten(batch, floats=self.floats)
+                if not arrays:
+                    raise ScriptError(
+                        f"session.batches: a batch of type {type(batch).__name__} holds no array and no tensor; return arrays, "
+                        "tensors or numbers from the data set, or give a `collate`"
+                    )
+                self._structures.append(structure)
+                self.saw(arrays)
+                yield arrays
+            epoch, position = epoch + 1, 0
+
+    def ends_after(self, progress: Progress) -> bool:
+        """See ``Feed.ends_after``."""
+        return self.source.ends_after(progress.epoch, progress.position)
+
+    def order(self, epoch: int) -> int:
+        """See ``Feed.order``."""
+        return self.source.mark(epoch)
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        self.source.close()

@@ -7,6 +7,8 @@ import contextlib
 import json
 import logging
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -15,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mtrain.core.checkpoint import store
 from mtrain.spec.model import CheckpointSpec
-from mtrain.weights.backup.keeping import Kept
 from mtrain.weights.backup.run_copies import folder_at
 from mtrain.weights.backup.worker import Settings
 
@@ -28,6 +30,39 @@ EXTRA_S = 5.0
 """Seconds after ``copy_timeout_s`` within which the copying process must have told that it gives up."""
 MANY_PASSED_OVER = 10
 """Checkpoints that are passed over in a row before a warning says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that waits to be copied, or is copied."""
+
+    name: str
+    """Name of the checkpoint, for example ``step-00001200``."""
+    path: Path
+    """The folder to copy from: links to the files, or the checkpoint's own folder where links cannot be made."""
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> "Kept":
+        """Keep the files of a checkpoint: hard links take no room while the checkpoint exists.
+
+        A folder of links that is left behind is deleted at the next start, as that of a writer that has died.
+        """
+        holder = f"{socket.gethostname()}@{os.getpid()}"
+        folder = checkpoint.with_name(f"{store.TEMPORARY}{checkpoint.name}@{holder}.copy")
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            for file in checkpoint.iterdir():
+                os.link(file, folder / file.name, follow_symlinks=False)
+        except OSError:  # a file system without hard links: the copy has to be quicker than the rotation
+            shutil.rmtree(folder, ignore_errors=True)
+            return cls(checkpoint.name, checkpoint)
+        return cls(checkpoint.name, folder)
+
+    def release(self) -> None:
+        """Delete the links."""
+        if self.path.name != self.name:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
