@@ -3,6 +3,9 @@
 A run folder says which values somebody chose for the run: typed flags and ``-o``, variables of the environment and, for a
 user's script, the values of its spec. They are laid over the spec that is read now, below what is typed now. What then
 differs from the run is told.
+
+The hosts, and this machine's place, addresses and ports are facts of one start, and are found anew: a run folder on a shared
+disk may be resumed on another host, or in another allocation of a scheduler.
 """
 
 import dataclasses
@@ -12,36 +15,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.jobs import resumed_hosts, start
-from mtrain.jobs.choices import (
-    HOSTS,
-    NOT_TAKEN,
-    PLACE,
-    Chosen,
-    chosen_paths,
-    digest_of,
-    digest_of_words,
-    read,
-    value_at,
-)
+from mtrain.jobs import means, start
 from mtrain.jobs.host_ranks import TYPED
+from mtrain.jobs.hosts import allocation
+from mtrain.jobs.resume import compare, find
+from mtrain.jobs.resume.choices import HOSTS, NOT_TAKEN, OF_START, PLACE, Chosen, read, value_at
 from mtrain.spec.addresses import is_address
-from mtrain.spec.config import RunValues
+from mtrain.spec.config import RunSpec, RunValues
+from mtrain.spec.hostnames import few
+from mtrain.spec.model import ClusterSpec
 from mtrain.spec.schema import leaves
 from mtrain.spec.yaml_reader import flow
-from mtrain.system import resuming, runfolder
+from mtrain.system import environment, placement, runfolder
 
 if TYPE_CHECKING:
-    from mtrain.spec.config import Loaded, ScriptCall, Source
-
-NOT_TOLD = ("report.", "checkpoint.", "cluster.", "launcher.", "plugins")
-"""Beginnings of paths whose changes do not matter for what the job learns."""
-TOLD_TOO = ("cluster.nproc_per_node",)
-MOST_TOLD = 12
-"""Largest number of changed values that are named."""
+    from mtrain.spec.config import Loaded, Source
 
 
-def load(
+def find_spec(config: "Source", resume: str | None) -> "Source":
+    """Return the spec to read: ``config``, or the resumed run's own where ``--resume PATH`` is given without ``-c``."""
+    if config is not None or resume in (None, find.AUTO, find.IF_ANY):
+        return config
+    if is_address(str(resume)):
+        from mtrain.jobs.resume import fetch
+
+        return RunSpec(fetch.spec_at(str(resume)))
+    path = find.near(Path(str(resume)), "spec.yml")
+    return None if path is None else RunSpec(path)
+
+
+def load_spec(
     read_spec: "Callable[[RunValues | None], Loaded]",
     *,
     resume: str | None,
@@ -63,29 +66,28 @@ def load(
     if resume is None:
         return read_spec(None)
     first = None
-    if resume in (start.AUTO, resuming.IF_ANY):
+    if resume in (find.AUTO, find.IF_ANY):
         first = read_spec(None)
         folder = _named_run(first, resume)
     else:
-        folder = _folder_of(
-            Path(str(start.resumed_config(None, resume))).parent if is_address(resume) else Path(resume)
-        )
+        spec = find.near(Path(str(find_spec(None, resume)) if is_address(resume) else resume), "spec.json")
+        folder = None if spec is None else spec.parent
     chosen = None if folder is None else read(folder)
     if chosen is None:
         return first or read_spec(None)
     shown = resume if is_address(resume) else str(chosen.folder)
-    stale = resumed_hosts.stale_facts(chosen, is_queued=is_queued)
+    stale = _stale_facts(chosen, is_queued=is_queued)
     if first is None and config is None and not chosen.is_of_script:  # the spec of the run is read, with all its values
-        values, unknown = resumed_hosts.defaults_of(stale), ""
+        values, unknown = _defaults_of(stale), ""
     else:
         chosen, unknown = _with_unknown(chosen, read_spec, first=first, shown=shown)
-        values = {path: value for path, value in chosen.chosen_values().items() if not _is_of_start(path, stale)}
+        values = {path: value for path, value in chosen.chosen_values().items() if path not in (*stale, *PLACE)}
     loaded = read_spec(RunValues(file=str(chosen.folder / "spec.yml"), values=values))
     _check_kind(loaded, chosen)
     if first is None:
         _check_name(loaded, resume)
-    notes = [*([unknown] if unknown else []), *resumed_hosts.check(loaded, stale, shown=shown, is_queued=is_queued)]
-    return dataclasses.replace(loaded, notes=(*loaded.notes, *notes, *_notes(loaded, chosen, shown=shown)))
+    notes = [*([unknown] if unknown else []), *_check_hosts(loaded, stale, shown=shown, is_queued=is_queued)]
+    return dataclasses.replace(loaded, notes=(*loaded.notes, *notes, *compare.list_notes(loaded, chosen, shown=shown)))
 
 
 def typed_anew(loaded: "Loaded", folder: Path) -> list[str]:
@@ -103,12 +105,7 @@ def typed_anew(loaded: "Loaded", folder: Path) -> list[str]:
     if not chosen.is_known and chosen.is_of_script:
         paths = tuple(path for path, _ in leaves(chosen.values))
     changed = [path for path in paths if value_at(loaded.values, path) != value_at(chosen.values, path)]
-    left_out = {*NOT_TAKEN, *(f"cluster.{key}" for key in (*PLACE, *HOSTS, "name"))}
-    return [f"{path}={flow(value_at(loaded.values, path))}" for path in changed if path not in left_out]
-
-
-def _is_of_start(path: str, stale: Mapping[str, Any]) -> bool:
-    return path in stale or path in {f"cluster.{key}" for key in PLACE}
+    return [f"{path}={flow(value_at(loaded.values, path))}" for path in changed if path not in (*NOT_TAKEN, *OF_START)]
 
 
 def _with_unknown(
@@ -148,14 +145,10 @@ def _check_kind(loaded: "Loaded", chosen: Chosen) -> None:
 
 def _check_name(loaded: "Loaded", resume: str) -> None:
     """Refuse a typed name that is not the one of the run: its later checkpoints would be trained over unasked."""
-    from mtrain.core.checkpoint.store import is_checkpoint  # brings numpy with it
-
     name = loaded.spec.report.name
     if not name or loaded.origin("report.name").kind not in TYPED:
         return
-    path = Path(resume) if is_address(resume) else Path(resume).resolve()
-    run = path.parent if is_checkpoint(path) or path.name == "checkpoints" else path
-    run = run.parent if run.name == "checkpoints" else run
+    run = find.run_of(Path(resume) if is_address(resume) else Path(resume).resolve())
     if not runfolder.is_numbered(run.name, name):
         copied = shlex.join(["cp", "-r", str(run), str(run.parent / name)])
         another = (
@@ -172,45 +165,74 @@ def _named_run(loaded: "Loaded", resume: str) -> Path | None:
     """Return the folder of the run that ``auto`` or ``if-any`` means; None if there is none yet."""
     base, name = Path(loaded.spec.report.dir), start.run_name_for(loaded, resume=resume)
     try:
-        return resuming.find_resume(None if resume == start.AUTO else resume, base=base, name=name).run
+        return find.find_resume(None if resume == find.AUTO else resume, base=base, name=name).run
     except CheckpointError:
         return None  # copies may be fetched later, or the job is refused then
 
 
-def _folder_of(path: Path) -> Path | None:
-    folders = (path, path.parent, path.parent.parent)
-    return next((folder for folder in folders if (folder / "spec.json").is_file()), None)
+def _stale_facts(chosen: Chosen, *, is_queued: bool = False) -> dict[str, Any]:
+    """Return what the run says about the hosts of its start and does not hold for another one: dotted path -> value.
+
+    Hosts hold where this machine is one of them, and where the cluster reaches them from any machine. ``is_queued``: a
+    scheduler will choose the hosts.
+    """
+    paths = [*PLACE, *(() if not is_queued and _keeps_hosts(chosen) else HOSTS)]
+    if "cluster.name" in chosen.found:
+        paths.append("cluster.name")
+    defaults = _defaults_of(paths)
+    values = {path: value_at(chosen.values, path) for path in paths}
+    return {path: value for path, value in values.items() if value not in (None, defaults[path])}
 
 
-def _notes(loaded: "Loaded", chosen: Chosen, *, shown: str) -> list[str]:
-    """Return a sentence on the values, and one on the files, that are not those of the run."""
-    notes = []
-    before, now = dict(leaves(chosen.values)), dict(leaves(loaded.values))
-    paths = sorted(set(before) | set(now))
-    if loaded.script is not None:  # the script sets the others
-        paths = sorted({*chosen.paths, *chosen_paths(loaded)})
-        before, now = ({path: value_at(values, path) for path in paths} for values in (chosen.values, loaded.values))
-    changed = [path for path in paths if before.get(path) != now.get(path) and _matters(path)]
-    if changed:
-        named = [
-            f"{path} {flow(before.get(path))} there, {flow(now.get(path))} here ({loaded.origin(path)})"
-            for path in changed[:MOST_TOLD]
-        ]
-        more = f"; and {len(changed) - MOST_TOLD} more" if len(changed) > MOST_TOLD else ""
-        notes.append(f"not as in the run {shown}: {'; '.join(named)}{more}")
-    stale = [file for file, digest in chosen.files.items() if digest_of(Path(file)) not in (None, digest)]
-    if stale:
-        notes.append(f"changed since the run {shown} was started: {', '.join(stale)}")
-    return notes if loaded.script is None else [*notes, *_script_notes(loaded.script, chosen, shown=shown)]
+def _defaults_of(paths: Iterable[str]) -> dict[str, Any]:
+    """Return the default of each path of the section ``cluster``."""
+    section = {"cluster": ClusterSpec().model_dump(mode="json")}
+    return {path: value_at(section, path) for path in paths}
 
 
-def _script_notes(script: "ScriptCall", chosen: Chosen, *, shown: str) -> Iterable[str]:
-    """Yield a sentence on another script than that of the run, and one on other arguments."""
-    if chosen.script not in (None, str(script.path)) and script.digest not in chosen.files.values():
-        yield f"another script than that of the run {shown}: {chosen.script} there, {script.path} here"
-    if chosen.arguments not in (None, digest_of_words(script.arguments)):
-        yield f"the arguments of the script are not those of the run {shown}"
+def _check_hosts(loaded: "Loaded", stale: Mapping[str, Any], *, shown: str, is_queued: bool = False) -> list[str]:
+    """Return a sentence on facts that somebody typed for the run, that are not taken along, and that nothing replaces.
+
+    Raises:
+        UsageError: the run was on several hosts, this machine is none of them, and nobody says which hosts there are now.
+    """
+    ips = stale.get("cluster.ips") or []
+    if len(ips) > 1 and not _says_hosts(loaded):
+        raise UsageError(
+            f"--resume {shown}: the run was on the hosts {few(ips)}, and this machine is none of them; name the hosts of "
+            "now with --ips A,B, or go on with this one alone: --nnodes 1"
+        )
+    now = loaded.values
+    left = {
+        key: old for key, old in stale.items() if value_at(now, key) != old and loaded.origin(key).kind not in TYPED
+    }
+    if not left:
+        return []
+    named = ", ".join(f"{path} {flow(value)}" for path, value in left.items())
+    # Where a scheduler chooses the hosts, nobody types them.
+    is_chosen = is_queued or _is_allocated(loaded)
+    remedy = "they are found anew" if is_chosen else "type those that hold here"
+    return [f"not taken from the run {shown}, as facts of its start: {named}; {remedy}"]
 
 
-def _matters(path: str) -> bool:
-    return path in TOLD_TOO or not path.startswith(NOT_TOLD)
+def _keeps_hosts(chosen: Chosen) -> bool:
+    ips = value_at(chosen.values, "cluster.ips") or []
+    if "cluster.ips" in chosen.found:
+        return False
+    return value_at(chosen.values, "cluster.name") != means.AUTO or any(placement.is_here(str(host)) for host in ips)
+
+
+def _says_hosts(loaded: "Loaded") -> bool:
+    cluster = loaded.spec.cluster
+    if (
+        cluster.ips
+        or cluster.name != means.AUTO
+        or (cluster.nodes == 1 and loaded.origin("cluster.nodes").kind in TYPED)
+    ):
+        return True
+    return _is_allocated(loaded)
+
+
+def _is_allocated(loaded: "Loaded") -> bool:
+    """Return whether this process is one of an allocation, whose scheduler has chosen the hosts."""
+    return allocation.recognise(environment.caller(), registry=loaded.registry) is not None
