@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.options import JobCommand, spec_options, take_request
-from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
+from mtrain.errors import DataError, MtrainError, UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 
@@ -166,13 +166,7 @@ def _predict(request: PredictRequest) -> Prediction:
     files = list_images(request.sources)
     named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
-    run = Path(request.run or "runs/latest")
-    weights = Path(request.weights or request.checkpoint or find.best_of(run) or run)
-    if not weights.exists() or weights == run:
-        absent = f"no intact checkpoint in {run}" if run.is_dir() else f"no such run folder: {run}"
-        if weights != run:
-            absent = f"{weights} does not exist"
-        raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    weights = find.find_weights("predict", run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     refuse_own(weights, "predict: draws on images with the networks of model plugins")
     if exported.is_exported(weights):
         return _with_exported(request, files, weights)

@@ -104,6 +104,22 @@ def best_of(run: Path) -> Path | None:
     return store.best(run / "checkpoints") or store.newest(run / "checkpoints")
 
 
+def find_weights(verb: str, *, run: str | None, checkpoint: str | None, weights: str | None) -> Path:
+    """Return the weights that a command uses: those it names, else the best checkpoint of a run; no name: of the latest one.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    folder = Path(run or "runs/latest")
+    path = Path(weights or checkpoint or best_of(folder) or folder)
+    if path.exists() and path != folder:
+        return path
+    absent = f"no intact checkpoint in {folder}" if folder.is_dir() else f"no such run folder: {folder}"
+    if path != folder:
+        absent = f"{path} does not exist"
+    raise CheckpointError(f"{verb}: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+
+
 def near(path: Path, name: str) -> Path | None:
     """Return the file ``name`` of the run folder that ``path`` is, or in which it is as a checkpoint; None: there is none."""
     folders = (path, path.parent, path.parent.parent)

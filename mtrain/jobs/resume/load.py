@@ -130,17 +130,14 @@ def _with_unknown(
 
 
 def _check_kind(loaded: "Loaded", chosen: Chosen) -> None:
-    if loaded.script is None and chosen.is_of_script:
+    """Refuse to go on with a spec where the run was made by a script, and the other way round."""
+    if (loaded.script is not None) == chosen.is_of_script:
+        return
+    maker, line = "mtrain train, not by a script", f"mtrain train --resume {chosen.folder}"
+    if chosen.is_of_script:
         script = chosen.script or "SCRIPT.py"
-        raise UsageError(
-            f"--resume {chosen.folder}: this run was made by the script {script}; go on with "
-            f"mtrain run --resume {chosen.folder} {script}"
-        )
-    if loaded.script is not None and not chosen.is_of_script:
-        raise UsageError(
-            f"--resume {chosen.folder}: this run was made by mtrain train, not by a script; go on with "
-            f"mtrain train --resume {chosen.folder}"
-        )
+        maker, line = f"the script {script}", f"mtrain run --resume {chosen.folder} {script}"
+    raise UsageError(f"--resume {chosen.folder}: this run was made by {maker}; go on with {line}")
 
 
 def _check_name(loaded: "Loaded", resume: str) -> None:
@@ -151,13 +148,10 @@ def _check_name(loaded: "Loaded", resume: str) -> None:
     run = find.run_of(Path(resume) if is_address(resume) else Path(resume).resolve())
     if not runfolder.is_numbered(run.name, name):
         copied = shlex.join(["cp", "-r", str(run), str(run.parent / name)])
-        another = (
-            ""
-            if is_address(resume)
-            else f", or, for another run that begins there, copy it ({copied}) and resume the copy"
-        )
+        another = f", or, for another run that begins there, copy it ({copied}) and resume the copy"
         raise UsageError(
-            f"--resume {resume} and --name {name}: the run {run.name} goes on in its own folder; leave --name out{another}"
+            f"--resume {resume} and --name {name}: the run {run.name} goes on in its own folder; leave --name out"
+            f"{'' if is_address(resume) else another}"
         )
 
 

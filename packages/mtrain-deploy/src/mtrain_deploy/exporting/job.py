@@ -151,12 +151,7 @@ def _check(request: ExportRequest) -> None:
 
 def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
     """Return the checkpoint or file to export, and the spec that goes with it."""
-    run = Path(request.run or "runs/latest")
-    weights = Path(request.weights or request.checkpoint or find.best_of(run) or run)
-    if not weights.exists() or weights == run:
-        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
-        missing = f"{weights} does not exist" if weights != run else f"{absent} {run}"
-        raise CheckpointError(f"export: {missing}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    weights = find.find_weights("export", run=request.run, checkpoint=request.checkpoint, weights=request.weights)
     if is_exported(weights):
         raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
     if weights.is_dir() and not (weights / "weights.safetensors").exists():
