@@ -68,9 +68,9 @@ def verify(context: click.Context, folder: Path | str) -> None:
 )  # fmt: skip
 def fetch(address: str, *, best: bool, base: Path) -> None:
     """Restore a run from its copies at ADDRESS, without training: for `mtrain evaluate`, `predict` or `export`."""
-    from mtrain.weights.backup import restoring
+    from mtrain.jobs.resume import fetch
 
-    terminal.say(str(restoring.restore_run(address, base, best=best).checkpoint))
+    terminal.say(str(fetch.restore_run(address, base, best=best).checkpoint))
 
 
 @checkpoint.command()
@@ -120,9 +120,9 @@ def list_copies(address: str) -> Iterator[ListedCheckpoint]:
     Raises:
         CheckpointError: the address cannot be read.
     """
-    from mtrain.weights.backup import restoring
+    from mtrain.jobs.resume import fetch
 
-    _, found, bad = restoring.states(address)
+    _, found, bad = fetch.states(address)
     for copy in found:
         manifest = copy.manifest
         yield ListedCheckpoint(
@@ -142,10 +142,10 @@ def find_problems(folder: Path | str) -> Iterator[tuple[str, str]]:
 
         yield from ((str(path), "; ".join(store.verify(path))) for path in _paths(folder))
         return
-    from mtrain.weights.backup import restoring
+    from mtrain.jobs.resume import fetch
     from mtrain.weights.backup.place import PlaceError
 
-    source, found, bad = restoring.states(folder)
+    source, found, bad = fetch.states(folder)
     run = source.copies.place.shown
     for copy in found:
         try:

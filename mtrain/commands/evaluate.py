@@ -66,8 +66,9 @@ def score(request: EvaluateRequest) -> "Outcome":
 
 
 def _score(request: EvaluateRequest) -> "Outcome":
-    from mtrain.jobs import beside_run, exported, start
+    from mtrain.jobs import exported, start
     from mtrain.jobs.hosts import allocated_hosts, many_hosts
+    from mtrain.jobs.resume import compare, find, load
     from mtrain.weights.own import refuse_own
 
     named = start.TrainedWeights(
@@ -76,15 +77,15 @@ def _score(request: EvaluateRequest) -> "Outcome":
     source = named.checkpoint or named.run
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
-    config = exported.config_of(start.resumed_config(request.spec.config, source), named.weights)
+    config = exported.config_of(load.find_spec(request.spec.config, source), named.weights)
     loaded = allocated_hosts.complete(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
         folder = Path(str(named.run))
         if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
             raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
-        source = str(start.best_of(folder) or source)
+        source = str(find.best_of(folder) or source)
     is_beside = source and request.spec.config is not None
-    if is_beside and (note := beside_run.note_on(loaded, Path(str(source)))):
+    if is_beside and (note := compare.note_on(loaded, Path(str(source)))):
         loaded = replace(loaded, notes=(*loaded.notes, note))
     return _scored(loaded, source=source, quiet=request.quiet)
 

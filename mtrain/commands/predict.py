@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.options import JobCommand, spec_options, take_request
-from mtrain.errors import CheckpointError, DataError, MtrainError, UsageError
+from mtrain.errors import DataError, MtrainError, UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 
@@ -158,30 +158,25 @@ def predict_on(request: PredictRequest) -> Prediction:
 
 def _predict(request: PredictRequest) -> Prediction:
     from mtrain.core.record_files import write_json
-    from mtrain.jobs import beside_run, exported, start
+    from mtrain.jobs import exported, start
+    from mtrain.jobs.resume import compare, find, load
     from mtrain.weights.own import refuse_own
     from mtrain.weights.reading import asked_or_said
 
     files = list_images(request.sources)
     named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
-    run = Path(request.run or "runs/latest")
-    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
-    if not weights.exists() or weights == run:
-        absent = f"no intact checkpoint in {run}" if run.is_dir() else f"no such run folder: {run}"
-        if weights != run:
-            absent = f"{weights} does not exist"
-        raise CheckpointError(f"predict: {absent}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    weights = find.find_weights("predict", run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     refuse_own(weights, "predict: draws on images with the networks of model plugins")
     if exported.is_exported(weights):
         return _with_exported(request, files, weights)
     config = request.spec.config
     if config is None:
-        config = start.resumed_config(None, request.run if request.weights else str(weights))
+        config = load.find_spec(None, request.run if request.weights else str(weights))
     config = exported.config_of(config, request.weights)
     loaded = _on_one_rank(config, request)
     if request.spec.config is not None:
-        beside_run.say(request.spec.read(config), weights)
+        compare.say(request.spec.read(config), weights)
     class_names = [] if weights.is_dir() else asked_or_said(weights, loaded.spec.data.names)
     content = {
         "images": {str(file): name for file, name in files.items()},

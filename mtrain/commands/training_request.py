@@ -33,16 +33,16 @@ class TrainRequest:
         """Return the same with the folder of the run that was started last, where it is meant."""
         if not self.any_name:
             return self
-        from mtrain.jobs import start
+        from mtrain.jobs.resume import find
 
-        return replace(self, resume=start.latest_run(self.spec.config, self.resume), any_name=False)
+        return replace(self, resume=find.latest_run(self.spec.config, self.resume), any_name=False)
 
     def source(self) -> "Source":
         """Return the spec to read: the one that was named, else that of the run or the plain one of scripts."""
         if self.script is None:
-            from mtrain.jobs import start
+            from mtrain.jobs.resume import load
 
-            return start.resumed_config(self.spec.config, self.resume)
+            return load.find_spec(self.spec.config, self.resume)
         from mtrain.rank.script.settings import PLAIN
 
         return PLAIN if self.spec.config is None else self.spec.config
@@ -58,6 +58,6 @@ class TrainRequest:
 
     def load(self) -> "Loaded":
         """Read the spec, with what was chosen for the run that is resumed."""
-        from mtrain.jobs import resumed_spec
+        from mtrain.jobs.resume import load
 
-        return resumed_spec.load(self.read_spec, resume=self.resume, config=self.spec.config)
+        return load.load_spec(self.read_spec, resume=self.resume, config=self.spec.config)

@@ -18,10 +18,11 @@ from mtrain.jobs.hosts import many_hosts
 from mtrain.jobs.plan import Plan
 from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.resume import find
+from mtrain.jobs.resume.find import Resume
 from mtrain.jobs.supervisor import Result
 from mtrain.spec import terminal
 from mtrain.system import placement
-from mtrain.system.resuming import Resume
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -46,7 +47,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
 
     Args:
         loaded: the spec, with the script if there is one.
-        resume: a checkpoint, a run folder, or ``start.AUTO`` for the newest run of this name; None starts a new run.
+        resume: a checkpoint, a run folder, or ``find.AUTO`` for the newest run of this name; None starts a new run.
         quiet: show no progress.
 
     Raises:
@@ -178,7 +179,7 @@ def _newest_run(loaded: "Loaded") -> Resume:
         CheckpointError: there is none.
     """
     try:
-        return start.resolve_resume(loaded, resume=start.AUTO)
+        return start.resolve_resume(loaded, resume=find.AUTO)
     except CheckpointError as error:
         base, name = loaded.spec.report.dir, start.run_name(loaded)
         raise CheckpointError(

@@ -9,26 +9,23 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
-from mtrain.jobs import held_run
 from mtrain.jobs.brief import TRIAL, Brief
 from mtrain.jobs.host_ranks import TYPED
 from mtrain.jobs.machine import Machine
 from mtrain.jobs.plan import Plan, make_plan
+from mtrain.jobs.resume import find
+from mtrain.jobs.resume.find import IF_ANY, Resume
 from mtrain.rank.script.settings import described_script
 from mtrain.spec import outputs, terminal
 from mtrain.spec.addresses import is_address
 from mtrain.spec.identifiers import checked_run_name
 from mtrain.spec.yaml_reader import dump
 from mtrain.system import described, environment, job_secret, names, placement, runfolder
-from mtrain.system.resuming import IF_ANY, Resume
 from mtrain.system.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from mtrain.jobs.supervisor import Result
-    from mtrain.spec.config import Loaded, Source
-
-AUTO = "auto"
-"""The value of ``--resume`` without a path."""
+    from mtrain.spec.config import Loaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,28 +104,20 @@ def hold_place(brief: Brief) -> Iterator[Where]:
             stack.enter_context(runfolder.take_folder(RunFolder(run)))
             locks.append(run)
 
-        found = held_run.choose(lambda: resolve_resume(loaded, resume=resume), hold)
+        found = find.choose_under_lock(lambda: resolve_resume(loaded, resume=resume), hold)
         yield Where(run_dir=found.run, checkpoint=found.checkpoint, fixed=resume == IF_ANY, held=found.run in locks)
 
 
 def resolve_resume(loaded: "Loaded", *, resume: str) -> Resume:
-    """Return the run and checkpoint that ``--resume`` names, see ``restoring.fetch_resume``; what only a copy has is fetched.
+    """Return the run and checkpoint that ``--resume`` names, see ``fetch.fetch_resume``; what only a copy has is fetched.
 
     ``auto``: the newest run of this name. ``if-any``: the run of exactly this name, which need not exist.
     """
-    from mtrain.weights.backup import restoring
+    from mtrain.jobs.resume import fetch
 
     base, name = Path(loaded.spec.report.dir), run_name_for(loaded, resume=resume)
-    given, copy_to = None if resume == AUTO else resume, loaded.spec.checkpoint.copy_to
-    return restoring.fetch_resume(given, base=base, name=name, copy_to=copy_to)
-
-
-def best_of(run: Path) -> Path | None:
-    """Return the best intact checkpoint of a run folder, else its newest intact one, else None."""
-    from mtrain.core.checkpoint import store
-
-    folder = run / "checkpoints"
-    return store.best(folder) or store.newest(folder)
+    given, copy_to = None if resume == find.AUTO else resume, loaded.spec.checkpoint.copy_to
+    return fetch.fetch_resume(given, base=base, name=name, copy_to=copy_to)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,10 +134,10 @@ class TrainedWeights:
         Raises:
             CheckpointError: there is no intact copy at an address, or it cannot be reached.
         """
-        from mtrain.weights.backup import restoring
+        from mtrain.jobs.resume import fetch
 
         def local(address: str) -> Resume:
-            return restoring.restore_run(address, Path("runs"), best=True)
+            return fetch.restore_run(address, Path("runs"), best=True)
 
         named = self
         if named.weights is not None and is_address(named.weights):
@@ -158,32 +147,6 @@ class TrainedWeights:
         if named.checkpoint is not None and is_address(named.checkpoint):
             named = dataclasses.replace(named, checkpoint=str(local(named.checkpoint).checkpoint))
         return named
-
-
-def latest_run(config: "Source", resume: str | None) -> str | None:
-    """Return ``resume``.
-
-    For ``--resume`` without a path and without a spec, the folder of the run that was started last.
-    """
-    latest = Path("runs") / runfolder.LATEST
-    if resume != AUTO or config is not None or Path("mtrain.yml").exists() or not latest.is_dir():
-        return resume
-    return str(latest.parent / latest.resolve().name)
-
-
-def resumed_config(config: "Source", resume: str | None) -> "Source":
-    """Return the spec to read: ``config``, or the resumed run's own where ``--resume PATH`` is given without ``-c``."""
-    from mtrain.spec.config import RunSpec
-
-    if config is not None or resume in (None, AUTO, IF_ANY):
-        return config
-    if is_address(str(resume)):
-        from mtrain.weights.backup import restoring
-
-        return RunSpec(restoring.spec_at(str(resume)))
-    path = Path(str(resume))
-    folders = (path, path.parent, path.parent.parent)
-    return next((RunSpec(folder / "spec.yml") for folder in folders if (folder / "spec.yml").is_file()), None)
 
 
 def framework_of(loaded: "Loaded") -> str:
@@ -319,7 +282,7 @@ def _directly(path: Path) -> Path:
 def _request_texts(loaded: "Loaded", plan: Plan, run: RunFolder) -> dict[Path, str]:
     """Return the text of each of ``runfolder.REQUEST_FILES``: path -> text."""
     from mtrain.core.record_files import json_text
-    from mtrain.jobs import choices
+    from mtrain.jobs.resume import choices
 
     return {
         **_spec_texts(loaded, run),

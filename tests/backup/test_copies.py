@@ -17,11 +17,12 @@ from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import CheckpointError, SpecError, UsageError
-from mtrain.jobs import resumed_spec
+from mtrain.jobs.resume import fetch
+from mtrain.jobs.resume.find import IF_ANY
+from mtrain.jobs.resume.load import load_spec
 from mtrain.spec.config import load
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system.resuming import IF_ANY
-from mtrain.weights.backup import form, place, restoring, run_copies
+from mtrain.weights.backup import form, place, run_copies
 from mtrain.weights.backup.copier import Copier
 from mtrain.weights.backup.form import BadCopy
 from mtrain.weights.backup.place import Place, PlaceError, reason_of
@@ -79,7 +80,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_is_restored_from_its_copy_on_a_host_that_has_nothing(run, tmp_path):
     run.copy(10)
     run.copy(20)
-    resume = restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+    resume = fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     assert resume.run == tmp_path / "other" / "digits"
     assert resume.checkpoint == resume.run / "checkpoints" / "step-00000020"
     assert contents(resume.checkpoint) == contents(run.checkpoints.folder / "step-00000020")
@@ -156,7 +157,7 @@ def test_the_newest_copies_and_the_best_are_kept_and_torn_ones_go(run):
     for update in (20, 30, 40):
         run.copy(update, score=0.1)
     assert run.there() == ["step-00000010", "step-00000030", "step-00000040"]
-    best = restoring.restore_run(f"{run.address}/digits", run.bucket.parent / "other", best=True)
+    best = fetch.restore_run(f"{run.address}/digits", run.bucket.parent / "other", best=True)
     assert best.checkpoint.name == "step-00000010"
 
 
@@ -178,7 +179,7 @@ def test_a_damaged_copy_is_named_and_an_older_intact_one_is_used(run, tmp_path, 
     else:
         (newest / "COPY.json").write_bytes((newest.parent / "step-00000010" / "COPY.json").read_bytes())
     with caplog.at_level(logging.WARNING):
-        resume = restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        resume = fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     assert resume.checkpoint.name == "step-00000010"
     assert "step-00000020 is passed over" in caplog.text
     assert [path.name for path in (resume.run / "checkpoints").iterdir()] == ["step-00000010"]
@@ -204,7 +205,7 @@ def test_a_manifest_with_names_outside_of_a_checkpoint_is_refused(run, tmp_path)
         entry = {"size_bytes": len(evil), "sha256": hashlib.sha256(evil).hexdigest()}
         forge(step, lambda manifest, name=name, entry=entry: manifest["files"].update({name: entry}))
         with pytest.raises(CheckpointError, match="no intact copy"):
-            restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+            fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
         (step / "MANIFEST.json").unlink()
     assert not (tmp_path / "other").exists()
 
@@ -217,7 +218,7 @@ def test_files_of_the_run_folder_are_those_that_go_along_and_no_others(run, tmp_
         companions["files"][name] = {"size_bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
         (step / "COPY.json").write_text(json.dumps(companions))
         with pytest.raises(CheckpointError, match="no intact copy"):
-            restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+            fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
 
 
 @pytest.mark.parametrize("size", [10**18, -1, True, "100", None, 1.5])
@@ -228,7 +229,7 @@ def test_sizes_that_no_disk_has_or_that_are_none_are_refused_before_anything_is_
     forge(step, lambda manifest: manifest["files"]["state.json"].update(size_bytes=size))
     monkeypatch.setattr(Place, "chunks", fetched := chunks_of_weights_fail(Place.chunks))
     with pytest.raises(CheckpointError, match=r"are free on the disk|no intact copy"):
-        restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     assert fetched
 
 
@@ -255,7 +256,7 @@ def test_an_object_that_is_longer_than_listed_fills_no_disk(run, tmp_path):
     place.Place._part = staticmethod(counted)
     try:
         with pytest.raises(CheckpointError, match="no intact copy"):
-            restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+            fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     finally:
         place.Place._part = staticmethod(original)
     assert sum(taken) < 1 << 20
@@ -266,7 +267,7 @@ def test_a_huge_manifest_is_not_read(run, tmp_path):
     with (step / "MANIFEST.json").open("ab") as file:
         file.truncate(1 << 33)
     with pytest.raises(CheckpointError, match="no intact copy"):
-        restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1, "id": "../../x"}', b"[" * 100_000, b"\xff"])
@@ -274,7 +275,7 @@ def test_an_id_of_a_run_that_mtrain_did_not_write_is_refused(run, tmp_path, cont
     run.copy(10)
     (run.bucket / "digits" / "run.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"no id of a run|damaged"):
-        restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
 
 
 def test_a_pipe_in_place_of_an_object_is_not_waited_for(run, tmp_path):
@@ -282,13 +283,13 @@ def test_a_pipe_in_place_of_an_object_is_not_waited_for(run, tmp_path):
     (step / "weights.safetensors").unlink()
     os.mkfifo(step / "weights.safetensors")
     with pytest.raises(CheckpointError, match="no intact copy"):
-        restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
 
 
 def test_code_that_only_the_spec_of_a_copy_names_is_not_run(run):
     (run.folder / "spec.yml").write_text("model: {name: ./evil.py:Net}\ndata: {format: ./evil.py:Data}\n")
     run.copy(10)
-    fetched = restoring.spec_at(f"{run.address}/digits")
+    fetched = fetch.spec_at(f"{run.address}/digits")
     with pytest.raises(UsageError, match="a run folder is not trusted to run code"):
         load(str(fetched))
 
@@ -304,7 +305,7 @@ def test_what_was_chosen_for_a_run_is_taken_from_its_copies_too(run, tmp_path, m
     def read(values):
         return load("own.yml", environ={}, run=values)
 
-    loaded = resumed_spec.load(read, resume=f"{run.address}/digits", config="own.yml")
+    loaded = load_spec(read, resume=f"{run.address}/digits", config="own.yml")
     assert (loaded.spec.train.seed, loaded.spec.backend.name) == (3, "solo")
 
 
@@ -315,40 +316,40 @@ def test_copies_of_another_run_of_the_same_name_are_left_alone(run, tmp_path):
     with pytest.raises(BadCopy, match="those of another run of this name"):
         RunCopies(run.copies.place).claim(other.id)
     with pytest.raises(CheckpointError, match="is another run than"):
-        restoring.restore_run(f"{run.address}/digits", tmp_path / "elsewhere" / "runs")
+        fetch.restore_run(f"{run.address}/digits", tmp_path / "elsewhere" / "runs")
 
 
 def test_an_address_of_several_runs_says_which_there_are(run, tmp_path):
     run.copy(10)
     with pytest.raises(CheckpointError, match="it holds digits: add one of these names"):
-        restoring.restore_run(run.address, tmp_path / "other")
+        fetch.restore_run(run.address, tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"no copies of a run are there$"):
-        restoring.restore_run(f"{run.address}/nothing", tmp_path / "other")
+        fetch.restore_run(f"{run.address}/nothing", tmp_path / "other")
 
 
 @pytest.mark.parametrize("requested", [IF_ANY, None])
 def test_without_a_local_folder_the_run_goes_on_from_its_copies(run, tmp_path, requested):
     run.copy(10)
     base = tmp_path / "other"
-    resume = restoring.fetch_resume(requested, base=base, name="digits", copy_to=run.address)
+    resume = fetch.fetch_resume(requested, base=base, name="digits", copy_to=run.address)
     assert resume.checkpoint == base / "digits" / "checkpoints" / "step-00000010"
 
 
 def test_a_copy_that_is_newer_than_the_local_folder_wins_and_an_older_one_does_not(run, tmp_path):
     run.copy(10)
     base = tmp_path / "other"
-    restoring.restore_run(f"{run.address}/digits", base)
+    fetch.restore_run(f"{run.address}/digits", base)
     run.copy(20)
-    resume = restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+    resume = fetch.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     assert resume.checkpoint.name == "step-00000020"
     newer = run.save(30)
-    resume = restoring.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address)
+    resume = fetch.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address)
     assert resume.checkpoint == newer
 
 
 def test_if_any_begins_where_there_are_no_copies_and_says_so_where_it_cannot_know(run, tmp_path, monkeypatch):
     base = tmp_path / "other"
-    begun = restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+    begun = fetch.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     assert begun.checkpoint is None
 
     def unreachable(self):
@@ -356,9 +357,9 @@ def test_if_any_begins_where_there_are_no_copies_and_says_so_where_it_cannot_kno
 
     monkeypatch.setattr(RunCopies, "run", unreachable)
     with pytest.raises(CheckpointError, match="cannot be read: EndpointConnectionError"):
-        restoring.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
+        fetch.fetch_resume(IF_ANY, base=base, name="digits", copy_to=run.address)
     here = run.save(10)
-    assert restoring.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address).checkpoint == here
+    assert fetch.fetch_resume(IF_ANY, base=run.folder.parent, name="digits", copy_to=run.address).checkpoint == here
 
 
 # ------------------------------------------------------------------------------------------------ the copying process
@@ -452,7 +453,7 @@ def test_a_full_disk_is_told_and_the_older_copy_stays_intact(run, tmp_path):
         copies.written(run.save(30, numbers=1000))  # there is room again: the torn copy does not take it
         (news,) = settled(copies)
         assert (news.kind, news.fields["name"]) == ("copy", "step-00000030")
-        resume = restoring.restore_run(f"{run.address}/digits", tmp_path / "other")
+        resume = fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
         assert resume.checkpoint.name == "step-00000030"
     finally:
         copies.close()
@@ -498,7 +499,7 @@ def test_lists_show_states(run):
     run.copy(10, score=0.5)
     torn = run.copy(20)
     (torn / "MANIFEST.json").unlink()
-    _, copies, bad = restoring.states(f"{run.address}/digits")
+    _, copies, bad = fetch.states(f"{run.address}/digits")
     assert [copy.name for copy in copies] == ["step-00000010"]
     assert bad == {"step-00000020": "torn: it has no MANIFEST.json"}
     assert run_copies.newest_first(copies, best=True)[0].manifest.score == 0.5

@@ -17,8 +17,8 @@ pytest.importorskip("moto", reason="S3 is tested in an environment of its own")
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
+from mtrain.jobs.resume import fetch
 from mtrain.spec.model import CheckpointSpec
-from mtrain.weights.backup import restoring
 from mtrain.weights.backup.copier import Copier
 from mtrain.weights.backup.place import Place, PlaceError
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
@@ -68,14 +68,14 @@ def test_a_run_is_restored_from_the_bucket_and_retention_holds_there(served, run
             assert news.kind == "copy", news
     finally:
         copies.close()
-    _, listed, bad = restoring.states(ADDRESS)
+    _, listed, bad = fetch.states(ADDRESS)
     assert [copy.name for copy in listed] == ["step-00000010", "step-00000030", "step-00000040"]
     assert bad == {}
-    resume = restoring.restore_run(ADDRESS, tmp_path / "other")
+    resume = fetch.restore_run(ADDRESS, tmp_path / "other")
     assert contents(resume.checkpoint) == contents(run.checkpoints.folder / "step-00000040")
-    older = restoring.restore_run(f"{ADDRESS}/step-00000010", tmp_path / "other")
+    older = fetch.restore_run(f"{ADDRESS}/step-00000010", tmp_path / "other")
     assert older.checkpoint.name == "step-00000010"
-    assert restoring.spec_at(ADDRESS).read_text() == "train: {seed: 3}\n"
+    assert fetch.spec_at(ADDRESS).read_text() == "train: {seed: 3}\n"
 
 
 def failure(copies: Copier) -> str:
@@ -101,7 +101,7 @@ def faulty(run: Run, road, fault: str, timeout_s: float = 30.0) -> str:
         assert "step-00000020 was not copied to s3://" in message
         assert "the newest copy is step-00000010" in message
         road.fault = ""
-        older = restoring.restore_run(ADDRESS, run.folder.parent.parent / "meanwhile")
+        older = fetch.restore_run(ADDRESS, run.folder.parent.parent / "meanwhile")
         assert older.checkpoint.name == "step-00000010"
         copies.written(run.save(30))
         assert [news.kind for news in settled(copies)] == ["copy"]
@@ -159,7 +159,7 @@ def test_a_wrong_key_is_told_without_the_key(served, run, tmp_path):
         assert "this job has made no copy so far" in message
         assert "access is denied: check the credentials" in message
         with pytest.raises(CheckpointError, match="cannot be read") as refused:
-            restoring.restore_run(ADDRESS, tmp_path / "other")
+            fetch.restore_run(ADDRESS, tmp_path / "other")
         assert SECRET not in str(refused.value)
     finally:
         server.check_keys(False)
@@ -181,11 +181,11 @@ def test_a_refusal_of_head_that_has_a_body_is_told_as_the_refusal(served):
 
 def test_a_bucket_that_does_not_exist_and_missing_credentials_are_told(served, run, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="no copies of a run are there"):
-        restoring.restore_run("s3://nobucket/team/digits", tmp_path / "other")
+        fetch.restore_run("s3://nobucket/team/digits", tmp_path / "other")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(CheckpointError, match="credentials"):
-        restoring.restore_run(ADDRESS, tmp_path / "other")
+        fetch.restore_run(ADDRESS, tmp_path / "other")
 
 
 # ------------------------------------------------------------------------------------------------------------ whole jobs
@@ -233,7 +233,7 @@ def test_a_job_goes_on_from_the_bucket_on_an_empty_host_to_the_same_bits(served,
     mtrain(tmp_path / "first", *job, *copied)
     undisturbed = summary(tmp_path / "first")
     assert undisturbed["copies"]["failed"] == 0
-    _, copies, _ = restoring.states(f"s3://{BUCKET}/{backend}/digits")
+    _, copies, _ = fetch.states(f"s3://{BUCKET}/{backend}/digits")
     early = copies[0].name
     assert early < copies[-1].name  # which of the others are made depends on how fast they are
     text = mtrain(tmp_path / "second", "train", "--resume", f"s3://{BUCKET}/{backend}/digits/{early}")

@@ -7,7 +7,7 @@ import yaml
 
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
-from mtrain.jobs import choices
+from mtrain.jobs.resume import choices
 from mtrain.spec import config
 
 

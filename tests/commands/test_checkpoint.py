@@ -6,7 +6,7 @@ import pytest
 from mtrain.commands import main
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
-from mtrain.jobs.start import AUTO, latest_run
+from mtrain.jobs.resume.find import AUTO, latest_run
 from mtrain.system import runfolder
 
 

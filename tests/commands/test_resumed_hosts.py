@@ -11,7 +11,7 @@ from mtrain.commands import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import UsageError
-from mtrain.jobs import choices, resumed_spec
+from mtrain.jobs.resume import choices, load
 from mtrain.spec import config
 
 pytestmark = pytest.mark.smoke
@@ -45,7 +45,7 @@ def started(folder: Path, *overrides: str) -> None:
 
 def resumed(own: str | None, *overrides: str) -> config.Loaded:
     source = own or config.RunSpec("runs/own/spec.yml")
-    return resumed_spec.load(
+    return load.load_spec(
         lambda run: config.load(source, overrides=overrides, environ={}, run=run), resume="runs/own", config=own
     )
 

@@ -7,11 +7,11 @@ from mtrain.commands import main
 from mtrain.core.checkpoint.format import size_of
 from mtrain.core.checkpoint.store import newest
 from mtrain.jobs.preflight import job_checks
+from mtrain.jobs.resume.check import checkpoint_bytes
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.weights import outline
 from mtrain.weights.outline import SpecOutline
-from mtrain.weights.resuming import checkpoint_bytes
 from tests.faults.conftest import Runner
 
 EARLY = ["-o", "train.patience=1", "-o", "evaluate.every_updates=1", "-o", "checkpoint.keep_last=9"]

@@ -15,11 +15,12 @@ import pytest
 from mtrain.commands import main
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.jobs.outcome import Outcome
+from mtrain.jobs.resume import find
 from mtrain.jobs.supervisor import explain
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system import described, disk, placement, processes, resuming, runfolder
+from mtrain.system import described, disk, placement, processes, runfolder
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import clean, redact
 from mtrain.system.failures import read_failures, set_aside_failures, write_failure
@@ -139,9 +140,9 @@ def test_resume_takes_a_checkpoint_a_run_folder_or_the_newest_run_of_the_name(tm
     save(second, 3)
     newest = second / "checkpoints" / "step-00000003"
     older = second / "checkpoints" / "step-00000002"
-    assert resuming.find_resume(None, base=tmp_path, name="a") == resuming.Resume(second, newest)
-    assert resuming.find_resume(str(second), base=tmp_path, name="x") == resuming.Resume(second, newest)
-    assert resuming.find_resume(str(older), base=tmp_path, name="x") == resuming.Resume(second, older)
+    assert find.find_resume(None, base=tmp_path, name="a") == find.Resume(second, newest)
+    assert find.find_resume(str(second), base=tmp_path, name="x") == find.Resume(second, newest)
+    assert find.find_resume(str(older), base=tmp_path, name="x") == find.Resume(second, older)
 
 
 def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_one_before(tmp_path):
@@ -151,8 +152,8 @@ def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_
     damaged = run / "checkpoints" / "step-00000002"
     (damaged / "MANIFEST.json").unlink()
     with pytest.raises(CheckpointError, match=r"half-written.*give the run folder"):
-        resuming.find_resume(str(damaged), base=tmp_path, name="a")
-    assert resuming.find_resume(str(run), base=tmp_path, name="a").checkpoint.name == "step-00000001"
+        find.find_resume(str(damaged), base=tmp_path, name="a")
+    assert find.find_resume(str(run), base=tmp_path, name="a").checkpoint.name == "step-00000001"
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts

@@ -19,8 +19,9 @@ from mtrain.compare import recorded
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.errors import MtrainError
-from mtrain.jobs import choices, host_collector
+from mtrain.jobs import host_collector
 from mtrain.jobs.hosts.host_log import HostLog, words
+from mtrain.jobs.resume import choices
 from mtrain.records.history import Tail, read_history
 from mtrain.records.reporters import csv_table
 from mtrain.spec import bounds, config
@@ -231,7 +232,7 @@ def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) ->
 ABOVE = {
     "mtrain_clusters/queued_job": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
     "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
-    "jobs/choices": "what was chosen", "jobs/host_collector": "live metrics",
+    "jobs/resume/choices": "what was chosen", "jobs/host_collector": "live metrics",
     "jobs/hosts/host_log": "hosts", "mtrain_clusters/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
     "records/history": "records", "mtrain_ui/pages/folder": "summary on a page", "mtrain_ui/pages/overview": "records on a page",
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
@@ -243,7 +244,7 @@ ABOVE = {
 }  # fmt: skip
 """Modules that read files of folders -> what of the list above they read."""
 ELSEWHERE = {
-    "weights/backup/restoring": "tests/backup/test_copies.py", "weights/backup/run_copies": "tests/backup/test_copies.py",
+    "jobs/resume/fetch": "tests/backup/test_copies.py", "weights/backup/run_copies": "tests/backup/test_copies.py",
     "weights/dcp": "tests/weights/test_torch_dcp.py", "weights/dcp_pieces": "tests/weights/test_torch_dcp.py",
     "weights/reading": "tests/weights/test_hostile_safetensors.py",
     "mtrain_ui/pages/content": "packages/mtrain-ui/tests/pages/test_report_page.py",

@@ -14,7 +14,7 @@ port       address, port (0: any)                                      port: one
 check      spec, size, training, resumed, cwd                          notes: those of ``job_checks.check`` on this host
 prepare    run_dir, log_dir, node, files (``packed_files``), cwd, wait_s,    empty; the folder was made, locked and written, and
            metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
-resume     given, base, name, copy_to, cwd, own_node                   run, checkpoint; see ``restoring.fetch_resume``. The
+resume     given, base, name, copy_to, cwd, own_node                   run, checkpoint; see ``fetch.fetch_resume``. The
                                                                        folder is locked before the checkpoint is chosen
 newest     none                                                        checkpoint: path of the newest intact one or null
 failed     none                                                        empty, once Prometheus has read it; the job has failed
@@ -263,13 +263,12 @@ class Agent:
                 time.sleep(IDLE_S)
 
     def _resume(self, message: Message) -> dict[str, Any]:
-        from mtrain.jobs import held_run
-        from mtrain.weights.backup import restoring
+        from mtrain.jobs.resume import fetch, find
 
         _enter(message.get("cwd"))
         given, copy_to = message["given"], message.get("copy_to")
-        resume = held_run.choose(
-            lambda: restoring.fetch_resume(given, base=Path(message["base"]), name=message["name"], copy_to=copy_to),
+        resume = find.choose_under_lock(
+            lambda: fetch.fetch_resume(given, base=Path(message["base"]), name=message["name"], copy_to=copy_to),
             lambda run: self._hold(RunFolder(run), message["own_node"], wait_s=0.0),
         )
         checkpoint = None if resume.checkpoint is None else str(resume.checkpoint.absolute())

@@ -165,8 +165,7 @@ def _display_name(brief: Brief) -> str:
 
     For a resumed run this is its folder's name; otherwise only the first host knows the final name.
     """
-    from mtrain.jobs.start import AUTO
-    from mtrain.system.resuming import IF_ANY
+    from mtrain.jobs.resume.find import AUTO, IF_ANY
 
     if brief.resume in (None, AUTO, IF_ANY):
         return brief.name

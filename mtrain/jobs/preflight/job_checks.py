@@ -14,6 +14,7 @@ from mtrain.core.sampler import Shuffled
 from mtrain.core.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.jobs import metrics
+from mtrain.jobs.resume.check import check_resume, checkpoint_bytes
 from mtrain.rank.assembly import blocks_to_recompute, make_augmented, open_task
 from mtrain.rank.teaching import check_teacher
 from mtrain.spec.model import Spec
@@ -24,7 +25,6 @@ from mtrain.weights.backup.place import Place
 from mtrain.weights.models import check_start
 from mtrain.weights.names import COUNTER
 from mtrain.weights.outline import SpecOutline
-from mtrain.weights.resuming import check_resume, checkpoint_bytes
 
 
 def _check_port(job: Resolved) -> None:

@@ -20,15 +20,16 @@ from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Cluster
 from mtrain.core.interfaces.queue import Queue, QueuedJob, Submission
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs import resumed_spec
 from mtrain.jobs.means import AUTO
+from mtrain.jobs.resume.find import find_resume
+from mtrain.jobs.resume.load import typed_anew
 from mtrain.spec import outputs, references
 from mtrain.spec.addresses import is_address
 from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.plugin_kinds import SELECTORS, SINGULAR
 from mtrain.spec.registry import Registry
 from mtrain.spec.yaml_reader import dump
-from mtrain.system import resuming, runfolder
+from mtrain.system import runfolder
 
 if TYPE_CHECKING:
     from mtrain.jobs.plan import Plan
@@ -133,7 +134,7 @@ def resumed_run(resume: str) -> Path:
             f"--resume {resume}: is no folder here; restore the run first with `mtrain train --resume {resume}`, or submit "
             "the job with --name and checkpoint.copy_to, which restores it on the hosts"
         )
-    found = resuming.find_resume(resume, base=path.parent, name=path.name)
+    found = find_resume(resume, base=path.parent, name=path.name)
     runfolder.refuse_running(found.run)
     newest = store.newest(found.run / "checkpoints")
     if found.checkpoint is not None and newest is not None and found.checkpoint.resolve() != newest.resolve():
@@ -312,7 +313,7 @@ def _submission(loaded: "Loaded", name: str, plan: "Plan") -> Submission:
         folder=Path.cwd(),
         arguments=() if loaded.script is None else (str(loaded.script.path), *loaded.script.arguments),
         code={reference.text: reference.file for reference in plan.own_code},
-        typed=resumed_spec.typed_anew(loaded, _base(loaded) / name),
+        typed=typed_anew(loaded, _base(loaded) / name),
         local_plugins=_local_plugins(loaded),
     )
 

@@ -29,7 +29,7 @@ PARTS = (
     *(
         "mtrain.commands.train",
         "mtrain.commands.training_request",
-        "mtrain.jobs.resumed_spec",
+        "mtrain.jobs.resume.load",
         "mtrain.jobs.hosts.allocated_hosts",
         "mtrain.records.wording",
         "mtrain.jobs.job",

@@ -16,7 +16,6 @@ from mtrain.commands.training_request import TrainRequest
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
 from mtrain.spec.calls import explain_calls
-from mtrain.system.resuming import IF_ANY
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -165,24 +164,25 @@ def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
 
     That is the run that ``resume`` names, else the one of ``report.name``. A job starts in the queue with ``--resume if-any``.
     """
-    from mtrain.jobs import resumed_spec, start
+    from mtrain.jobs import start
+    from mtrain.jobs.resume import find, load
     from mtrain.spec.config import Given
     from mtrain_clusters import submission
 
     job = job.settled()
     config = job.spec.config
-    if job.resume == start.AUTO:
-        job = replace(job, resume=str(start.resolve_resume(job.read_spec(None), resume=start.AUTO).run))
-    if job.resume not in (None, IF_ANY):
+    if job.resume == find.AUTO:
+        job = replace(job, resume=str(start.resolve_resume(job.read_spec(None), resume=find.AUTO).run))
+    if job.resume not in (None, find.IF_ANY):
         run = submission.resumed_run(str(job.resume))
         if name not in (None, run.name):
             raise UsageError(f"--resume {run} and --name {name}: name two runs; leave one of them out")
         job = replace(job, resume=str(run))
         place = {"report.name": Given(run.name, f"--name {run.name}"), "report.dir": str(run.parent)}
-        return resumed_spec.load(
+        return load.load_spec(
             lambda values: job.read_spec(values, place), resume=job.resume, config=config, is_queued=True
         )
     loaded = job.read_spec(None)
     if not loaded.spec.report.name or loaded.spec.cluster.options.get("array"):
         return loaded  # a new run, or one for each index
-    return resumed_spec.load(job.read_spec, resume=IF_ANY, config=config, is_queued=True)
+    return load.load_spec(job.read_spec, resume=find.IF_ANY, config=config, is_queued=True)

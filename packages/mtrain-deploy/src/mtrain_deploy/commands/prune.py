@@ -139,12 +139,12 @@ def prune_network(request: PruneRequest) -> Pruned:
 
 def _prune(request: PruneRequest) -> Pruned:
     from mtrain.core.record_files import write_json
-    from mtrain.jobs import beside_run
+    from mtrain.jobs.resume import compare
 
     weights, source = _weights(request)
     loaded = request.spec.read(source)
     if request.spec.config is not None:
-        beside_run.say(loaded, weights)
+        compare.say(loaded, weights)
     if not loaded.spec.evaluate.enabled:
         raise UsageError("evaluate.enabled: false given, but pruning compares scores; expected true")
     one_rank = request.spec.read(source, _one_rank(loaded, request))
@@ -190,7 +190,7 @@ def _shares(shares: Sequence[float]) -> list[float]:
 
 def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
     """Return the weights to prune, and the spec of their model."""
-    from mtrain.jobs import start
+    from mtrain.jobs.resume import find, load
     from mtrain.weights.own import refuse_own
 
     if request.weights and (request.run or request.checkpoint):
@@ -204,12 +204,12 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
     run = Path(request.run or "")
     if request.run and not run.is_dir():
         raise UsageError(f"--run {request.run}: no such run folder; give one such as runs/digits")
-    found = Path(request.checkpoint) if request.checkpoint else start.best_of(run)
+    found = Path(request.checkpoint) if request.checkpoint else find.best_of(run)
     if found is None or not found.is_dir():
         where = f"--checkpoint {found}: no such checkpoint" if found else f"--run {run}: no intact checkpoint in it"
         raise CheckpointError(f"{where}; `mtrain checkpoint list FOLDER` shows those of a run")
     refuse_own(found, "prune: cuts the networks of model plugins")
-    config = request.spec.config or start.resumed_config(None, str(found))
+    config = request.spec.config or load.find_spec(None, str(found))
     if config is None:
         raise UsageError(f"{found}: no spec.yml beside it; give the spec with -c")
     return found.absolute(), config

@@ -120,8 +120,8 @@ def quantise_model(request: QuantiseRequest) -> Quantised:
 
 
 def _quantise(request: QuantiseRequest) -> Quantised:
-    from mtrain.jobs import beside_run
     from mtrain.jobs.exported import carried_spec
+    from mtrain.jobs.resume import compare
     from mtrain.system import plugin_packages
     from mtrain_deploy.exported.model import read_metadata
     from mtrain_deploy.exporting.job import config_of
@@ -136,7 +136,7 @@ def _quantise(request: QuantiseRequest) -> Quantised:
         source, config = None if request.weights is None else Path(request.weights), request.spec.config
         if source is None:
             if config is not None:
-                beside_run.say(request.spec.read(config), Path(request.run or "runs/latest"))
+                compare.say(request.spec.read(config), Path(request.run or "runs/latest"))
             exported = _exported(request, folder)
             if exported.code != 0:
                 return Quantised(code=exported.code)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.jobs import beside_run, start
+from mtrain.jobs import start
 from mtrain.jobs.exported import is_exported, spec_with
+from mtrain.jobs.resume import compare, find, load
 from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shorten
 from mtrain.spec.files import parse_json
@@ -73,7 +74,7 @@ def export_weights(request: ExportRequest) -> Exported:
         refuse_own(weights, "export: needs the spec that names your model and your data set, with -c")
     loaded = _on_one_rank(config, request)
     if request.spec.config is not None and own_kind_of(weights) != "script":  # that of a script names no model
-        beside_run.say(request.spec.read(config), weights)
+        compare.say(request.spec.read(config), weights)
     if is_reference(loaded.spec.model.name):
         _check_own(request, request.spec.read(config))
     names: list[str] = []
@@ -150,24 +151,19 @@ def _check(request: ExportRequest) -> None:
 
 def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
     """Return the checkpoint or file to export, and the spec that goes with it."""
-    run = Path(request.run or "runs/latest")
-    weights = Path(request.weights or request.checkpoint or start.best_of(run) or run)
-    if not weights.exists() or weights == run:
-        absent = "no intact checkpoint in" if run.is_dir() else "no such run folder:"
-        missing = f"{weights} does not exist" if weights != run else f"{absent} {run}"
-        raise CheckpointError(f"export: {missing}; give --run FOLDER, --checkpoint PATH or --weights FILE")
+    weights = find.find_weights("export", run=request.run, checkpoint=request.checkpoint, weights=request.weights)
     if is_exported(weights):
         raise UsageError(f"{weights}: is an exported model already; give a run, a checkpoint or a file of weights")
     if weights.is_dir() and not (weights / "weights.safetensors").exists():
-        best = start.best_of(weights)
+        best = find.best_of(weights)
         if best is None:
             raise CheckpointError(f"export: no intact checkpoint in {weights}; give a run folder or a checkpoint")
         weights = best
     config = request.spec.config
     if config is None and request.weights and not weights.is_dir():
-        config = start.resumed_config(None, request.run) or spec_with(str(weights))
+        config = load.find_spec(None, request.run) or spec_with(str(weights))
     elif config is None:
-        config = start.resumed_config(None, str(weights))
+        config = load.find_spec(None, str(weights))
     return weights, config
 
 

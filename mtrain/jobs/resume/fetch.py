@@ -14,14 +14,14 @@ from pathlib import Path
 from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
+from mtrain.jobs.resume.find import IF_ANY, Resume, find_resume
 from mtrain.spec import outputs
 from mtrain.spec.addresses import is_address
 from mtrain.spec.files import MAX_OWN_BYTES, read_bytes
-from mtrain.system import disk, resuming, runfolder
-from mtrain.system.resuming import IF_ANY, Resume
+from mtrain.system import disk, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
-from mtrain.weights.backup.form import BadCopy, Companions, Entry
+from mtrain.weights.backup.form import BadCopy, Entry
 from mtrain.weights.backup.place import Place, PlaceError
 from mtrain.weights.backup.run_copies import Copy, RunCopies, newest_first
 
@@ -53,9 +53,19 @@ class Source:
             UsageError: it is no address, or a package is missing for it.
         """
         place = Place(address)
-        if form.STEP.fullmatch(place.name):
-            return cls(copies=RunCopies(place.parent), step=place.name)
-        return cls(copies=RunCopies(place), step=None)
+        step = place.name if form.STEP.fullmatch(place.name) else None
+        return cls(copies=RunCopies(place if step is None else place.parent), step=step)
+
+    def find_run(self) -> str | None:
+        """Return the id of the run; None: there are no copies of one.
+
+        Raises:
+            CheckpointError: they cannot be reached.
+        """
+        try:
+            return self.copies.run()
+        except (PlaceError, BadCopy) as error:
+            raise self.unreadable(error) from error
 
     def run(self) -> str:
         """Return the id of the run.
@@ -63,16 +73,27 @@ class Source:
         Raises:
             CheckpointError: there are no copies, or they cannot be reached.
         """
+        if (run := self.find_run()) is not None:
+            return run
         try:
-            run = self.copies.run()
-            inside = [] if run is not None else self.copies.place.folders()
-        except (PlaceError, BadCopy) as error:
-            raise CheckpointError(f"{self.shown}: cannot be read: {error}") from error
-        if run is None:
-            runs = [name for name in inside if name != "checkpoints"]
-            hint = f"; it holds {', '.join(runs[:8])}: add one of these names" if runs else ""
-            raise CheckpointError(f"{self.shown}: no copies of a run are there{hint}")
-        return run
+            runs = [name for name in self.copies.place.folders() if name != "checkpoints"]
+        except PlaceError as error:
+            raise self.unreadable(error) from error
+        hint = f"; it holds {', '.join(runs[:8])}: add one of these names" if runs else ""
+        raise CheckpointError(f"{self.shown}: no copies of a run are there{hint}")
+
+    def listed(self) -> tuple[list[Copy], dict[str, str]]:
+        """Return the copies that the address names, the newest first, and for each other folder why it is none.
+
+        Raises:
+            CheckpointError: they cannot be reached.
+        """
+        try:
+            copies, bad = self.copies.listed()
+        except PlaceError as error:
+            raise self.unreadable(error) from error
+        chosen = [copy for copy in copies if self.step in (None, copy.name)]
+        return chosen, {name: why for name, why in bad.items() if self.step in (None, name)}
 
     def candidates(self, *, best: bool = False) -> list[Copy]:
         """Return the copies to try, in this order. Others are named in a warning.
@@ -80,18 +101,20 @@ class Source:
         Raises:
             CheckpointError: there is none, or they cannot be reached.
         """
-        try:
-            copies, bad = self.copies.listed()
-        except PlaceError as error:
-            raise CheckpointError(f"{self.shown}: cannot be read: {error}") from error
-        if self.step is not None:
-            copies = [copy for copy in copies if copy.name == self.step]
-            bad = {name: why for name, why in bad.items() if name == self.step}
+        copies, bad = self.listed()
         for name, why in bad.items():
-            log.warning("copy %s/%s is passed over: %s", self.copies.place.shown, name, why)
+            self.pass_over(name, why)
         if not copies:
             raise CheckpointError(f"{self.shown}: no intact copy of a checkpoint is there")
         return newest_first(copies, best=best)
+
+    def pass_over(self, name: str, why: object) -> None:
+        """Warn of a copy that is not used."""
+        log.warning("copy %s/%s is passed over: %s", self.copies.place.shown, name, why)
+
+    def unreadable(self, error: Exception) -> CheckpointError:
+        """Return the error of an address that cannot be reached."""
+        return CheckpointError(f"{self.shown}: cannot be read: {error}")
 
 
 def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
@@ -116,7 +139,7 @@ def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
         try:
             checkpoint = _fetch(source.copies, copy, folder, run)
         except BadCopy as error:
-            log.warning("copy %s/%s is passed over: %s", source.copies.place.shown, copy.name, error)
+            source.pass_over(copy.name, error)
             continue
         except PlaceError as error:
             raise CheckpointError(f"{source.copies.place.shown}/{copy.name}: cannot be read: {error}") from error
@@ -140,7 +163,8 @@ def _fetch(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
     final = folder.checkpoints / copy.name
     if _same(final, copy):
         return final
-    needed, free = copy.manifest.size + _size(companions) + SPARE_BYTES, disk.free_bytes(folder.path)
+    sizes = (copy.manifest.size, SPARE_BYTES, *(entry.size for entry in companions.entries.values()))
+    needed, free = sum(sizes), disk.free_bytes(folder.path)
     if needed > free:
         raise CheckpointError(
             f"{copies.place.shown}/{copy.name}: needs {disk.in_words(needed)}, and {disk.in_words(free)} are free on the disk of "
@@ -166,10 +190,6 @@ def _fetch(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
     form.write_id(folder.path, run)
     return final
-
-
-def _size(companions: Companions) -> int:
-    return sum(entry.size for entry in companions.entries.values())
 
 
 def _same(checkpoint: Path, copy: Copy) -> bool:
@@ -208,7 +228,7 @@ def _download(place: Place, name: str, entry: Entry, path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- resuming
 def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str | None) -> Resume:
-    """Find the run to resume and its newest intact checkpoint, on this host or at an address; see ``resuming.find_resume``.
+    """Find the run to resume and its newest intact checkpoint, on this host or at an address; see ``find_resume``.
 
     ``requested``: also an address. None and ``IF_ANY``: where ``copy_to`` has newer copies of the run than this host, or this
     host has none, the run is restored from there.
@@ -219,46 +239,37 @@ def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str |
     if requested is not None and is_address(requested):
         return restore_run(requested, base)
     if copy_to is None or requested not in (None, IF_ANY):
-        return resuming.find_resume(requested, base=base, name=name)
+        return find_resume(requested, base=base, name=name)
+    missing = None
     try:
-        here = resuming.find_resume(requested, base=base, name=name)
-    except CheckpointError:
-        here = Resume(base / name, None)
+        here = find_resume(requested, base=base, name=name)
+    except CheckpointError as error:
+        here, missing = Resume(base / name, None), error
     try:
-        return _newer(here, copy_to, base) or here
+        source = Source.of(f"{copy_to}/{here.run.name}")
+        run = source.find_run()
+        if run is None and missing is not None:
+            raise missing
+        return (
+            here if run is None or not _is_newer(source, run, here) else restore_run(source.copies.place.address, base)
+        )
     except CheckpointError as error:
         if here.checkpoint is None:
             raise
         log.warning("copies are not looked at, the job goes on from what this host has: %s", error)
         return here
-    except _NoCopies:
-        return here if requested == IF_ANY else resuming.find_resume(requested, base=base, name=name)
 
 
-class _NoCopies(Exception):
-    """There are no copies of a run."""
-
-
-def _newer(here: Resume, copy_to: str, base: Path) -> Resume | None:
-    """Restore the run's newest copy if it is newer than what this host has; None: it is not.
+def _is_newer(source: Source, run: str, here: Resume) -> bool:
+    """Return whether there is a newer copy of the run ``run`` than this host has, which may have another run.
 
     Raises:
         CheckpointError: the copies cannot be read, or none of them is intact.
-        _NoCopies: there are none.
     """
-    source = Source.of(f"{copy_to}/{here.run.name}")
-    try:
-        run = source.copies.run()
-    except (PlaceError, BadCopy) as error:
-        raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
-    if run is None:
-        raise _NoCopies
-    if here.checkpoint is not None:
-        own = form.own_id(here.run)
-        newest = source.candidates()[0].manifest.order
-        if own != run or newest <= store.order_of(here.checkpoint):
-            return None
-    return restore_run(source.copies.place.address, base)
+    if here.checkpoint is None:
+        return True
+    newest = source.candidates()[0].manifest.order
+    return form.own_id(here.run) == run and newest > store.order_of(here.checkpoint)
 
 
 def spec_at(address: str) -> Path:
@@ -282,10 +293,10 @@ def spec_at(address: str) -> Path:
                 if name in entries:
                     _download(source.copies.place, f"{copy.name}/run/{name}", entries[name], folder / name)
         except BadCopy as error:
-            log.warning("copy %s/%s is passed over: %s", source.copies.place.shown, copy.name, error)
+            source.pass_over(copy.name, error)
             continue
         except PlaceError as error:
-            raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
+            raise source.unreadable(error) from error
         return folder / "spec.yml"
     raise CheckpointError(f"{source.shown}: no intact copy of a run's spec is there; give the spec with -c")
 
@@ -298,9 +309,5 @@ def states(address: str) -> tuple[Source, Sequence[Copy], dict[str, str]]:
     """
     source = Source.of(address)
     source.run()
-    try:
-        copies, bad = source.copies.listed()
-    except PlaceError as error:
-        raise CheckpointError(f"{source.shown}: cannot be read: {error}") from error
-    chosen = [copy for copy in copies if source.step in (None, copy.name)]
-    return source, chosen[::-1], {name: why for name, why in bad.items() if source.step in (None, name)}
+    copies, bad = source.listed()
+    return source, copies[::-1], bad

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from mtrain.errors import CheckpointError
-from mtrain.system import resuming
+from mtrain.jobs.resume import find
 
 
 def refused(path: Path) -> str:
     with pytest.raises(CheckpointError) as told:
-        resuming.find_resume(str(path), base=path.parent, name="job")
+        find.find_resume(str(path), base=path.parent, name="job")
     return str(told.value)
 
 

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 TYPED = ("override", "flag", "run")
 """Kinds of origins of values that somebody chose for one run."""
 VARIABLE = "MTRAIN_"
-PLACE = ("node_rank", "master_addr", "master_port", "control_port", "start_port", "interface")
-"""Keys of the section ``cluster`` that describe the place of one host in one start."""
-HOSTS = ("ips", "slots")
-"""Keys of the section ``cluster`` that name the hosts of a start."""
+PLACE = tuple(
+    f"cluster.{key}" for key in ("node_rank", "master_addr", "master_port", "control_port", "start_port", "interface")
+)
+"""Paths that describe the place of one host in one start."""
+HOSTS = ("cluster.ips", "cluster.slots")
+"""Paths that name the hosts of a start."""
+OF_START = (*PLACE, *HOSTS, "cluster.name")
+"""Paths of facts about hosts that hold for one start."""
 NOT_TAKEN = ("report.name", "report.dir")
 """Paths whose values follow from the folder that is resumed."""
 
@@ -111,13 +115,8 @@ def chosen_paths(loaded: "Loaded") -> Iterable[str]:
         path
         for path in paths
         if (not isinstance(value := value_at(loaded.values, path), Mapping) or not value)
-        and not (loaded.origin(path).kind == "run" and _is_unset_fact(path, value))
+        and not (loaded.origin(path).kind == "run" and path in OF_START and value in (None, [], "auto"))
     ]
-
-
-def _is_unset_fact(path: str, value: Any) -> bool:
-    section, _, key = path.partition(".")
-    return section == "cluster" and key in (*PLACE, *HOSTS, "name") and value in (None, [], "auto")
 
 
 def _found_paths(loaded: "Loaded") -> list[str]:

@@ -15,7 +15,6 @@ from mtrain.spec.model import Spec
 from mtrain.weights.outline import SpecOutline
 
 _SHOWN = 3
-Shape = tuple[int, ...]
 
 
 def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int, training: bool) -> list[str]:
@@ -38,13 +37,11 @@ def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int
     saved = body.get("spec") or {}
     changes = _changes(spec, saved, names=(body.get("extra") or {}).get("class_names"), classes=classes)
     weights = shapes_of(folder, "weights")
-    if changes or not saved:
-        unfit = _unfit(_expected_shapes(outline), weights)
-        if unfit:
-            raise CheckpointError(
-                f"{folder} does not fit this job: {'; '.join([*changes, unfit])}. Give the model, options and data that it "
-                f"was trained with, or start a new job from its weights with model.weights: {folder}"
-            )
+    if (changes or not saved) and (unfit := _unfit(outline, weights)):
+        raise CheckpointError(
+            f"{folder} does not fit this job: {'; '.join([*changes, unfit])}. Give the model, options and data that it "
+            f"was trained with, or start a new job from its weights with model.weights: {folder}"
+        )
     if training:
         _check_moments(spec, saved, folder, list(weights))
     return [f"resumed with a change: {change}" for change in changes]
@@ -65,7 +62,7 @@ def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | Non
         differences.append(f"model.name: {spec.model.name} given, the checkpoint was trained with {model['name']}")
     now, then = spec.model.model_dump(mode="json")["options"], model.get("options") or {}
     differences += [
-        f"model.options.{name}: {_shown_value(now, name)} given, the checkpoint was trained with {_shown_value(then, name)}"
+        f"model.options.{name}: {now.get(name, 'nothing')} given, the checkpoint was trained with {then.get(name, 'nothing')}"
         for name in sorted({*now, *then})
         if now.get(name) != then.get(name)
     ]
@@ -79,10 +76,6 @@ def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | Non
     return differences
 
 
-def _shown_value(options: Mapping[str, Any], name: str) -> str:
-    return str(options[name]) if name in options else "nothing"
-
-
 def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
     """Estimate the size of a checkpoint of ``spec``; None if the model cannot be outlined without its framework."""
     if outline.state is None:
@@ -92,15 +85,11 @@ def checkpoint_bytes(spec: Spec, outline: SpecOutline) -> int | None:
     return weights * wide * (1 + (spec.train.ema is not None) + len(MOMENTS[spec.optimizer.rule]))
 
 
-def _expected_shapes(outline: SpecOutline) -> Mapping[str, Shape] | None:
-    """Return names and shapes of a model; None if it cannot be outlined, so that only its ranks can compare."""
-    return None if outline.state is None else {name: entry.shape for name, entry in outline.state.items()}
-
-
-def _unfit(expected: Mapping[str, Shape] | None, saved: Mapping[str, Shape]) -> str:
+def _unfit(outline: SpecOutline, saved: Mapping[str, tuple[int, ...]]) -> str:
     """Describe the differences between a model and the arrays of a checkpoint; empty if they fit."""
-    if expected is None:
+    if outline.state is None:  # it cannot be outlined here, so that only its ranks can compare
         return ""
+    expected = {name: entry.shape for name, entry in outline.state.items()}
     kinds = {
         "missing": [name for name in expected if name not in saved],
         "unknown": [name for name in saved if name not in expected],
