@@ -81,7 +81,7 @@ def test_each_package_is_installed_absent_of_another_version_or_broken(monkeypat
     installed = metadata.distribution
 
     def distribution(name):
-        if name == "mtrain-deploy":
+        if name in ("mtrain-clusters", "mtrain-deploy"):
             raise metadata.PackageNotFoundError(name)
         return installed(name)
 
@@ -91,9 +91,13 @@ def test_each_package_is_installed_absent_of_another_version_or_broken(monkeypat
     found = {finding.check: finding for finding in own_packages()}
     assert list(found) == ["mtrain-trace", *packages.PACKAGES]
     deploy, ui, sweep = found.pop("mtrain-deploy"), found.pop("mtrain-ui"), found.pop("mtrain-sweep")
+    clusters = found.pop("mtrain-clusters")
     assert {finding.state for finding in found.values()} == {"ok"}
     assert deploy.state == "absent"
     assert deploy.text.startswith("not installed; it brings export, quantise, prune, serve")
+    names = clusters.text.partition("it brings ")[2].split(", ")
+    assert names.count("slurm") == 1, "it is a cluster and an allocation"
+    assert len(names) == len(set(names))
     assert deploy.remedy.endswith(f"-m pip install -e {ROOT}/packages/mtrain-deploy")
     assert (ui.state, ui.text) == ("bad", f"mtrain-ui has version 0.0.9, mtrain {mtrain.__version__}")
     assert ui.remedy.endswith("packages/mtrain-ui")

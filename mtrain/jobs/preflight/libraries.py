@@ -148,6 +148,8 @@ def extras(registry: Registry) -> list[Finding]:
         text = f"{modules}: not installed; needed by {', '.join(user.name for user in users)}"
         findings.append(Finding(check=extra, state="absent", text=text, remedy=users[0].remedy(sys.executable)))
     for file, package, extra in plugin_packages.plots_lacking(registry):
+        if extra in packages.PACKAGES:  # it has a line of its own
+            continue
         remedy = f"install with {remedies.install(extra, python=sys.executable)}"
         findings.append(
             Finding(check=extra, state="absent", text=f"{package}: not installed; needed by {file}", remedy=remedy)
@@ -170,7 +172,8 @@ def own_packages() -> list[Finding]:
         elif version:
             findings.append(Finding(check=package, state="ok", text=f"version {version}"))
         else:
-            names = ", ".join(name.replace(".", " ") for each in brought.brings.values() for name in each)
+            brings = dict.fromkeys(name.replace(".", " ") for each in brought.brings.values() for name in each)
+            names = ", ".join(brings)
             text = f"not installed; it brings {names}" if names else "not installed"
             remedy = _install(package, sys.executable)
             findings.append(Finding(check=package, state="absent", text=text, remedy=remedy))
