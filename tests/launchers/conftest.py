@@ -139,12 +139,12 @@ def starter(tmp_path):
             from mtrain.jobs.hosts import this_host
             from mtrain.jobs.hosts.this_host import Job
             from mtrain.records.console import Quiet
-            from mtrain.system.environment import caller, cleaned
+            from mtrain.system.environment import caller, clean
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
             faults = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(faults)
             plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks}, launcher_name={launcher_name!r})
-            environ, replan = cleaned(caller()), lambda checkpoint: plan
+            environ, replan = clean(caller()), lambda checkpoint: plan
             job = Job(display=Quiet(sys.stdout), environ=environ, replan=replan, limits=faults.QUICK)
             sys.exit(this_host.run(plan, job).code)
             """
