@@ -81,20 +81,6 @@ __all__ = [
     "train",
 ]
 _HOMES = {
-    "commands.functions": (
-        *(
-            "JobFailed",
-            "compare_backends",
-            "doctor",
-            "evaluate",
-            "load_spec",
-            "open_run",
-            "plan",
-            "predict",
-            "run",
-            "train",
-        ),
-    ),
     "commands.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
     "spec.typed": ("Spec",),
     "rank.script.rules": (
@@ -103,7 +89,7 @@ _HOMES = {
     ),
     "rank.script.session": ("session", "Session"),
 }
-"""Module -> the public names that it defines."""
+"""Module -> the public names that it defines; all others are in ``commands.functions``."""
 _OF_PACKAGES = {
     "mtrain_clusters": ("SubmittedJob", "open_job", "submit"),
     "mtrain_deploy": ("export", "prune", "quantise", "serve"),
@@ -123,7 +109,7 @@ def __getattr__(name: str) -> Any:
     package = next((package for package, names in _OF_PACKAGES.items() if name in names), None)
     if package is None:
         try:
-            return faces.attributes("mtrain", _HOMES)(name)
+            return faces.attributes("mtrain", {**_HOMES, "commands.functions": __all__})(name)
         except ModuleNotFoundError as error:
             if error.name != "mtrain.spec.typed":
                 raise

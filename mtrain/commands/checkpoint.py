@@ -35,7 +35,7 @@ def checkpoint() -> None:
     """List, verify or show checkpoints."""
 
 
-@checkpoint.command("list")
+@checkpoint.command("list", examples=(("mtrain checkpoint list runs/digits", "in the order of writing"),))
 @click.argument("folder", type=FolderOrAddress())
 def list_(folder: Path | str) -> None:
     """List the checkpoints of a run in the order of writing, or its copies at an address. Reads no array."""
@@ -47,7 +47,7 @@ def list_(folder: Path | str) -> None:
         terminal.say(f"{row.name:<20}{row.update:>10}{score:>10}{size:>12}  {row.state}")
 
 
-@checkpoint.command()
+@checkpoint.command(examples=(("mtrain checkpoint verify runs/digits", "read every byte"),))
 @click.argument("folder", type=FolderOrAddress())
 @click.pass_context
 def verify(context: click.Context, folder: Path | str) -> None:
@@ -73,7 +73,7 @@ def fetch(address: str, *, best: bool, base: Path) -> None:
     terminal.say(str(fetch.restore_run(address, base, best=best).checkpoint))
 
 
-@checkpoint.command()
+@checkpoint.command(examples=(("mtrain checkpoint show runs/digits --arrays", "names and shapes"),))
 @click.argument("folder", type=FOLDER)
 @click.option("--arrays", is_flag=True, help="Name every array with its shape.")
 def show(folder: Path, *, arrays: bool) -> None:

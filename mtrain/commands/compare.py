@@ -54,7 +54,15 @@ class CompareCommand(JobCommand):
 
 
 @click.command(
-    "compare", cls=CompareCommand, options_metavar="[OPTIONS]", epilog="Words after -- are the arguments of the script."
+    "compare",
+    cls=CompareCommand,
+    options_metavar="[OPTIONS]",
+    epilog="Words after -- are the arguments of the script.",
+    examples=(
+        ("mtrain compare -c vit_digits -b ddp,horovod", "50 updates of each; the first one is the reference"),
+        ("mtrain compare -b ddp,deepspeed:stage=3 --script train.py", "your own script on two backends"),
+        ("mtrain compare one two", "two folders of `mtrain-trace run`: what parted first, and why"),
+    ),
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[A B ...]")
 @spec_options

@@ -8,7 +8,10 @@ from mtrain.commands.helping import Command
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(("mtrain completion bash >> ~/.bashrc", "complete commands, flags and keys with the tab key"),),
+)
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL.

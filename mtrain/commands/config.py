@@ -98,7 +98,7 @@ def config() -> None:
 config.add_command(import_)
 
 
-@config.command("list")
+@config.command("list", examples=(("mtrain config list", "the names that -c takes"),))
 def list_configs() -> None:
     """List the shipped specs, which -c takes by name, and the specs in this folder."""
     from mtrain.spec.sources import shipped_summaries, specs_in
@@ -114,7 +114,13 @@ def list_configs() -> None:
         terminal.say(f"  {name}")
 
 
-@config.command(cls=JobCommand)
+@config.command(
+    cls=JobCommand,
+    examples=(
+        ("mtrain config show -c yolov5n_bccd --origins", "every value, and where it came from"),
+        ("mtrain config show -c yolov5n_bccd --lr 0.005", "the spec with another learning rate"),
+    ),
+)
 @quiet_job_options
 @click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -134,7 +140,9 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
         terminal.say(line)
 
 
-@config.command(cls=JobCommand)
+@config.command(
+    cls=JobCommand, examples=(("mtrain config explain optimizer.learning_rate -c yolov5n_bccd", "one value of a spec"),)
+)
 @click.argument("path", shell_complete=complete_path)
 @quiet_job_options
 def explain(path: str, **params: Any) -> None:
@@ -183,7 +191,7 @@ def _option_lines(loaded: "Loaded", path: str) -> list[str]:
     return [f"  of       {'.'.join(selector.path)} {name}:", *(f"    {line}" for line in lines)]
 
 
-@config.command()
+@config.command(examples=(("mtrain config schema > spec.schema.json", "for an editor"),))
 @click.option(
     "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="Only what this spec may hold, for its task."
 )
@@ -207,7 +215,7 @@ def schema(*, config: str | None, markdown: bool) -> None:
         terminal.say(line)
 
 
-@config.command()
+@config.command(examples=(("mtrain config validate spec.yml", "every mistake, with its line"),))
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def validate(files: tuple[str, ...]) -> None:
     """Check specs and print every mistake of all of them."""

@@ -53,7 +53,9 @@ def data() -> None:
     """Check or convert a data set, or make the embedded one."""
 
 
-@data.command(cls=JobCommand)
+@data.command(
+    cls=JobCommand, examples=(("mtrain data check yolov5n_bccd", "counts, mistakes, and images with their labels"),)
+)
 @click.argument("spec", required=False, shell_complete=complete_config)
 @spec_options
 @click.option("--images", "-n", default=16, show_default=True, type=click.IntRange(min=1), help="Images in the grid.")
@@ -100,7 +102,10 @@ def _cell(text: str) -> str:
     return escape(terminal.one_line(text))
 
 
-@data.command(cls=JobCommand)
+@data.command(
+    cls=JobCommand,
+    examples=(("mtrain data convert out/ --to yolo -c spec.yml", "the data set of a spec as YOLO files"),),
+)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--to", "form", required=True, type=click.Choice(["coco", "voc", "yolo"]), help="Format to write.")
 @click.option("--format", "given", metavar="FORMAT", help="Format to read: data.format.")
@@ -135,7 +140,7 @@ def make() -> None:
     """Make a data set."""
 
 
-@make.command()
+@make.command(examples=(("mtrain data make digits digits/", "handwritten digits as a data set"),))
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--train", default=400, show_default=True, type=click.IntRange(min=1), help="Canvases to train on.")
 @click.option("--val", default=100, show_default=True, type=click.IntRange(min=1), help="Canvases to evaluate on.")

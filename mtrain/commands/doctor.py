@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from mtrain.jobs.preflight.findings import Finding
 
 
-@click.command("doctor", cls=JobCommand)
+@click.command(
+    "doctor", cls=JobCommand, examples=(("mtrain doctor --quick", "this host, without the all-reduce of each backend"),)
+)
 @host_options
 @click.option("--quick", is_flag=True, help="Leave out the all-reduce of each backend.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

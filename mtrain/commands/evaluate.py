@@ -34,7 +34,14 @@ class EvaluateRequest:
     quiet: bool = False
 
 
-@click.command("evaluate", cls=JobCommand)
+@click.command(
+    "evaluate",
+    cls=JobCommand,
+    examples=(
+        ("mtrain evaluate runs/digits", "the best checkpoint of a run"),
+        ("mtrain evaluate -c yolov5s --weights yolov5s.pt", "weights of the original project"),
+    ),
+)
 @evaluation_options
 @run_argument
 @click.option("--run", metavar="FOLDER", help="As RUN.")

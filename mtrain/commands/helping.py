@@ -26,84 +26,16 @@ GROUPS: Mapping[str, Sequence[str]] = {
 }
 """Heading in the help of a job -> the parameters below it. A parameter that is not listed is the command's own."""
 
-EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
-    "train": (
-        ("mtrain", "train ./mtrain.yml, or else the embedded demo"),
-        ("mtrain -c yolov5n_bccd --epochs 50 --lr 0.005", "a shipped spec, with two other values"),
-        ("mtrain -c spec.yml -b horovod --nproc-per-node 2", "another backend, on two ranks"),
-        ("mtrain -c spec.yml --resume", "go on with the newest run of this name"),
-        ("mtrain -c spec.yml --cluster ssh -H node1,node2", "start on two hosts from here"),
-    ),
-    "run": (
-        ("mtrain run --nproc-per-node 2 train.py --lr 0.1", "your script on two ranks, with its own --lr"),
-        ("mtrain run -b ddp --name first train.py", "the run folder is runs/first"),
-    ),
-    "plan": (
-        ("mtrain plan -c yolov5n_bccd", "the commands, the memory and the facts of each rank"),
-        ("mtrain plan -c yolov5n_bccd --diff ddp fleet", "what two backends do differently"),
-    ),
-    "submit": (
-        ("mtrain submit -c spec.yml --cluster slurm --nnodes 2", "give the job to Slurm"),
-        ("mtrain status", "its state"),
-    ),
-    "status": (("mtrain status", "of the newest job"), ("mtrain status --all", "every job that was submitted here")),
-    "logs": (("mtrain logs --follow", "of the newest job, until it ends"),),
-    "cancel": (("mtrain cancel 4711", "ask job 4711 to save its state and end"),),
-    "evaluate": (
-        ("mtrain evaluate runs/digits", "the best checkpoint of a run"),
-        ("mtrain evaluate -c yolov5s --weights yolov5s.pt", "weights of the original project"),
-    ),
-    "predict": (
-        ("mtrain predict photos/ --run runs/digits", "the best checkpoint of a run on a folder of images"),
-        ("mtrain predict a.jpg --weights digits.onnx", "an exported model; no framework is needed"),
-    ),
-    "export": (
-        ("mtrain export runs/digits", "digits.onnx"),
-        ("mtrain export runs/digits --form nms --out m.onnx", "an ONNX graph with the suppression in it"),
-    ),
-    "quantise": (("mtrain quantise runs/digits", "digits-int8.onnx"),),
-    "prune": (("mtrain prune runs/digits --target 0.5 --out small", "a network of half the FLOPs"),),
-    "serve": (("mtrain serve --weights digits.onnx --port 8080", "answer requests at port 8080 of this machine"),),
-    "compare": (
-        ("mtrain compare -c vit_digits -b ddp,horovod", "50 updates of each; the first one is the reference"),
-        ("mtrain compare -b ddp,deepspeed:stage=3 --script train.py", "your own script on two backends"),
-        ("mtrain compare one two", "two folders of `mtrain-trace run`: what parted first, and why"),
-    ),
-    "report": (("mtrain report runs/digits", "write runs/digits/report.html"),),
-    "sweep": (("mtrain sweep -c spec.yml --space space.yml --trials 20", "20 trials from a search space"),),
-    "ui": (("mtrain ui", "the runs in ./runs, at http://127.0.0.1:8600"),),
-    "config list": (("mtrain config list", "the names that -c takes"),),
-    "config show": (
-        ("mtrain config show -c yolov5n_bccd --origins", "every value, and where it came from"),
-        ("mtrain config show -c yolov5n_bccd --lr 0.005", "the spec with another learning rate"),
-    ),
-    "config explain": (("mtrain config explain optimizer.learning_rate -c yolov5n_bccd", "one value of a spec"),),
-    "config validate": (("mtrain config validate spec.yml", "every mistake, with its line"),),
-    "config schema": (("mtrain config schema > spec.schema.json", "for an editor"),),
-    "plugins list": (("mtrain plugins list models", "the models that model.name may name"),),
-    "plugins show": (("mtrain plugins show yolov5n", "its options"),),
-    "plugins new": (("mtrain plugins new backend mine", "a package in ./mtrain-mine"),),
-    "plugins test": (("mtrain plugins test ddp --ranks 2", "prove that it trains as solo does"),),
-    "data check": (("mtrain data check yolov5n_bccd", "counts, mistakes, and images with their labels"),),
-    "data convert": (("mtrain data convert out/ --to yolo -c spec.yml", "the data set of a spec as YOLO files"),),
-    "data make digits": (("mtrain data make digits digits/", "handwritten digits as a data set"),),
-    "checkpoint list": (("mtrain checkpoint list runs/digits", "in the order of writing"),),
-    "checkpoint verify": (("mtrain checkpoint verify runs/digits", "read every byte"),),
-    "checkpoint show": (("mtrain checkpoint show runs/digits --arrays", "names and shapes"),),
-    "weights import": (("mtrain weights import yolov5s.pt --model yolov5s --to yolov5s.safetensors", ""),),
-    "weights export": (
-        ("mtrain weights export runs/digits --to digits.pt", "for the original project"),
-        ("mtrain weights export runs/digits --format dcp --to digits", "for torch.distributed.checkpoint"),
-    ),
-    "weights show": (("mtrain weights show yolov5s.pt", "nothing in the file is executed"),),
-    "doctor": (("mtrain doctor --quick", "this host, without the all-reduce of each backend"),),
-    "completion": (("mtrain completion bash >> ~/.bashrc", "complete commands, flags and keys with the tab key"),),
-}
-"""Command -> examples, and what each one does."""
+Examples = Sequence[tuple[str, str]]
+"""Lines of the shell, and what each one does."""
 
 
 class Command(click.Command):
     """A command whose help shows its flags in groups, and examples at the end."""
+
+    def __init__(self, name: str | None, *, examples: Examples = (), **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words; an error of the parser knows the command, which click leaves out in some."""
@@ -121,18 +53,15 @@ class Command(click.Command):
         for heading, entries in sections(rows).items():
             with formatter.section(heading):
                 formatter.write_dl(entries)
-        self._format_examples(ctx, formatter)
+        if self.examples:
+            self._format_examples(formatter)
 
-    @staticmethod
-    def _format_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        examples = EXAMPLES.get(path_of(ctx), ())
-        if not examples:
-            return
+    def _format_examples(self, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
-            width = max(len(line) for line, _ in examples)
+            width = max(len(line) for line, _ in self.examples)
             indent = " " * formatter.current_indent
-            fits = all(width + len(f"{indent}  # {meaning}") <= formatter.width for _, meaning in examples)
-            for line, meaning in examples:
+            fits = all(width + len(f"{indent}  # {meaning}") <= formatter.width for _, meaning in self.examples)
+            for line, meaning in self.examples:
                 if fits:
                     formatter.write(f"{indent}{line:{width}}  # {meaning}".rstrip(" #") + "\n")
                 else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from mtrain.commands.helping import EXAMPLES, path_of, usage
+from mtrain.commands.helping import usage
 from mtrain.spec.suggest import closest
 
 _QUOTED = re.compile(
@@ -55,7 +55,7 @@ def _missing(error: click.MissingParameter, ctx: click.Context | None) -> str:
     if ctx is None or parameter is None:
         return error.format_message()
     what = parameter.make_metavar(ctx) if isinstance(parameter, click.Argument) else parameter.opts[-1]
-    examples = EXAMPLES.get(path_of(ctx), ())
+    examples = getattr(ctx.command, "examples", ())
     example = f", for example: {examples[0][0]}" if examples else ""
     choices = ""
     if isinstance(parameter, click.Option):

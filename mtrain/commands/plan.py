@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 
-@click.command("plan", cls=JobCommand)
+@click.command(
+    "plan",
+    cls=JobCommand,
+    examples=(
+        ("mtrain plan -c yolov5n_bccd", "the commands, the memory and the facts of each rank"),
+        ("mtrain plan -c yolov5n_bccd --diff ddp fleet", "what two backends do differently"),
+    ),
+)
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")

@@ -39,7 +39,7 @@ def plugins() -> None:
     """List plugins of every kind, show one, write a new one, or test one."""
 
 
-@plugins.command("list")
+@plugins.command("list", examples=(("mtrain plugins list models", "the models that model.name may name"),))
 @click.argument("kind", required=False, type=click.Choice(KINDS))
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_plugins(kind: str | None, *, as_json: bool) -> None:
@@ -77,7 +77,7 @@ def _facts(entry: "Entry") -> dict[str, Any]:
     }
 
 
-@plugins.command("show")
+@plugins.command("show", examples=(("mtrain plugins show yolov5n", "its options"),))
 @click.argument("name")
 @click.option("--kind", type=click.Choice(KINDS), help="Where several plugins have that name.")
 def show(name: str, *, kind: str | None) -> None:

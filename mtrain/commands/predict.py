@@ -85,7 +85,14 @@ class Prediction:
         return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
 
 
-@click.command("predict", cls=JobCommand)
+@click.command(
+    "predict",
+    cls=JobCommand,
+    examples=(
+        ("mtrain predict photos/ --run runs/digits", "the best checkpoint of a run on a folder of images"),
+        ("mtrain predict a.jpg --weights digits.onnx", "an exported model; no framework is needed"),
+    ),
+)
 @spec_options
 @click.argument("sources", nargs=-1, required=True, metavar="FILE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")

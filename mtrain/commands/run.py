@@ -56,7 +56,14 @@ def split_at_script(args: Sequence[str], params: Sequence[click.Parameter]) -> t
     return own, words[1:] if words[:1] == ["--"] else words
 
 
-@click.command("run", cls=ScriptCommand)
+@click.command(
+    "run",
+    cls=ScriptCommand,
+    examples=(
+        ("mtrain run --nproc-per-node 2 train.py --lr 0.1", "your script on two ranks, with its own --lr"),
+        ("mtrain run -b ddp --name first train.py", "the run folder is runs/first"),
+    ),
+)
 @script_options
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ITS ARGUMENTS]")

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 
-@click.command("train", cls=JobCommand)
+@click.command(
+    "train",
+    cls=JobCommand,
+    examples=(
+        ("mtrain", "train ./mtrain.yml, or else the embedded demo"),
+        ("mtrain -c yolov5n_bccd --epochs 50 --lr 0.005", "a shipped spec, with two other values"),
+        ("mtrain -c spec.yml -b horovod --nproc-per-node 2", "another backend, on two ranks"),
+        ("mtrain -c spec.yml --resume", "go on with the newest run of this name"),
+        ("mtrain -c spec.yml --cluster ssh -H node1,node2", "start on two hosts from here"),
+    ),
+)
 @job_options
 @click.pass_context
 def train(context: click.Context, /, **params: Any) -> None:

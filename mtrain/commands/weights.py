@@ -52,7 +52,9 @@ def weights() -> None:
     """Read, convert and show files of weights. Nothing that a file holds is executed."""
 
 
-@weights.command("import")
+@weights.command(
+    "import", examples=(("mtrain weights import yolov5s.pt --model yolov5s --to yolov5s.safetensors", ""),)
+)
 @click.argument("file", type=PATH)
 @click.option(
     "--model", required=True, shell_complete=complete_plugin("models"), help="The model that the weights are of."
@@ -73,7 +75,12 @@ def import_(**params: Any) -> None:
     import_weights(take_request(ConvertRequest, params), tell=terminal.say, warn=_warn)
 
 
-@weights.command()
+@weights.command(
+    examples=(
+        ("mtrain weights export runs/digits --to digits.pt", "for the original project"),
+        ("mtrain weights export runs/digits --format dcp --to digits", "for torch.distributed.checkpoint"),
+    )
+)
 @click.argument("file", type=PATH)
 @click.option(
     "--model", shell_complete=complete_plugin("models"), help="The model that the weights are of; a checkpoint knows."
@@ -103,7 +110,7 @@ def export(**params: Any) -> None:
     convert_weights(take_request(ConvertRequest, params), tell=terminal.say, warn=_warn)
 
 
-@weights.command()
+@weights.command(examples=(("mtrain weights show yolov5s.pt", "nothing in the file is executed"),))
 @click.argument("file", type=PATH)
 def show(file: Path) -> None:
     """List names, types and shapes as FILE has them."""

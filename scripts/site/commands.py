@@ -32,8 +32,6 @@ def page() -> str:
 
 def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
     """Yield the parts of the page about a command and those below it."""
-    from mtrain.commands.helping import EXAMPLES
-
     yield f"{'#' * level} {path}\n"
     yield " ".join((command.help or "").split("\f")[0].split()).strip() + "\n"
     if isinstance(command, click.Group):
@@ -44,7 +42,7 @@ def _parts(command: click.Command, path: str, *, level: int) -> Iterator[str]:
         return
     context = click.Context(command, info_name=path)
     usage = " ".join((path, *command.collect_usage_pieces(context)))
-    examples = EXAMPLES.get(path.removeprefix("mtrain "), ())
+    examples = getattr(command, "examples", ())
     lines = [f"$ {usage}", *(f"# {meaning}\n$ {line}" if meaning else f"$ {line}" for line, meaning in examples)]
     yield "```console\n" + "\n".join(lines) + "\n```\n"
     for title, rows in tables(command, context).items():

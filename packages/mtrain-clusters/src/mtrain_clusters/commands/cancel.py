@@ -9,7 +9,7 @@ from mtrain.spec import terminal
 from mtrain_clusters.commands.status import job_argument
 
 
-@click.command("cancel", cls=Command)
+@click.command("cancel", cls=Command, examples=(("mtrain cancel 4711", "ask job 4711 to save its state and end"),))
 @job_argument
 def command(job: str | None, folder: Path) -> None:
     """End a submitted job, which saves its state first; without ID, the newest one."""

@@ -9,7 +9,7 @@ from mtrain.spec import terminal
 from mtrain_clusters.commands.status import job_argument
 
 
-@click.command("logs", cls=Command)
+@click.command("logs", cls=Command, examples=(("mtrain logs --follow", "of the newest job, until it ends"),))
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Also show the lines to come, until the job ends.")
 def command(job: str | None, folder: Path, *, follow: bool) -> None:

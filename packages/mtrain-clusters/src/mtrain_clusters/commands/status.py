@@ -22,7 +22,11 @@ def job_argument(command: F) -> F:
     return click.argument("job", metavar="[ID]", required=False)(command)
 
 
-@click.command("status", cls=Command)
+@click.command(
+    "status",
+    cls=Command,
+    examples=(("mtrain status", "of the newest job"), ("mtrain status --all", "every job that was submitted here")),
+)
 @job_argument
 @click.option("--all", "every", is_flag=True, help="List all jobs that were submitted, without asking the scheduler.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -67,7 +67,14 @@ def with_queue_flags(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "overrides": tuple(overrides), "flags": flags}
 
 
-@click.command("submit", cls=ScriptCommand)
+@click.command(
+    "submit",
+    cls=ScriptCommand,
+    examples=(
+        ("mtrain submit -c spec.yml --cluster slurm --nnodes 2", "give the job to Slurm"),
+        ("mtrain status", "its state"),
+    ),
+)
 @job_options
 @queue_options
 @click.argument("script", metavar="[SCRIPT]", required=False)

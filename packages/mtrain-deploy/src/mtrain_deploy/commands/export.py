@@ -11,7 +11,14 @@ from mtrain.spec import terminal
 MIB = 2**20
 
 
-@click.command("export", cls=JobCommand)
+@click.command(
+    "export",
+    cls=JobCommand,
+    examples=(
+        ("mtrain export runs/digits", "digits.onnx"),
+        ("mtrain export runs/digits --form nms --out m.onnx", "an ONNX graph with the suppression in it"),
+    ),
+)
 @spec_options
 @run_argument
 @click.option("--run", metavar="FOLDER", help="As RUN.")

@@ -64,7 +64,11 @@ class Pruned:
         yield f"written: {self.out / SPEC}, {self.out / WEIGHTS}"
 
 
-@click.command("prune", cls=JobCommand)
+@click.command(
+    "prune",
+    cls=JobCommand,
+    examples=(("mtrain prune runs/digits --target 0.5 --out small", "a network of half the FLOPs"),),
+)
 @spec_options
 @run_argument
 @click.option("--run", metavar="FOLDER", help="As RUN.")

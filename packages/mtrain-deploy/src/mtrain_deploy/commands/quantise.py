@@ -63,7 +63,7 @@ class Quantised:
     """Images from which the other ranges were measured."""
 
 
-@click.command("quantise", cls=JobCommand)
+@click.command("quantise", cls=JobCommand, examples=(("mtrain quantise runs/digits", "digits-int8.onnx"),))
 @click.option("--weights", metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
 @run_argument
 @click.option("--run", metavar="FOLDER", help="As RUN.")

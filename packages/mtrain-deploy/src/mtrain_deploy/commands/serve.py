@@ -8,7 +8,11 @@ from mtrain.commands.options import JobCommand
 from mtrain.spec import terminal
 
 
-@click.command("serve", cls=JobCommand)
+@click.command(
+    "serve",
+    cls=JobCommand,
+    examples=(("mtrain serve --weights digits.onnx --port 8080", "answer requests at port 8080 of this machine"),),
+)
 @click.option("--weights", required=True, metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on. There is no authentication."

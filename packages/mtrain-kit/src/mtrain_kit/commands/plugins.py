@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtrain.commands.helping import Command
 from mtrain.commands.options import JobCommand
 from mtrain.errors import UsageError
 from mtrain.spec import terminal
@@ -23,7 +24,7 @@ TESTED = ("backends", "models", "datasets", "tasks", "launchers")
 """Kinds of plugins that can be tested; of several with one name, the first is meant."""
 
 
-@click.command("new")
+@click.command("new", cls=Command, examples=(("mtrain plugins new backend mine", "a package in ./mtrain-mine"),))
 @click.argument("kind", type=click.Choice(("backend", "model", "dataset", "task", "launcher")))
 @click.argument("name")
 @click.option("--out", "--output", "out", type=click.Path(path_type=Path), help="Its folder.  [default: mtrain-NAME]")
@@ -37,7 +38,9 @@ def new_plugin(kind: str, name: str, out: Path | None) -> None:
     terminal.say(f"  mtrain plugins test {name} --kind {skeleton.KINDS[kind]}")
 
 
-@click.command("test", cls=JobCommand)
+@click.command(
+    "test", cls=JobCommand, examples=(("mtrain plugins test ddp --ranks 2", "prove that it trains as solo does"),)
+)
 @click.argument("name")
 @click.option(
     "--kind", type=click.Choice(TESTED), help="Where several plugins have that name.  [default: backends first]"

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from mtrain_sweep.search import Verdict
 
 
-@click.command("sweep", cls=JobCommand)
+@click.command(
+    "sweep",
+    cls=JobCommand,
+    examples=(("mtrain sweep -c spec.yml --space space.yml --trials 20", "20 trials from a search space"),),
+)
 @host_options
 @click.option("--space", metavar="FILE", help="The search space: a YAML file, or the name of a shipped one: yolov5.")
 @click.option(

@@ -10,7 +10,7 @@ from mtrain.spec import terminal
 from mtrain.spec.calls import explain_calls
 
 
-@click.command("report", cls=Command)
+@click.command("report", cls=Command, examples=(("mtrain report runs/digits", "write runs/digits/report.html"),))
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "-o",

@@ -10,7 +10,7 @@ from mtrain.spec import terminal
 from mtrain.spec.calls import explain_calls
 
 
-@click.command("ui", cls=Command)
+@click.command("ui", cls=Command, examples=(("mtrain ui", "the runs in ./runs, at http://127.0.0.1:8600"),))
 @click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="[RUNS]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
