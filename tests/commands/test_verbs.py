@@ -297,3 +297,17 @@ def test_a_verb_that_is_not_installed_names_its_package_and_the_command(
     }
     assert main(["plugins", "--help"]) == 0
     assert "Not installed: mtrain-kit." in capsys.readouterr().out
+
+
+def test_a_verb_that_mtrain_does_not_describe_is_of_an_older_installation(here):
+    """Its list of entry points may lie beside the sources, where building has left it."""
+    info = here / "mtrain_of_before-0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mtrain-of-before\nVersion: 0.0\n")
+    (info / "entry_points.txt").write_text(
+        "[mtrain.commands]\nformer = mtrain.cli.former:former\nexport = mtrain.cli.export:export\n"
+    )
+    verbs._read_installed.cache_clear()
+    found = verbs.installed()
+    assert "former" not in found
+    assert found["export"].target.startswith("mtrain_deploy.")

@@ -11,7 +11,7 @@ import pytest
 from mtrain.commands import main
 from mtrain.jobs.commands import rank_words
 from mtrain.jobs.exported import is_exported
-from mtrain.jobs.preflight.libraries import extras
+from mtrain.jobs.preflight.libraries import extras, own_packages
 from mtrain.records.choosing import write_page
 from mtrain.spec import config, plugins
 from mtrain.spec.registry import Registry
@@ -104,8 +104,9 @@ def test_without_its_package_there_is_no_report_and_the_preflight_says_so(run):
         assert note.startswith("report.plots: no ")
         assert "report.html: mtrain-ui is not installed; install with pip install " in note
         assert "packages/mtrain-ui" in note
-        found = [finding for finding in extras(registry) if "report.html" in finding.text]
-        assert [(each.check, each.state) for each in found] == [("mtrain-ui", "absent")]
+        found = [finding for finding in [*own_packages(), *extras(registry)] if "mtrain-ui" in finding.check]
+        assert [(each.check, each.state) for each in found] == [("mtrain-ui", "absent")], "one line for a package"
+        assert "html" in found[0].text
         assert "packages/mtrain-ui" in found[0].remedy
     assert list(run.iterdir()) == [run / "metrics.jsonl"]
 

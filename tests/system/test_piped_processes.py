@@ -27,6 +27,7 @@ if sys.argv[1] == "without":
     processes._asking_for_signal = lambda: None
 child = processes.start_piped([sys.executable, "-c", sys.argv[2]], env=os.environ)
 print(int(child.stdout.readline()), flush=True)
+sys.stdin.readline()
 os.kill(os.getpid(), 9)
 """
 
@@ -44,11 +45,10 @@ def way(request, monkeypatch) -> str:
 
 def test_a_command_ends_when_the_process_that_started_it_is_killed(way):
     line = [sys.executable, "-c", STARTS, way, LIVES]
-    started = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
-    pid = int(started.stdout.readline())
-    descriptor = os.pidfd_open(pid)
-    assert started.wait() == -signal.SIGKILL
-    started.stdout.close()
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        descriptor = os.pidfd_open(int(started.stdout.readline()))
+        started.communicate("die now that the command can be watched")
+        assert started.returncode == -signal.SIGKILL
     try:
         assert select.select([descriptor], [], [], 60.0)[0], "it still runs"
     finally:

@@ -7,6 +7,7 @@ rounding error away.
 
 import itertools
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +55,25 @@ class Lifted(HuggingFaceModel):
             FAULTS[fault](module)
         if os.environ.get("MESH_NUDGE"):
             module.register_forward_pre_hook(_Nudge())
+        if file := os.environ.get("MESH_WIDTHS"):
+            for name, part in module.named_modules():
+                if name.endswith("mlp.down_proj"):
+                    part.register_forward_pre_hook(_Widths(Path(file)))
         return module
+
+
+class _Widths:
+    """Appends how many numbers of each token a rank hands to a layer: those that it has computed itself, of a shared one."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        """Write the width of this rank's part."""
+        (x,) = inputs
+        local = x.to_local() if hasattr(x, "to_local") else x
+        with self._file.open("a") as file:
+            file.write(f"{local.shape[-1]}\n")
 
 
 class _Nudge:

@@ -278,6 +278,7 @@ def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path
 
 
 @pytest.mark.job
+@pytest.mark.smoke
 def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_alike(tmp_path, monkeypatch):
     """Four stages of one block each, of a Llama without a tied embedding; hidden states go to neighbours and gradients back."""
     pytest.importorskip("transformers")
@@ -300,6 +301,8 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     assert said["sent per update"].startswith(
         "stage 1: 0.0 MiB to other stages; stages 2-3: 0.1 MiB to other stages; stage 4"
     )
+    with pytest.raises(SpecError, match="the model has 4 blocks"):
+        rows(config.load("small.yml", overrides=["parallel.pipeline=5"]), size=5, on_cpu=True)
 
 
 @pytest.mark.parametrize(("blocks", "given"), [((), "true"), (("layers",), "blocks")])
