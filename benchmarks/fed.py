@@ -82,8 +82,9 @@ def trained(record: Mapping[str, Any], arguments: argparse.Namespace, folder: Pa
     """Train a job of one rank in this process; return its lines of updates and its state."""
     from safetensors.numpy import save_file
 
-    from mtrain.core.trainer import train as run_loop
-    from mtrain.rank import assembly, process, train
+    from mtrain.core.update.trainer import train as run_loop
+    from mtrain.rank import process
+    from mtrain.rank.spec import assembly, train
     from mtrain.spec import config
     from mtrain.system.runfolder import RunFolder
 

@@ -62,13 +62,13 @@ def network() -> Any:
 def ours(session: Any) -> Timed:
     """Return mtrain's own loop."""
     from benchmarks.turns import Endless
-    from mtrain.core.cadence import Cadences
-    from mtrain.core.feed import LoaderFeed
     from mtrain.core.interfaces import Progress, Rates, Recipe, Task
-    from mtrain.core.loop import Hooks, Job, Loop
-    from mtrain.core.sampler import Shares
-    from mtrain.core.stepping import Stepper
-    from mtrain.core.trainer import train
+    from mtrain.core.samples.feed import LoaderFeed
+    from mtrain.core.samples.sampler import Shares
+    from mtrain.core.update.cadence import Cadences
+    from mtrain.core.update.loop import Hooks, Job, Loop
+    from mtrain.core.update.stepping import Stepper
+    from mtrain.core.update.trainer import train
 
     details = {"vocabulary": CONFIG["vocab_size"], "end": 0, "length": LENGTH}
     task = Task(kind="language", class_names=(), image_size=0, global_batch=RANKS * ROWS, details=details)

@@ -224,7 +224,7 @@ def measure_job(options: argparse.Namespace, phases: Phases, session: Any, prepa
     from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
     from mtrain.core.collective import barrier
     from mtrain.core.interfaces import Progress, Rates
-    from mtrain.core.streams import WholeStream, stream_of
+    from mtrain.core.state.streams import WholeStream, stream_of
 
     collective, folder = session.collective, options.out / "checkpoints"
     model, optimizer = prepared
@@ -305,7 +305,7 @@ def save_by_peer(model: Any, optimizer: Any, folder: Path) -> None:
 
 
 def _outlines(session: Any, model: Any, optimizer: Any) -> Any:
-    from mtrain.core.streams import stream_of
+    from mtrain.core.state.streams import stream_of
 
     return stream_of(session, model, optimizer, copied=False).outlines["weights"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mtrain.core.sampler import Shuffled
+from mtrain.core.samples.sampler import Shuffled
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.spec import config

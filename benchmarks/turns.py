@@ -62,13 +62,13 @@ class Ours:
         self.records: list[dict[str, Any]] = []
 
     def updates(self, count: int) -> None:
-        from mtrain.core.cadence import Cadences
-        from mtrain.core.feed import LoaderFeed
         from mtrain.core.interfaces import Progress
-        from mtrain.core.loop import Hooks, Job, Loop
-        from mtrain.core.sampler import Shares
-        from mtrain.core.stepping import Stepper
-        from mtrain.core.trainer import train
+        from mtrain.core.samples.feed import LoaderFeed
+        from mtrain.core.samples.sampler import Shares
+        from mtrain.core.update.cadence import Cadences
+        from mtrain.core.update.loop import Hooks, Job, Loop
+        from mtrain.core.update.stepping import Stepper
+        from mtrain.core.update.trainer import train
 
         work = Job(
             session=self.session,

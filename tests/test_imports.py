@@ -61,7 +61,7 @@ OUTSIDE = {
     "core/interfaces": {"numpy", "pydantic"},
     "core/checkpoint": {"numpy", "safetensors"},
     "core/overriding.py": {"typing_extensions"},
-    "core/trace.py": {"numpy", "mtrain_trace"},
+    "core/state/trace.py": {"numpy", "mtrain_trace"},
     "spec": {"pydantic", "yaml"},
     "spec/bounds.py": {"psutil"},
     "spec/plugins.py": {"pydantic", "stevedore"},
@@ -76,8 +76,8 @@ OUTSIDE = {
     "system/http_connections.py": {"h11", "uvicorn"},
     "weights/backup": {"fsspec", "mtrain_trace"},
     "jobs": {"numpy", "psutil", "yaml"},
-    "jobs/host_collector.py": {"prometheus_client"},
-    "jobs/metrics_server.py": {"prometheus_client"},
+    "jobs/run/host_collector.py": {"prometheus_client"},
+    "jobs/run/metrics_server.py": {"prometheus_client"},
 }
 """File or folder -> packages from outside that it may import; every entry is a promise to keep the list short."""
 
@@ -87,7 +87,7 @@ BASE = {"click", "numpy", "psutil", "pydantic", "pydantic_core", "rich", "safete
 WANT_AN_EXTRA = (
     *("backends", "data/images", "tasks/detection", "tasks/classification", "tasks/segmentation"),
     *("records/plots.py", "records/tensorboard.py", "records/notebook.py"),
-    *("system/http_connections.py", "jobs/host_collector.py", "jobs/metrics_server.py"),
+    *("system/http_connections.py", "jobs/run/host_collector.py", "jobs/run/metrics_server.py"),
 )
 """Files and folders that may import more than that while they are loaded: nothing that needs no extra loads them."""
 
@@ -290,7 +290,7 @@ def test_core_names_no_backend():
         "from mtrain.commands import main; assert main(['plugins', 'list']) == 0",
         "from mtrain.commands import main; assert main(['plan', '-c', 'yolov5n_bccd', '--backend', 'ddp']) == 0",
         # What a rank loads beside its own framework must not bring another one.
-        "import mtrain.rank.worker, mtrain.rank.predict, mtrain.tasks.detection.evaluator\n"
+        "import mtrain.rank.worker, mtrain.rank.spec.predict, mtrain.tasks.detection.evaluator\n"
         "import mtrain.records.plots, mtrain.records.tensorboard",
         "import faster_coco_eval, safetensors.numpy, sklearn.cluster, cv2, simplejpeg",
     ],

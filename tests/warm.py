@@ -43,7 +43,7 @@ SETTING = "MTRAIN_TEST_COPY"
 POLL_S = 0.01
 
 
-PROGRAMS = ("tests.warm_copy", "mtrain.__main__", "mtrain.backends._torch.starter")
+PROGRAMS = ("tests.warm_copy", "mtrain.__main__", "mtrain.backends._torch.ranks.starter")
 """What a copy may run. The first one has the second begin in the folder of its test, and runs other programs."""
 
 
@@ -164,7 +164,7 @@ def _scratch() -> str:
 def _copies(variables: tuple[tuple[str, str], ...]) -> Copies:
     """Return a warm process for ranks that have these variables, and what a plan adds to them."""
     ahead = Ahead(
-        copier="mtrain.backends._torch.forked",
+        copier="mtrain.backends._torch.ranks.forked",
         rank="mtrain.rank.worker",
         rank_words=["--run-dir", "."],
         programs=PROGRAMS,

@@ -58,7 +58,7 @@ def predictions_of(annotations: Any, rank: int) -> dict[int, Any]:
 
 def evaluation(count: int) -> dict[str, Any]:
     """Measure merging and scoring the predictions of ``count`` images."""
-    from mtrain.core.serialization import pack, unpack
+    from mtrain.core.ranks.serialization import pack, unpack
     from mtrain.tasks.detection.evaluator import CocoEvaluator
 
     annotations = annotations_of(count)

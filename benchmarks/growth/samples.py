@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def order(length: int) -> dict[str, Any]:
     """Measure the first update's samples, those of an update in the middle, and a resumed position."""
-    from mtrain.core.sampler import Shuffled
+    from mtrain.core.samples.sampler import Shuffled
 
     before = psutil.Process().memory_info().rss
     sampler = Shuffled(length, global_batch=min(GLOBAL_BATCH, length), seed=1)

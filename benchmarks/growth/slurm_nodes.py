@@ -28,7 +28,7 @@ exec {program} "$@"
 PYTHON = """#!/bin/sh
 # Plays the interpreter of the ranks: the program that would start them only notes that it was started.
 case " $* " in
-    *" mtrain.backends._torch.starter "*) echo "$(hostname) $*" >> {started}; trap 'exit 143' TERM; sleep 3600 & wait ;;
+    *" mtrain.backends._torch.ranks.starter "*) echo "$(hostname) $*" >> {started}; trap 'exit 143' TERM; sleep 3600 & wait ;;
     *) exec {python} "$@" ;;
 esac
 """

@@ -53,7 +53,7 @@ def _write_shard(file: Path, numbers: range, image: bytes) -> None:
 def measure(images: int) -> dict[str, Any]:
     """Open the shards as a rank does, and read the first update, and one in the middle of the epoch as a resume does."""
     from mtrain.core.interfaces import SplitRequest
-    from mtrain.core.sampler import Shuffled
+    from mtrain.core.samples.sampler import Shuffled
     from mtrain.spec.bounds import give_back
     from mtrain.tasks.classification.images import verify
     from mtrain.tasks.classification.readers.webdataset import WebDataset

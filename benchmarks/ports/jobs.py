@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.core.checkpoint import store
-from mtrain.core.digest import digest
 from mtrain.core.interfaces import Array
+from mtrain.core.state.digest import digest
 from mtrain.errors import UsageError
 from mtrain.system import vectors
 from mtrain.system.placement import check_port

@@ -19,7 +19,7 @@ from benchmarks.ports import lines, loops
 from benchmarks.ports.__main__ import README
 from benchmarks.ports.jobs import JobError, Weights
 from benchmarks.ports.loops import SCRIPTS, Script
-from mtrain.core.digest import digest
+from mtrain.core.state.digest import digest
 
 BEGIN, END = "<!-- begin: python -m benchmarks.ports.loops_table -->", "<!-- end: loops -->"
 JOBS = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
+from mtrain.core.ranks import rings
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ class DDP(TorchBackend):
     def __enter__(self) -> DdpEngine:
         from torch import distributed as dist
 
-        from mtrain.backends._torch import device, group, internals
+        from mtrain.backends._torch import device, internals
         from mtrain.backends._torch.collective import DistributedCollective
         from mtrain.backends._torch.ddp_engine import DdpEngine
+        from mtrain.backends._torch.ranks import group
 
         internals.import_before_joining()
         local_rank = dist.get_node_local_rank(fallback_rank=0)
@@ -82,7 +83,7 @@ class DDP(TorchBackend):
 
     @override
     def __exit__(self, *error: object) -> None:
-        from mtrain.backends._torch import group
+        from mtrain.backends._torch.ranks import group
 
         if self._engine is not None:
             self._engine.close()

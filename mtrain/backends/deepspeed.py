@@ -13,10 +13,10 @@ from pydantic import Field, field_validator, model_validator
 
 from mtrain.backends._deepspeed.settings import Sharding, check_extra, settings
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
-from mtrain.core.recipe import check_parts
+from mtrain.core.ranks import rings
+from mtrain.core.update.recipe import check_parts
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class DeepSpeed(TorchBackend):
         from torch import distributed as dist
 
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch import device, group, internals
+        from mtrain.backends._torch import device, internals
+        from mtrain.backends._torch.ranks import group
 
         internals.import_before_joining()
         options = self.options
@@ -131,7 +132,7 @@ class DeepSpeed(TorchBackend):
     @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch import group
+        from mtrain.backends._torch.ranks import group
 
         if self._engine is not None:
             self._engine.close()

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, RankSession, Recipe
 from mtrain.core.overriding import override
+from mtrain.core.ranks import rings
 
 if TYPE_CHECKING:
     from mtrain.backends._paddle.job import FleetJob

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
-from mtrain.core.recipe import check_parts
+from mtrain.core.ranks import rings
+from mtrain.core.update.recipe import check_parts
 from mtrain.errors import SpecError
 from mtrain.spec import package_parts
 
@@ -73,7 +73,8 @@ class Fsdp(TorchBackend):
         import torch.distributed.fsdp  # noqa: F401
         from torch import distributed as dist
 
-        from mtrain.backends._torch import device, group
+        from mtrain.backends._torch import device
+        from mtrain.backends._torch.ranks import group
 
         options = self.options
         local_rank = dist.get_node_local_rank(fallback_rank=0)
@@ -100,7 +101,7 @@ class Fsdp(TorchBackend):
     @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._fsdp.internals import forget_meshes
-        from mtrain.backends._torch import group
+        from mtrain.backends._torch.ranks import group
 
         if self._engine is not None:
             self._engine.close()

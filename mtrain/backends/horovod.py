@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
+from mtrain.core.ranks import rings
 from mtrain.errors import LaunchError, SpecError
 
 if TYPE_CHECKING:

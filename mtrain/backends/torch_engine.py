@@ -7,12 +7,12 @@ shows its use.
 from mtrain.backends._torch.collective import DistributedCollective, LocalCollective, TorchCollective
 from mtrain.backends._torch.device import choose as choose_device
 from mtrain.backends._torch.engine import NoExchange, TorchEngine, of_one_rank
-from mtrain.backends._torch.group import join as join_group
-from mtrain.backends._torch.group import leave as leave_group
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
-from mtrain.backends._torch.sharded import ShardedOptimizer
-from mtrain.backends._torch.split_engine import SplitEngine
+from mtrain.backends._torch.parts.engine import SplitEngine
+from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
+from mtrain.backends._torch.ranks.group import join as join_group
+from mtrain.backends._torch.ranks.group import leave as leave_group
 from mtrain.backends._torch.state import fill, to_numpy
 
 __all__ = [

@@ -171,7 +171,7 @@ def check_data(request: SpecRequest, *, images: int, out: Path) -> Iterator["Tab
     """
     from mtrain.core.interfaces import Remark
     from mtrain.data.images.drawing import save_image
-    from mtrain.rank.assembly import open_data_of
+    from mtrain.rank.spec.assembly import open_data_of
 
     loaded = request.read(request.config)
     opened = open_data_of(loaded.job)

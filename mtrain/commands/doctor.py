@@ -15,7 +15,7 @@ from mtrain.commands.options import JobCommand, host_options, load_job, spec_fla
 from mtrain.spec import terminal
 
 if TYPE_CHECKING:
-    from mtrain.jobs.doctor import Checkup, DoctorRequest
+    from mtrain.jobs.preflight.doctor import Checkup, DoctorRequest
     from mtrain.jobs.preflight.findings import Finding
 
 
@@ -40,7 +40,7 @@ def doctor(context: click.Context, /, **params: Any) -> None:
     Without --cluster ssh the same command is started on each of several hosts. Exit code: 0, nothing is in the way of
     a job; 1, something is; 2, wrong use.
     """
-    from mtrain.jobs.doctor import DoctorRequest
+    from mtrain.jobs.preflight.doctor import DoctorRequest
 
     if params["frameworks"] is not None and not params["build_horovod"]:
         raise click.UsageError(f"--with {params['frameworks']}: given without --build-horovod, to which it belongs")
@@ -77,7 +77,7 @@ def check_hosts(request: "DoctorRequest", *, stream: IO[str] | None = None) -> "
         UsageError: the spec is wrong, or the hosts cannot be reached at all.
     """
 
-    from mtrain.jobs.doctor import examine
+    from mtrain.jobs.preflight.doctor import examine
     from mtrain.jobs.preflight.findings import show
 
     def report(findings: Sequence["Finding"], hosts: str) -> None:

@@ -73,9 +73,10 @@ def score(request: EvaluateRequest) -> "Outcome":
 
 
 def _score(request: EvaluateRequest) -> "Outcome":
-    from mtrain.jobs import exported, start
+    from mtrain.jobs import exported
     from mtrain.jobs.hosts import allocated_hosts, many_hosts
     from mtrain.jobs.resume import compare, find, load
+    from mtrain.jobs.run import start
     from mtrain.weights.own import refuse_own
 
     named = start.TrainedWeights(
@@ -106,7 +107,8 @@ def _weights_value(weights: str | None) -> dict[str, Any]:
 
 def _scored(loaded: "Loaded", *, source: str | None, quiet: bool) -> "Outcome":
     """Score a checkpoint or run folder; None: ``model.weights``, which may be an exported model."""
-    from mtrain.jobs import closing, exported, job
+    from mtrain.jobs import exported, job
+    from mtrain.jobs.run import closing
 
     weights = loaded.spec.model.weights
     if not exported.is_exported(weights):

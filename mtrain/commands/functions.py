@@ -36,8 +36,8 @@ from mtrain.spec.calls import explain_calls
 
 if TYPE_CHECKING:
     from mtrain.compare.results import Comparison
-    from mtrain.jobs.doctor import Checkup
-    from mtrain.jobs.plan import Plan
+    from mtrain.jobs.plan.plan import Plan
+    from mtrain.jobs.preflight.doctor import Checkup
     from mtrain.spec.config import Loaded
 
 FAILED = (1, 2)
@@ -280,7 +280,7 @@ def doctor(
         UsageError: the spec is wrong.
     """
     from mtrain.commands.doctor import check_hosts
-    from mtrain.jobs.doctor import DoctorRequest
+    from mtrain.jobs.preflight.doctor import DoctorRequest
 
     need_main_thread("doctor")
     flags = flags_of(backend=backend, ranks=ranks, overrides=overrides)

@@ -16,7 +16,7 @@ from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 
 if TYPE_CHECKING:
-    from mtrain.jobs.plan import Plan
+    from mtrain.jobs.plan.plan import Plan
     from mtrain.spec.config import Loaded
 
 
@@ -82,8 +82,8 @@ def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
     Args:
         requests: the names of the two backends, each with its request.
     """
-    from mtrain.jobs import start
     from mtrain.jobs.hosts import allocated_hosts
+    from mtrain.jobs.run import start
 
     texts = []
     machine = None
@@ -105,8 +105,10 @@ def read_for_showing(request: SpecRequest) -> "Loaded":
 
 
 def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
-    from mtrain.jobs import plan_mesh, plan_sent, start
     from mtrain.jobs.hosts import allocated_hosts
+    from mtrain.jobs.plan import mesh as plan_mesh
+    from mtrain.jobs.plan import sent_bytes as plan_sent
+    from mtrain.jobs.run import start
     from mtrain.system import plugin_packages
 
     loaded = allocated_hosts.complete(loaded)

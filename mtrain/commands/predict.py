@@ -74,7 +74,7 @@ class Prediction:
     @property
     def skipped_file(self) -> Path:
         """Return the file that lists the images that could not be read, which is there if there are some."""
-        from mtrain.rank.predict import SKIPPED
+        from mtrain.rank.spec.predict import SKIPPED
 
         return self.out / SKIPPED
 
@@ -165,8 +165,9 @@ def predict_on(request: PredictRequest) -> Prediction:
 
 def _predict(request: PredictRequest) -> Prediction:
     from mtrain.core.record_files import write_json
-    from mtrain.jobs import exported, start
+    from mtrain.jobs import exported
     from mtrain.jobs.resume import compare, find, load
+    from mtrain.jobs.run import start
     from mtrain.weights.own import refuse_own
     from mtrain.weights.reading import asked_or_said
 
@@ -227,7 +228,7 @@ def _write(run: Callable[[Path], int], *, out: Path, count: int) -> Prediction:
     ``run`` receives an empty folder to work in and returns an exit code. The folder stays if that is not 0: the message
     names the logs in it, and the next prediction clears it.
     """
-    from mtrain.rank.predict import SKIPPED
+    from mtrain.rank.spec.predict import SKIPPED
 
     folder = _empty_folder(out / WORK_FOLDER)
     (out / SKIPPED).unlink(missing_ok=True)  # an earlier prediction's
@@ -276,7 +277,7 @@ def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
 
     That framework is installed where the run was made; the other one need not be.
     """
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     read = request.spec.read
     framework = start.framework_of(read(config))

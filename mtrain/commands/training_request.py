@@ -52,7 +52,7 @@ class TrainRequest:
         loaded = self.spec.read(self.source(), needed, run)
         if self.script is None:
             return loaded
-        from mtrain.jobs import script_job  # brings what ranks need with it, which a plan does not
+        from mtrain.jobs.run import script_job  # brings what ranks need with it, which a plan does not
 
         return script_job.with_script(loaded, self.script, self.arguments)
 

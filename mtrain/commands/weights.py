@@ -278,7 +278,7 @@ def _write_folder(request: ConvertRequest, tell: Tell) -> None:
 
 def _copy_own(file_weights: "Weights", request: ConvertRequest, tell: Tell) -> None:
     """Write the weights of a user's own module under the names of its ``state_dict``."""
-    from mtrain.core.named_models import models_in, of_model
+    from mtrain.core.state.named_models import models_in, of_model
     from mtrain.weights.own import WORDS
 
     assert file_weights.own is not None, "the caller has asked"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.compare.request import CompareRequest, Variant
 from mtrain.compare.results import Row
-from mtrain.core.recipe import make_recipe
+from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs import elastic, script_job
-from mtrain.jobs import start as starting
+from mtrain.jobs.plan import elastic
+from mtrain.jobs.run import script_job
+from mtrain.jobs.run import start as starting
 from mtrain.rank.script.settings import PLAIN
 from mtrain.records.history import History
 from mtrain.spec import config

@@ -28,10 +28,10 @@ from mtrain.compare.speed import speed_of
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of, with_recipe
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import State
-from mtrain.core.recipe import make_recipe
 from mtrain.core.record_files import write_json
+from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import LaunchError, MtrainError, UsageError
-from mtrain.jobs import start as starting
+from mtrain.jobs.run import start as starting
 from mtrain.records.history import History, read_history
 from mtrain.spec import config, outputs
 from mtrain.system import described, runfolder

@@ -11,7 +11,7 @@ import mtrain_trace.wording
 from mtrain.compare.traces import SCRIPT_LOSS, read_records, with_recipe
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint import store
-from mtrain.core.recipe import make_recipe
+from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import CannotTell, MtrainError, UsageError
 from mtrain.records.history import History, read_history
 from mtrain.spec import config

@@ -14,9 +14,9 @@ from mtrain.compare.benches import on_trial, with_values
 from mtrain.compare.referee import Referee
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of
 from mtrain.core.interfaces import Array, State
-from mtrain.core.nudge import nudge_weights
+from mtrain.core.state.nudge import nudge_weights
 from mtrain.errors import MtrainError
-from mtrain.rank import assembly
+from mtrain.rank.spec import assembly
 from mtrain.records.history import read_history
 from mtrain.system.runfolder import RunFolder
 from mtrain_trace import differences

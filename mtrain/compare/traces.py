@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.interfaces import Array, Recipe
-from mtrain.core.recipe import ema_shares
+from mtrain.core.update.recipe import ema_shares
 from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
 from mtrain_trace import differences

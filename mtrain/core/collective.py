@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Collective, Tensor
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 from mtrain.errors import SpecError
 
 T = TypeVar("T")

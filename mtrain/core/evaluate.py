@@ -19,7 +19,7 @@ from mtrain.core.interfaces import (
     RankSession,
     Variation,
 )
-from mtrain.core.variations import Augmented
+from mtrain.core.network.variations import Augmented
 from mtrain.errors import Interrupted
 
 Item = TypeVar("Item")

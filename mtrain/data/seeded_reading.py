@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import seeds
+from mtrain.core.samples import seeds
 from mtrain.data.objects import Seed, seed_by
 
 SEEDED_TOGETHER = 256

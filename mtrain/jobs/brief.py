@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrain.jobs import means
-from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import means
+from mtrain.jobs.plan.machine import Machine
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved

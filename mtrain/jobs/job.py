@@ -12,15 +12,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
-from mtrain.jobs import closing, means, micro_batch, start
 from mtrain.jobs.brief import CHECKED, TRIAL, Brief
 from mtrain.jobs.hosts import many_hosts
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan import means, micro_batch
+from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.resume import find
 from mtrain.jobs.resume.find import Resume
-from mtrain.jobs.supervisor import Result
+from mtrain.jobs.run import closing, start
+from mtrain.jobs.run.supervisor import Result
 from mtrain.spec import terminal
 from mtrain.system import placement
 

@@ -18,7 +18,7 @@ LOG_FOLDER = "torchrun"
 class Torchrun(Launcher):
     """Plans one torchrun per host, which starts the ranks of that host.
 
-    ``mtrain.backends._torch.starter`` runs torchrun with a store that listens at the address of the first host only. On one
+    ``mtrain.backends._torch.ranks.starter`` runs torchrun with a store that listens at the address of the first host only. On one
     host it starts the ranks as torchrun does but without torchrun, which would import torch first. The static rendezvous
     needs nothing but an address and a port. torchrun's restarts are off: mtrain restarts from the newest checkpoint
     (``cluster.max_restarts``).
@@ -55,7 +55,7 @@ class Torchrun(Launcher):
             *(
                 self.options.python,
                 "-m",
-                "mtrain.backends._torch.starter",
+                "mtrain.backends._torch.ranks.starter",
                 f"--nnodes={nodes}",
                 *place,
                 f"--nproc-per-node={ranks}",

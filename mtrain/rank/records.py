@@ -9,7 +9,7 @@ from typing import Any
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.interfaces import Collective, Progress, RankSession
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
-from mtrain.rank.assembly import Assembly
+from mtrain.rank.spec.assembly import Assembly
 from mtrain.records import choosing
 from mtrain.records.live import LiveFigures
 from mtrain.records.reporter import Report, RunReport

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mtrain.core.interfaces import HostBatch, Loader, RankSession, State
-from mtrain.core.named_models import models_in
-from mtrain.core.trace import Shares, Tracer, traffic
+from mtrain.core.state.named_models import models_in
+from mtrain.core.state.trace import Shares, Tracer, traffic
 
 
 class Tracing:

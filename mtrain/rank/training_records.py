@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.core import streams
 from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier, broadcast
-from mtrain.core.digest import digest_of_stream
 from mtrain.core.interfaces import Backend, Module, Part, Progress, RankSession, StateStream, Why
-from mtrain.core.straggler import Stragglers
-from mtrain.rank import copying, precision, random_layers
-from mtrain.rank.assembly import unused_gpus
+from mtrain.core.ranks.straggler import Stragglers
+from mtrain.core.state import streams
+from mtrain.core.state.digest import digest_of_stream
+from mtrain.rank import copying, random_layers
 from mtrain.rank.records import checkpoints_of, left_out, places_summary, progress_summary, report_update, text_of
+from mtrain.rank.spec import precision
+from mtrain.rank.spec.assembly import unused_gpus
 from mtrain.records.reporter import Report
 from mtrain.spec.model import Spec
 from mtrain.system.devices import device_words

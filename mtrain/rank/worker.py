@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from mtrain.rank import process
-from mtrain.rank.evaluate import evaluate_only
 from mtrain.rank.records import log_to_stderr
-from mtrain.rank.train import train, train_repeatedly
+from mtrain.rank.spec.evaluate import evaluate_only
+from mtrain.rank.spec.train import train, train_repeatedly
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.trial import Trial
@@ -82,7 +82,7 @@ def train_rounds(
 
 def predict_only(resolved: Resolved, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:
     """Predict on the images that ``predict.json`` of the run folder lists."""
-    from mtrain.rank.predict import predict
+    from mtrain.rank.spec.predict import predict
 
     log_to_stderr()
     predict(resolved, run_folder.path, weights, leave=leave)

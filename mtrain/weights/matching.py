@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from mtrain.core.interfaces import Array, Published
-from mtrain.core.quantising import is_range
+from mtrain.core.network.quantising import is_range
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights

@@ -107,8 +107,8 @@ def classes_in(
 
 
 def _answer(question: Question) -> dict[str, tuple[tuple[int, ...], str]] | None:
-    from mtrain.core import pruned
     from mtrain.core.collective import OneRank
+    from mtrain.core.network import pruned
     from mtrain.spec.registry import Registry
 
     plugin = Registry.read(question.policy).make("models", question.model, question.options, path="model.options")

@@ -35,7 +35,7 @@ MODULES = {
         "The queue of a scheduler",
         "What a cluster plugin implements for `mtrain submit`.",
     ),
-    "mtrain.core.recipe": ("Recipes and parameter groups", ""),
+    "mtrain.core.update.recipe": ("Recipes and parameter groups", ""),
 }
 """Modules that are shown as a whole."""
 

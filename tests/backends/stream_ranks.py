@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from mtrain.backends._torch import streams
-from mtrain.backends._torch.shards import spans_of
-from mtrain.backends._torch.streams import Entry, Gather, TorchStream
+from mtrain.backends._torch.parts import streams
+from mtrain.backends._torch.parts.shards import spans_of
+from mtrain.backends._torch.parts.streams import Entry, Gather, TorchStream
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint.store import Checkpoints, CheckpointStore, NoCheckpoints
-from mtrain.core.digest import digest_of_stream
 from mtrain.core.interfaces import Array, Progress
+from mtrain.core.state.digest import digest_of_stream
 from mtrain.errors import TrainingError
 
 LARGEST = 3_000_000

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import Cadences
-from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import HostBatch, Progress, Rates, State, Task
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.recipe import make_recipe
-from mtrain.core.sampler import Shares
-from mtrain.core.stepping import Stepper
-from mtrain.core.trainer import train
+from mtrain.core.samples.feed import LoaderFeed
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update.cadence import Cadences
+from mtrain.core.update.loop import Hooks, Job, Loop
+from mtrain.core.update.recipe import make_recipe
+from mtrain.core.update.stepping import Stepper
+from mtrain.core.update.trainer import train
 from mtrain.spec import plugins
 from tests.backends.host_reads import counted
 from tests.framework import Framework
 
 SIDE = {"yolov5n": 64, "ppyoloe_s": 64, "vit": 8}
-READ = {"numpy in mtrain/core/update.py:values": 1}
+READ = {"numpy in mtrain/core/update/order.py:values": 1}
 METRICS = {
     # Numbers of the host go to the device from pinned memory, without waiting.
     "torch": {**READ, "tensor in mtrain/backends/_torch/optimizer.py:_upload": 1},

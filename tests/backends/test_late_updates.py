@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import Pruning, Quantise, Rates, State
-from mtrain.core.recipe import MOMENTS
+from mtrain.core.update.recipe import MOMENTS
 from tests.backends.recipes import BATCH, LOUD, recipe
 from tests.contract.convnet import build
 from tests.framework import Framework

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import Rates, Recipe, State
-from mtrain.core.recipe import MOMENTS
+from mtrain.core.update.recipe import MOMENTS
 from tests.framework import Framework
 
 UPDATES, SHAPES = 30, {"matrix": (4, 3, 3, 3), "vector": (7,), "spare": (2, 5)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import Rates, State
-from mtrain.core.recipe import ema_shares
+from mtrain.core.update.recipe import ema_shares
 from mtrain.errors import CheckpointError, SpecError
 from tests.backends.recipes import BATCH, LOUD, OPTIONS, recipe, update
 from tests.contract.convnet import build
@@ -353,7 +353,7 @@ def test_weights_alone_restart_the_average_from_them(session: Any) -> None:
 
 
 def test_the_loss_scale_doubles_after_2000_good_updates() -> None:
-    from mtrain.core.loss_scale import LossScaler
+    from mtrain.core.update.loss_scale import LossScaler
 
     scaler = LossScaler("fp16")
     for _ in range(1999):

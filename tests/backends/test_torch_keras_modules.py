@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from mtrain.backends._torch import keras_modules
+from mtrain.backends._torch.scripts import keras_modules
 from mtrain.errors import ScriptError
 from mtrain.rank.script.prepared import Building
 

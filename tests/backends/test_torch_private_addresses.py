@@ -4,7 +4,7 @@ import os
 import socketserver
 
 from mtrain.backends._horovod import internals
-from mtrain.backends._torch import store
+from mtrain.backends._torch.ranks import store
 from mtrain.launchers import withheld
 
 

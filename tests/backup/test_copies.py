@@ -546,7 +546,7 @@ def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, mo
 
 
 def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, monkeypatch):
-    from mtrain.jobs.start import TrainedWeights
+    from mtrain.jobs.run.start import TrainedWeights
 
     run.copy(10, score=0.9)
     run.copy(20, score=0.1)
@@ -559,7 +559,7 @@ def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, m
 
 
 def test_the_end_of_a_job_says_where_its_copies_are_and_what_failed():
-    from mtrain.jobs.closing import closing_lines
+    from mtrain.jobs.run.closing import closing_lines
 
     copies = {"to": "s3://bucket/x", "copied": 1, "failed": 0, "newest": "step-00000010", "error": None}
     assert "copies:      s3://bucket/x (newest step-00000010)" in closing_lines({"copies": copies}, run_dir=None)

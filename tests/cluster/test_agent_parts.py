@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrain.jobs import host_command
-from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.hosts import agent_warnings
 from mtrain.jobs.hosts.agent import command_environment
+from mtrain.jobs.run import host_command
+from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.system.runfolder import RunFolder
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mtrain.errors import LaunchError
-from mtrain.jobs.attempt import Attempt, Limits
 from mtrain.jobs.hosts import elastic_hosts
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.jobs.supervisor import Result
+from mtrain.jobs.run.attempt import Attempt, Limits
+from mtrain.jobs.run.supervisor import Result
 from mtrain.records.console import Quiet
 from mtrain.system.processes import Requests
 

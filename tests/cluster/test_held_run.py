@@ -11,9 +11,9 @@ import pytest
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import UsageError
-from mtrain.jobs import start
 from mtrain.jobs.brief import Brief
 from mtrain.jobs.hosts.agent import Agent
+from mtrain.jobs.run import start
 from mtrain.spec import config
 from mtrain.system import runfolder
 from mtrain.system.processes import Requests

@@ -90,7 +90,9 @@ def test_sigterm_to_every_process_on_all_hosts_lets_all_of_them_save_and_end(job
 @pytest.mark.slow
 def test_a_native_starter_that_is_killed_on_one_host_is_a_failure_though_the_ranks_have_saved(jobs: Jobs, lab: Lab):
     job = jobs.over_ssh("starter", **ENDLESSLY).reach(3)
-    (native,) = [process for process in lab.processes("node2") if process.module == "mtrain.backends._torch.starter"]
+    (native,) = [
+        process for process in lab.processes("node2") if process.module == "mtrain.backends._torch.ranks.starter"
+    ]
     lab.kill(native, "KILL")
     job.finish(timeout_s=ENDING_S + SLACK_S)
     assert job.leader.code == 1, job.leader.text

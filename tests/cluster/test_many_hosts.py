@@ -11,10 +11,10 @@ import pytest
 
 import mtrain
 from mtrain.errors import UsageError
-from mtrain.jobs.attempt import heed
 from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
-from mtrain.jobs.outcome import Loss, Outcome
+from mtrain.jobs.run.attempt import heed
+from mtrain.jobs.run.outcome import Loss, Outcome
 from mtrain.system import open_files
 from mtrain.system.processes import Requests
 

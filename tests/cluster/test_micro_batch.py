@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from mtrain.errors import SpecError
-from mtrain.jobs import job, micro_batch, start
-from mtrain.jobs.micro_batch import Trials
-from mtrain.rank.assembly import check_settled
+from mtrain.jobs import job
+from mtrain.jobs.plan import micro_batch
+from mtrain.jobs.plan.micro_batch import Trials
+from mtrain.jobs.run import start
+from mtrain.rank.spec.assembly import check_settled
 from mtrain.spec import bounds, config
 from mtrain.spec.config import Loaded
 

@@ -11,8 +11,8 @@ import pytest
 
 from mtrain.jobs.hosts import start_failures
 from mtrain.jobs.hosts.channel import Channel
-from mtrain.jobs.machine import Machine
-from mtrain.jobs.plan import make_plan
+from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.plan import make_plan
 from mtrain.jobs.preflight.checks import preflight
 from mtrain.jobs.preflight.comparison import HostFacts, compare
 from mtrain.jobs.preflight.findings import Finding, bad, show, table, worst

@@ -17,7 +17,6 @@ import pytest
 
 import mtrain.jobs.hosts.rendezvous
 from mtrain.errors import LaunchError, UsageError
-from mtrain.jobs.host_command import Orders
 from mtrain.jobs.hosts.admission import Party, difference
 from mtrain.jobs.hosts.agent import hello
 from mtrain.jobs.hosts.channel import ask_all
@@ -27,6 +26,7 @@ from mtrain.jobs.hosts.handshake import Unproven, prove
 from mtrain.jobs.hosts.joining import join
 from mtrain.jobs.hosts.listener import MAX_UNIDENTIFIED, Listener
 from mtrain.jobs.hosts.rendezvous import open_meeting
+from mtrain.jobs.run.host_command import Orders
 from mtrain.system.environment import caller
 from tests.ports import held_port
 

@@ -20,16 +20,16 @@ import pytest
 
 from mtrain.core.interfaces import Command, Host, HostedJob
 from mtrain.errors import UsageError
-from mtrain.jobs.attempt import Attempt, Limits
 from mtrain.jobs.hosts.agent_processes import AgentProcesses
 from mtrain.jobs.hosts.connected_hosts import ConnectedHosts
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.host_log import HostLog
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.start_failures import SSH
-from mtrain.jobs.metrics_place import MetricsPlace
-from mtrain.jobs.outcome import Loss, Outcome, Pause
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.run.attempt import Attempt, Limits
+from mtrain.jobs.run.metrics_place import MetricsPlace
+from mtrain.jobs.run.outcome import Loss, Outcome, Pause
 from mtrain.records.console import Plain
 from mtrain.system import processes
 from mtrain.system.environment import caller

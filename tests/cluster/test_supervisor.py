@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain.errors import LaunchError
-from mtrain.jobs.supervisor import supervise
+from mtrain.jobs.run.supervisor import supervise
 from mtrain.records.console import Quiet
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.processes import Requests

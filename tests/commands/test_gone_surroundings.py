@@ -9,7 +9,7 @@ import pytest
 from mtrain.backends import horovod
 from mtrain.commands import main
 from mtrain.errors import LaunchError
-from mtrain.jobs.closing import closing_lines
+from mtrain.jobs.run.closing import closing_lines
 from mtrain.spec import terminal
 from mtrain.spec.files import path_problem
 

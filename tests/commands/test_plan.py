@@ -30,7 +30,7 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     two = ("--backend", "ddp", "--ips", "10.0.0.1,10.0.0.2", "--nproc-per-node", "2", "-o", "train.batch_size=16")
     first, second = plan_json(capsys, *two)["commands"]
     assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
-    assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.starter"]
+    assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.ranks.starter"]
     assert first["argv"][3:] == [
         *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
         *("--max-restarts=0", "--log-dir=runs/yolov5n/logs/torchrun"),
@@ -158,7 +158,7 @@ def test_a_taken_name_gets_a_number(capsys, tmp_path):
 def test_two_backends_can_be_compared(capsys):
     text = plan(capsys, "--diff", "ddp", "solo")
     assert text.startswith("--- ddp\n+++ solo\n")
-    assert any(line.startswith("-") and "mtrain.backends._torch.starter" in line for line in text.splitlines())
+    assert any(line.startswith("-") and "mtrain.backends._torch.ranks.starter" in line for line in text.splitlines())
     assert not any(line.startswith(("-", "+")) and "rate  " in line for line in text.splitlines())
 
 

@@ -122,7 +122,7 @@ SCRIPT = "import mtrain\nmtrain.session()\n"
 def test_a_script_without_a_record_of_choices_takes_the_spec_of_its_run_and_says_so(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     (here / "r.py").write_text(SCRIPT)
     words = ["run", "--backend", "solo", "--seed", "42", "-o", "train.clip_norm=0.5"]

@@ -12,8 +12,9 @@ from mtrain.commands import main
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import MtrainError
-from mtrain.jobs import job, start
+from mtrain.jobs import job
 from mtrain.jobs.job import Outcome
+from mtrain.jobs.run import start
 from mtrain.spec import config
 
 RUN = "_BASE_: digits.yml\ndata: {image_size: 64}\n"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mtrain.commands import main
-from mtrain.jobs.commands import rank_words
 from mtrain.jobs.exported import is_exported
+from mtrain.jobs.plan.commands import rank_words
 from mtrain.jobs.preflight.libraries import extras, own_packages
 from mtrain.records.choosing import write_page
 from mtrain.spec import config, plugins

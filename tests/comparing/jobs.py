@@ -11,8 +11,8 @@ import numpy as np
 from mtrain.compare.traces import trace_of, with_recipe
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe, State
-from mtrain.core.recipe import ema_shares
-from mtrain.core.trace import Tracer
+from mtrain.core.state.trace import Tracer
+from mtrain.core.update.recipe import ema_shares
 from mtrain.records.history import History
 from mtrain_trace.reading import Trace
 

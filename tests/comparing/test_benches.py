@@ -9,12 +9,12 @@ import pytest
 
 from mtrain.compare.benches import bench_of
 from mtrain.compare.request import CompareRequest
-from mtrain.core.cadence import Cadences
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Capabilities, Progress, Rates
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.recipe import make_recipe, rounds, shares_of
-from mtrain.core.stepping import Stepper
+from mtrain.core.update.cadence import Cadences
+from mtrain.core.update.loop import Hooks, Job, Loop
+from mtrain.core.update.recipe import make_recipe, rounds, shares_of
+from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.in_turn import InTurn, check_in_turn
 from mtrain.spec.trial import Trial

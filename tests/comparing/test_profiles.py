@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.compare.profiles import PROFILES, Profile, violations
 from mtrain.compare.traces import trace_of
-from mtrain.core.trace import SIZE
+from mtrain.core.state.trace import SIZE
 from mtrain.records.history import History
 from mtrain_trace.comparing import compare
 from mtrain_trace.differences import BUFFERS, GRADIENT, LOSS, MOMENTS, WEIGHTS, Gap, gaps

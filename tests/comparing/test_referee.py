@@ -11,7 +11,7 @@ from mtrain.compare.profiles import PROFILES, violations
 from mtrain.compare.referee import EXACT, Referee, with_measured_bounds
 from mtrain.compare.results import Against, Comparison, Row
 from mtrain.compare.speed import speed_of
-from mtrain.core.nudge import nudge_weights
+from mtrain.core.state.nudge import nudge_weights
 from mtrain_trace.comparing import compare
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS, gaps
 from mtrain_trace.reading import Trace

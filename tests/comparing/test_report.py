@@ -18,7 +18,7 @@ from mtrain.compare.several import explain
 from mtrain.compare.speed import left_out, speed_of
 from mtrain.core.interfaces import State
 from mtrain.core.record_files import finite
-from mtrain.core.trace import Shares
+from mtrain.core.state.trace import Shares
 from mtrain.records.history import History
 from mtrain.records.svg import Line, curves
 from mtrain_trace.comparing import compare

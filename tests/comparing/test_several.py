@@ -10,7 +10,7 @@ from mtrain.compare.recorded import RecordedRequest
 from mtrain.compare.recorded import compare as compare_recorded
 from mtrain.compare.several import explain
 from mtrain.compare.traces import trace_of, with_recipe
-from mtrain.core.trace import SIZE
+from mtrain.core.state.trace import SIZE
 from mtrain.records.history import History
 from mtrain.spec import config
 from mtrain_trace.comparing import compare

@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from mtrain.core import noise
-from mtrain.core.trace import MOST_SHARES, Shares
+from mtrain.core.network import noise
+from mtrain.core.state.trace import MOST_SHARES, Shares
 
 
 def held_after(updates: int, once) -> int:

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core.cadence import count_score
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.background import Beside
 from mtrain.core.checkpoint.store import Checkpoints, NoCheckpoints
 from mtrain.core.interfaces import Progress, State
+from mtrain.core.update.cadence import count_score
 from mtrain.errors import CheckpointError, TrainingError
 
 pytestmark = pytest.mark.smoke
@@ -211,7 +211,7 @@ def test_a_best_checkpoint_that_is_written_again_stays_the_first_of_its_ties(tmp
 
 
 def test_summary_and_best_checkpoint_name_the_same_update_of_equal_scores(tmp_path):
-    from mtrain.rank.train import Results
+    from mtrain.rank.spec.train import Results
 
     scores = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.5}
     checkpoints, result = store(tmp_path, keep_last=1, keep_best=1), Results(progress=Progress())

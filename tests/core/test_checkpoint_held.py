@@ -12,7 +12,7 @@ from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint import store
 from mtrain.core.checkpoint.store import Checkpoints
 from mtrain.core.interfaces import Progress, State
-from mtrain.core.streams import WholeStream
+from mtrain.core.state.streams import WholeStream
 from mtrain.errors import TrainingError
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.agreement import HEAD, NO_REQUESTS, Agreement, Place, RanksDisagree, Requests, head, read_head
-from mtrain.core.cadence import Cadence, Cadences
 from mtrain.core.collective import OneRank
-from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import Capabilities, Progress, Rates, Why
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.noise import shard_seed
-from mtrain.core.sampler import Shares
-from mtrain.core.stepping import Stepper
-from mtrain.core.trainer import train
+from mtrain.core.network.noise import shard_seed
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, Place, RanksDisagree, Requests, head, read_head
+from mtrain.core.samples.feed import LoaderFeed
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update.cadence import Cadence, Cadences
+from mtrain.core.update.loop import Hooks, Job, Loop
+from mtrain.core.update.stepping import Stepper
+from mtrain.core.update.trainer import train
 from mtrain.errors import Interrupted, NonFiniteError, ScriptError
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.updater import Updater

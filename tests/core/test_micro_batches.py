@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mtrain.jobs.micro_batch import Choice, fitting, grown
+from mtrain.jobs.plan.micro_batch import Choice, fitting, grown
 
 
 def line(tried: list[int], *, fails: tuple[int, ...] = ()) -> Callable[[int], int | None]:

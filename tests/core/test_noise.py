@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mtrain.core import nn, noise, ops
-from mtrain.core.sampler import rank_share
+from mtrain.core import nn, ops
+from mtrain.core.network import noise
+from mtrain.core.samples.sampler import rank_share
 
 KEYS = noise.sample_keys(3, 7, np.arange(6))
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.permutation import Permutation
-from mtrain.core.sampler import LISTED, Shuffled
+from mtrain.core.samples.permutation import Permutation
+from mtrain.core.samples.sampler import LISTED, Shuffled
 
 LENGTH = 1_000_003
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recomputing import chosen_blocks, patterns
+from mtrain.core.network.recomputing import chosen_blocks, patterns
 from mtrain.errors import SpecError
 from mtrain.spec import plugins
 from mtrain.spec.training import TrainSpec

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mtrain.core.interfaces import Progress
-from mtrain.core.resumed_samples import check_same, facts, find_reordered
+from mtrain.core.samples.resumed_samples import check_same, facts, find_reordered
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import Spec
 

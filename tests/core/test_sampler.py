@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.sampler import Drawn, Padded, Shares, Shuffled, rank_share
+from mtrain.core.samples.sampler import Drawn, Padded, Shares, Shuffled, rank_share
 from mtrain.errors import SpecError
 
 jobs = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.core.recipe import assign, check_frozen, group_rules, make_recipe, scaling
-from mtrain.core.schedule import Schedule, factor, total_updates
+from mtrain.core.update.recipe import assign, check_frozen, group_rules, make_recipe, scaling
+from mtrain.core.update.schedule import Schedule, factor, total_updates
 from mtrain.errors import SpecError
 from mtrain.spec.config import load
 from mtrain.spec.model import Spec

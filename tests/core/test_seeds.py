@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mtrain.core import seeds
-from mtrain.core.noise import shard_seed
+from mtrain.core.network.noise import shard_seed
+from mtrain.core.samples import seeds
 
 
 @pytest.mark.parametrize("prefix", [(0, 0), (7, 12), (2**32 - 1, 3), (5,), (1, 2, 3), (2**40, 1), (1, 2, 3, 4), ()])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core import serialization
+from mtrain.core.ranks import serialization
 from mtrain.errors import TrainingError
 
 

@@ -6,8 +6,8 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
-from mtrain.core.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, Place
-from mtrain.core.straggler import MOST_UPDATES, Look, Stragglers, slowest
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, Place
+from mtrain.core.ranks.straggler import MOST_UPDATES, Look, Stragglers, slowest
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.core.schedule import Schedule
+from mtrain.core.update.schedule import Schedule
 from mtrain.rank.script.rules import OneCycle
 from mtrain.spec.model import Spec
 

@@ -8,8 +8,8 @@ import numpy as np
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import State
 from mtrain.core.overriding import override
-from mtrain.core.trace import SIZE, Tracer, digest_of, parts, sketch_of
-from mtrain.core.traffic import sent_bytes
+from mtrain.core.ranks.traffic import sent_bytes
+from mtrain.core.state.trace import SIZE, Tracer, digest_of, parts, sketch_of
 from mtrain_trace import mixing
 
 

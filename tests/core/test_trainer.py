@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from mtrain.core import collective as collective_module
-from mtrain.core.cadence import Cadence, Cadences, check_continues, count_score
 from mtrain.core.collective import OneRank, barrier, broadcast, differing, gather_on_first, mean
 from mtrain.core.evaluate import evaluate, interruptible, metrics_of
-from mtrain.core.feed import LoaderFeed
 from mtrain.core.interfaces import Progress, Rates, Why
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.sampler import Shares
-from mtrain.core.stepping import Stepper
-from mtrain.core.trainer import train
+from mtrain.core.samples.feed import LoaderFeed
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update.cadence import Cadence, Cadences, check_continues, count_score
+from mtrain.core.update.loop import Hooks, Job, Loop
+from mtrain.core.update.stepping import Stepper
+from mtrain.core.update.trainer import train
 from mtrain.errors import CheckpointError, Interrupted, NonFiniteError
 
 
@@ -679,7 +679,7 @@ def test_an_evaluation_that_is_repeated_behind_the_same_update_does_not_use_up_p
 
 
 def test_the_first_of_equal_scores_stays_the_best_of_the_summary() -> None:
-    from mtrain.rank.train import Results
+    from mtrain.rank.spec.train import Results
 
     result, evaluator = Results(progress=Progress()), Metrics()
     messages = [

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from mtrain.core import seeds
+from mtrain.core.samples import seeds
 from mtrain.data.objects import seed_by, seeded_sample
 from mtrain.data.seeded_reading import SeededReader
 

@@ -11,7 +11,7 @@ from mtrain.data.loader.ahead import COVERED_S, LEAST, MOST, Ahead
 from mtrain.data.loader.pool import LIVES, WorkerPool
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.data.loader.workers import pipe_bytes
-from mtrain.rank import assembly
+from mtrain.rank.spec import assembly
 from mtrain.spec import bounds
 from mtrain.spec.model import Spec
 from mtrain.system import placement

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import HostBatch
-from mtrain.core.sampler import Drawn
+from mtrain.core.samples.sampler import Drawn
 from mtrain.errors import DataError
-from mtrain.rank.draws import DrawingLoader, Draws
+from mtrain.rank.spec.draws import DrawingLoader, Draws
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.image_weights import ImageWeights
 from mtrain.tasks.detection.section import AugmentSpec

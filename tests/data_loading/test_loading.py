@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from mtrain.core.interfaces import Loader
-from mtrain.core.sampler import Padded, Shuffled, rank_share
+from mtrain.core.samples.sampler import Padded, Shuffled, rank_share
 from mtrain.data.loader.pool import LIVES, ShardedLoader, WorkerPool
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.errors import DataError, SpecError, TrainingError

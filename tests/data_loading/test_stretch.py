@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from mtrain.core.sampler import Shuffled, rank_share
+from mtrain.core.samples.sampler import Shuffled, rank_share
 from mtrain.data.images.colour import YIQ, distort, drawn_distortion, random_distortion
 from mtrain.data.images.section import DistortSpec
 from mtrain.data.loader.pool import WorkerPool

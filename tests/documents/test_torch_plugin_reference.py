@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.evaluate import outputs
-from mtrain.rank.assembly import assemble, open_task
+from mtrain.rank.spec.assembly import assemble, open_task
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 from mtrain.tasks.datasets import open_data

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mtrain.rank.assembly import open_task
+from mtrain.rank.spec.assembly import open_task
 from mtrain.spec import config, plugins
 from mtrain.spec.resolved import Resolved
 from scripts.site import documents, shipped

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from benchmarks.ports import loops, loops_table
-from mtrain.core.digest import digest
+from mtrain.core.state.digest import digest
 
 NAMES = [script.name for script in loops.SCRIPTS]
 QUICK = ("dcgan", "dqn")

@@ -9,7 +9,7 @@ from tests.faults.conftest import UPDATES, Runner
 
 # Ten updates find nothing, so every AP would be 0. This reporter is imported by every rank and makes other metrics.
 METRICS = """
-from mtrain.rank.train import TrainingRun
+from mtrain.rank.spec.train import TrainingRun
 from mtrain.tasks.detection.evaluator import CocoEvaluator
 
 evaluate, result, now = TrainingRun.evaluate, CocoEvaluator.result, [0]

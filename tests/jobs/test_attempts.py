@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mtrain.errors import UsageError
-from mtrain.jobs.host_command import HostCommand, Orders
+from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.system import attempts
 from mtrain.system.failures import read_failures, write_failure
 from mtrain.system.runfolder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 
 from mtrain.core.interfaces import Host, Recipe
 from mtrain.errors import SpecError
-from mtrain.jobs import elastic
+from mtrain.jobs.plan import elastic
 
 
 def hosts(*slots: int) -> list[Host]:

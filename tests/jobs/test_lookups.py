@@ -12,9 +12,9 @@ pytestmark = pytest.mark.job
 COUNT = """
 import collections, json, sys
 from mtrain.commands import main
-from mtrain.jobs import start
+from mtrain.jobs.run import start
 from mtrain.jobs.hosts import this_host
-from mtrain.jobs.supervisor import Result
+from mtrain.jobs.run.supervisor import Result
 from mtrain.spec import plugins
 
 counts = collections.Counter()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mtrain.errors import SpecError
-from mtrain.jobs import plan_rows
-from mtrain.jobs.machine import Machine
-from mtrain.jobs.plan import Plan, make_plan
+from mtrain.jobs.plan import rows as plan_rows
+from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.spec import config
 
 THREE_ADDRESSES = (("lo", "127.0.0.1"), ("eth7", "10.0.0.1"), ("eth8", "192.0.2.1"))

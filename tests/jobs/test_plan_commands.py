@@ -3,7 +3,7 @@
 import pytest
 
 from mtrain.core.interfaces import Command
-from mtrain.jobs.plan import WRITTEN_OUT, HostCommand, command_lines
+from mtrain.jobs.plan.plan import WRITTEN_OUT, HostCommand, command_lines
 
 HOSTS = [f"10.0.0.{number}" for number in range(1, 1001)]
 

@@ -8,8 +8,8 @@ from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fleet import Fleet
 from mtrain.backends.horovod import Horovod
 from mtrain.commands import main
-from mtrain.core import rings
 from mtrain.core.interfaces import PlannedArray, Recipe
+from mtrain.core.ranks import rings
 
 pytestmark = pytest.mark.job
 

@@ -14,9 +14,9 @@ import pytest
 
 from mtrain.commands import main
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
-from mtrain.jobs.outcome import Outcome
 from mtrain.jobs.resume import find
-from mtrain.jobs.supervisor import explain
+from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.supervisor import explain
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from mtrain.jobs.plan_sent import sent_bytes
+from mtrain.jobs.plan.sent_bytes import sent_bytes
 from mtrain.spec import config
 from mtrain.weights.outline import SpecOutline
 

@@ -17,7 +17,7 @@ import pytest
 from mtrain.core.interfaces import Host
 from mtrain.jobs.hosts import this_host
 from mtrain.jobs.hosts.this_host import Job
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan.plan import Plan
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.fleetrun import Fleetrun
 from mtrain.launchers.horovodrun import Horovodrun

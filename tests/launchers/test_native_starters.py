@@ -55,7 +55,7 @@ def test_a_request_to_end_lets_every_rank_save(starter, tmp_path, alive_ranks, n
 def native(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
     """Processes of the library's own starter below ``process``, the outermost first."""
     modules = {
-        "torchrun": ["mtrain.backends._torch.starter"],
+        "torchrun": ["mtrain.backends._torch.ranks.starter"],
         "fleetrun": ["paddle.distributed.launch"],
         "horovodrun": ["mtrain.backends._horovod.single_host_starter"],
         "deepspeed": ["deepspeed.launcher.launch"],  # the inner one of two; the outer says then that all went well

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.backends._torch import forked, starter
+from mtrain.backends._torch.ranks import forked, starter
 from mtrain.system import copied
 from mtrain.system.rank_starter import read_deaths
 
@@ -40,7 +40,7 @@ def test_whatever_torchrun_alone_knows_is_left_to_it(argv):
 @pytest.mark.smoke
 @pytest.mark.job
 def test_starting_ranks_imports_no_framework():
-    program = "import sys, mtrain.backends._torch.starter; print({'torch', 'numpy'} & set(sys.modules))"
+    program = "import sys, mtrain.backends._torch.ranks.starter; print({'torch', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 
@@ -75,7 +75,16 @@ if __name__ == "__main__":
 def started(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     """Start two ranks whose program is ``RANK``, with its arguments."""
     (folder / "one_rank.py").write_text(RANK)
-    command = [sys.executable, "-m", "mtrain.backends._torch.starter", "--nnodes=1", *COMMON, "-m", "one_rank", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "mtrain.backends._torch.ranks.starter",
+        "--nnodes=1",
+        *COMMON,
+        "-m",
+        "one_rank",
+        *words,
+    ]
     path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -167,7 +176,7 @@ between torchrun and its own parts."""
 
 @pytest.mark.slow
 def test_a_rank_has_the_variables_that_torchrun_would_give_it():
-    ours, theirs = variables("mtrain.backends._torch.starter"), variables("torch.distributed.run")
+    ours, theirs = variables("mtrain.backends._torch.ranks.starter"), variables("torch.distributed.run")
     assert ours.keys() == theirs.keys() == {"0", "1"}
     for rank in ours:
         different = {

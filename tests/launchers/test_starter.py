@@ -44,7 +44,7 @@ def test_a_killed_rank_is_the_cause_and_not_the_rank_that_noticed(run_behaviour,
             pid
             for pid in alive_ranks()
             if psutil.Process(pid).environ().get("RANK") == "1"
-            and "mtrain.backends._torch.starter" not in " ".join(psutil.Process(pid).cmdline())
+            and "mtrain.backends._torch.ranks.starter" not in " ".join(psutil.Process(pid).cmdline())
         ]
         os.kill(rank_1[0], signal.SIGKILL)
         (tmp_path / "go").touch()
@@ -160,7 +160,9 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
 def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", ranks=2)
     agents = [
-        child for child in psutil.Process(process.pid).children() if "mtrain.backends._torch.starter" in child.cmdline()
+        child
+        for child in psutil.Process(process.pid).children()
+        if "mtrain.backends._torch.ranks.starter" in child.cmdline()
     ]
     agents[0].kill()
     _, message = process.communicate(timeout=240)

@@ -66,7 +66,7 @@ def test_the_ranks_and_nothing_else_import_torch(tmp_path, backend):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_run_a_script_on_one_host_import_torch_once_together(tmp_path, ranks):
     (process,) = imports(tmp_path, "--backend", "ddp", "--nproc-per-node", str(ranks))
-    assert "mtrain.backends._torch.starter" in process["command"]
+    assert "mtrain.backends._torch.ranks.starter" in process["command"]
 
 
 def test_ranks_import_torch_after_a_script_that_sets_variables(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recipe import ema_shares
+from mtrain.core.update.recipe import ema_shares
 from tests.models.ppyoloe_golden import (
     FOLDER,
     PARTS,

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core import noise, ops
+from mtrain.core import ops
 from mtrain.core.interfaces import Task
+from mtrain.core.network import noise
 from mtrain.errors import SpecError
 from mtrain.models.common.segmenter import HardPixels, LossOptions
 from mtrain.models.liteseg.model import LiteSeg

@@ -11,8 +11,8 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForObjectDetection
 
-from mtrain.core.noise import shard_seed
-from mtrain.core.sampler import Shuffled
+from mtrain.core.network.noise import shard_seed
+from mtrain.core.samples.sampler import Shuffled
 from mtrain.spec import config as spec_config
 from mtrain.tasks.datasets import open_data
 from tests.models.detr_specs import CONFIGS

@@ -7,7 +7,7 @@ import torch
 from mtrain.core import ops
 from mtrain.core.interfaces import Task
 from mtrain.models.resnet.model import ResNet18, ResNet50
-from mtrain.rank.assembly import given_weights
+from mtrain.rank.spec.assembly import given_weights
 from tests.models import resnet_golden as golden
 from tests.models.yolov5_small import shapes_of
 

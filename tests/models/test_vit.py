@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mtrain.core import ops
 from mtrain.core.interfaces import Task
-from mtrain.core.recipe import group_rules
+from mtrain.core.update.recipe import group_rules
 from mtrain.errors import SpecError
 from mtrain.models.vit.model import ViT, ViTOptions
 from tests.models.sgd import Descent, arrays
@@ -198,7 +198,7 @@ def test_matrices_start_within_glorots_bound_each_of_the_three_in_one_by_itself(
 
 
 def test_the_shipped_groups_decay_matrices_alone(framework):
-    from mtrain.core.recipe import assign
+    from mtrain.core.update.recipe import assign
     from mtrain.spec.config import load
 
     spec = load("vit_digits").spec

@@ -9,7 +9,7 @@ import pytest
 
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recipe import ema_shares
+from mtrain.core.update.recipe import ema_shares
 from tests.models.sgd import Descent, arrays, norm
 from tests.selection import quick, under_torch
 

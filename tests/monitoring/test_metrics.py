@@ -19,11 +19,11 @@ from prometheus_client.registry import CollectorRegistry
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.errors import UsageError
-from mtrain.jobs import metrics, metrics_server
-from mtrain.jobs.host_collector import HostCollector
-from mtrain.jobs.metrics import HostMetrics
-from mtrain.jobs.metrics_place import AttemptFacts, MetricsPlace
-from mtrain.jobs.metrics_server import MAX_REQUESTS
+from mtrain.jobs.run import metrics, metrics_server
+from mtrain.jobs.run.host_collector import HostCollector
+from mtrain.jobs.run.metrics import HostMetrics
+from mtrain.jobs.run.metrics_place import AttemptFacts, MetricsPlace
+from mtrain.jobs.run.metrics_server import MAX_REQUESTS
 from mtrain.records.live import LiveFigures, live_file
 from tests.ports import held_port
 

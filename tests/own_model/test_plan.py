@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs import start
+from mtrain.jobs.run import start
 from mtrain.spec import config, references
 from tests.own_model.runs import EXAMPLE
 

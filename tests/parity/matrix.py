@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
 from mtrain.core.checkpoint.store import load  # noqa: E402
-from mtrain.core.digest import digest  # noqa: E402
 from mtrain.core.interfaces import State  # noqa: E402
+from mtrain.core.state.digest import digest  # noqa: E402
 from mtrain.spec import plugins  # noqa: E402
 from tests.parity import jobs  # noqa: E402
 

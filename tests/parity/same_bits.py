@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT)) if str(ROOT) not in sys.path else None
 
-from mtrain.core.digest import digest  # noqa: E402
+from mtrain.core.state.digest import digest  # noqa: E402
 from tests.parity import jobs  # noqa: E402
 from tests.parity.jobs import Setting  # noqa: E402
 

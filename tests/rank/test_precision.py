@@ -12,7 +12,7 @@ from mtrain.backends._torch import device
 from mtrain.commands import main
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Capabilities
-from mtrain.rank.precision import changed_since, choose, settle
+from mtrain.rank.spec.precision import changed_since, choose, settle
 
 SHORT = {"train": {"updates": 2, "epochs": None, "batch_size": 4}, "data.workers": 0, "evaluate.enabled": False}
 

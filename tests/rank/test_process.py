@@ -16,9 +16,9 @@ from mtrain.core.checkpoint.store import Checkpoints, progress_of
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank import process, script_mode
-from mtrain.rank.assembly import _left_by
 from mtrain.rank.random_layers import KEY, changed_since
 from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, WORKER, running
+from mtrain.rank.spec.assembly import _left_by
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.reading import read
 from tests.script.in_process import rank_of

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.job
 # Tries to change what it sees, keeps a record of what it saw, and fails once on rank 1, which must stop nobody.
 WATCH = """
 import json
-from mtrain.core.digest import digest
+from mtrain.core.state.digest import digest
 
 
 class Watch:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import mtrain
-from mtrain.core.recipe import ema_shares, make_recipe
-from mtrain.core.schedule import Schedule
+from mtrain.core.update.recipe import ema_shares, make_recipe
+from mtrain.core.update.schedule import Schedule
 from mtrain.errors import ScriptError
 from mtrain.rank.script.rules import Curve, Group, Rule
 from mtrain.rank.script.settings import change_values, changes_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.sampler import Shares
-from mtrain.rank.script.stream import Stream
+from mtrain.core.samples.sampler import Shares
+from mtrain.rank.script.reading.stream import Stream
 
 EPOCH, BATCH = 1, 4
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.sampler import Shares
-from mtrain.rank.script.epochs import Cutting
-from mtrain.rank.script.samples import Samples
-from mtrain.rank.script.together import Together
+from mtrain.core.samples.sampler import Shares
+from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.samples import Samples
+from mtrain.rank.script.reading.together import Together
 
 FIRST, SECOND, THIRD = 8, 15, 6
 """Lengths: 4 updates of 2 in an epoch of the first, 5 of 3 in one of the second, 1 of 4 in one of the third."""

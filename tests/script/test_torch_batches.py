@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mtrain
-from mtrain.core.sampler import Shares
+from mtrain.core.samples.sampler import Shares
 from mtrain.errors import ScriptError
 from tests.script.runs import QUIET, SCRIPTS, done, largest_difference, run, summary, weights
 

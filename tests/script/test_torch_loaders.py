@@ -9,7 +9,7 @@ from torch.utils import data
 
 import mtrain
 from mtrain.errors import ScriptError
-from mtrain.rank.script.loaders import evaluation_part, read_loader
+from mtrain.rank.script.reading.loaders import evaluation_part, read_loader
 
 LENGTH = 20
 

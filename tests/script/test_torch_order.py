@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import mtrain
-from mtrain.core.sampler import Shares
+from mtrain.core.samples.sampler import Shares
 from mtrain.data import trees
 from mtrain.errors import ScriptError
-from mtrain.rank.script.epochs import Cutting
-from mtrain.rank.script.samples import Samples
+from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.samples import Samples
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
 
 sys.path.insert(0, str(SCRIPTS))

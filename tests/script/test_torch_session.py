@@ -13,11 +13,11 @@ from mtrain.commands.run import split_at_script
 from mtrain.core.checkpoint import store
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError
-from mtrain.jobs import script_job
+from mtrain.jobs.run import script_job
 from mtrain.rank.script import evaluation
 from mtrain.rank.script import records as kept
-from mtrain.rank.script.epochs import Cutting
-from mtrain.rank.script.samples import Samples
+from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.samples import Samples
 from mtrain.rank.script.schedulers import make_scheduler
 from mtrain.rank.script.settings import PLAIN, change_values
 from mtrain.spec import config

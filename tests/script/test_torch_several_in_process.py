@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mtrain
-from mtrain.core.agreement import Agreement
 from mtrain.core.checkpoint import store
-from mtrain.core.noise import shard_seed
+from mtrain.core.network.noise import shard_seed
+from mtrain.core.ranks.agreement import Agreement
 from mtrain.errors import ScriptError
 from mtrain.rank.random_layers import KEY
 from tests.ports import held_port

@@ -109,9 +109,9 @@ ALLOWED = {
         "system/placement.py system/vectors.py data/once_per_host.py"
     ),
     "files that the same job has just written": (
-        "jobs/micro_batch.py commands/predict.py jobs/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
+        "jobs/plan/micro_batch.py commands/predict.py jobs/run/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
         "mtrain_deploy/exporting/job.py mtrain_deploy/commands/prune.py mtrain_deploy/pruning/worker.py "
-        "mtrain_deploy/exporting/rank.py rank/predict.py rank/worker.py "
+        "mtrain_deploy/exporting/rank.py rank/spec/predict.py rank/worker.py "
         "records/reporters/tensorboard.py mtrain_ui/trackers/tracker.py mtrain_ui/trackers/visualdl.py system/runfolder.py "
         "tasks/detection/convert.py mtrain_kit/check_context.py mtrain_kit/kit.py mtrain_kit/plugin_kit.py mtrain_kit/rank_records.py "
         "mtrain_kit/ranks.py mtrain_kit/test_conformance.py"

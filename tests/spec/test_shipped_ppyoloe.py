@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.core.recipe import assign, group_rules, make_recipe
+from mtrain.core.update.recipe import assign, group_rules, make_recipe
 from mtrain.spec.config import load
 from mtrain.spec.model import Spec
 

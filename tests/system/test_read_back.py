@@ -19,9 +19,9 @@ from mtrain.compare import recorded
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.errors import MtrainError
-from mtrain.jobs import host_collector
 from mtrain.jobs.hosts.host_log import HostLog, words
 from mtrain.jobs.resume import choices
+from mtrain.jobs.run import host_collector
 from mtrain.records.history import Tail, read_history
 from mtrain.records.reporters import csv_table
 from mtrain.spec import bounds, config
@@ -232,7 +232,7 @@ def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) ->
 ABOVE = {
     "mtrain_clusters/queued_job": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
     "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
-    "jobs/resume/choices": "what was chosen", "jobs/host_collector": "live metrics",
+    "jobs/resume/choices": "what was chosen", "jobs/run/host_collector": "live metrics",
     "jobs/hosts/host_log": "hosts", "mtrain_clusters/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
     "records/history": "records", "mtrain_ui/pages/folder": "summary on a page", "mtrain_ui/pages/overview": "records on a page",
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
@@ -258,7 +258,7 @@ ELSEWHERE = {
 OWN = {
     "of this start": (
         "commands/predict", "mtrain_deploy/exporting/job", "mtrain_deploy/exporting/rank", "mtrain_deploy/commands/prune",
-        "mtrain_deploy/pruning/worker", "jobs/micro_batch", "jobs/start", "launchers/withheld", "rank/predict", "rank/worker",
+        "mtrain_deploy/pruning/worker", "jobs/plan/micro_batch", "jobs/run/start", "launchers/withheld", "rank/spec/predict", "rank/worker",
         "compare/jobs", "records/reporters/tensorboard", "mtrain_ui/trackers/tracker", "mtrain_ui/trackers/visualdl",
         "mtrain_clusters/_slurm/queue", "system/log_limit",
         "system/copied",

@@ -316,7 +316,7 @@ def test_no_module_builds_a_command_for_a_shell_of_its_own():
 
 
 def test_no_module_unpickles_or_reads_yaml_that_builds_objects():
-    """``core/serialization.py`` reads pickles that hold data alone; ``weights/pickles.py`` interprets them itself."""
+    """``core/ranks/serialization.py`` reads pickles that hold data alone; ``weights/pickles.py`` interprets them itself."""
     forbidden = (
         "yaml.load(",
         "unsafe_load",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mtrain.commands import main
-from mtrain.rank.assembly import open_task
+from mtrain.rank.spec.assembly import open_task
 from mtrain.spec import config
 from mtrain.spec.resolved import Resolved
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mtrain
 from mtrain.core.interfaces import SplitRequest
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 from mtrain.data.images.digits_canvas import UNCERTAIN, canvas
 from mtrain.data.images.header import ImageError
 from mtrain.data.images.indexed import IGNORED, colours, read_indices, write_indices

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.core import serialization
+from mtrain.core.ranks import serialization
 from mtrain.errors import TrainingError
 from mtrain.weights.dcp import DescriptionVocabulary
 from mtrain.weights.pickles import Inert, Refused, load

@@ -13,24 +13,25 @@ from torch import Tensor, nn
 from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
-from mtrain.backends._torch import compiling, quantising, state, whole_states
+from mtrain.backends._torch import compiling, quantising, state
 from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.native import Made
-from mtrain.backends._torch.native_parts import rule_for_parts
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.shard_rules import ShardRule
-from mtrain.backends._torch.sharded import Held, PartsAverage, PartsOptimizer
-from mtrain.backends._torch.shards import Parts, find_ties, refuse_scalars
-from mtrain.backends._torch.split_engine import SplitEngine
-from mtrain.backends._torch.spread import Spread
+from mtrain.backends._torch.parts import whole_states
+from mtrain.backends._torch.parts.engine import SplitEngine
+from mtrain.backends._torch.parts.optimizer import Held, PartsAverage, PartsOptimizer
+from mtrain.backends._torch.parts.rules import ShardRule
+from mtrain.backends._torch.parts.shards import Parts, find_ties, refuse_scalars
+from mtrain.backends._torch.parts.spread import Spread
+from mtrain.backends._torch.scripts.native_parts import rule_for_parts
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.recipe import ema_shares, nothing_to_train
+from mtrain.core.update.recipe import ema_shares, nothing_to_train
 from mtrain.errors import SpecError
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
-from mtrain.backends._torch.shards import Part, spans_of
+from mtrain.backends._torch.parts.shards import Part, spans_of
 from mtrain.errors import SpecError
 
 

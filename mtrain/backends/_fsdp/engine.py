@@ -15,14 +15,14 @@ from mtrain.backends._fsdp.internals import leaves
 from mtrain.backends._fsdp.layout import Layout, cut_axes
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
 from mtrain.backends._fsdp.units import Unit, units
-from mtrain.backends._torch import whole_states
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
-from mtrain.backends._torch.sharded import ShardedOptimizer
-from mtrain.backends._torch.shards import Boxes, Parts, refuse_scalars
-from mtrain.backends._torch.split_engine import SplitEngine
-from mtrain.backends._torch.spread import Spread
+from mtrain.backends._torch.parts import whole_states
+from mtrain.backends._torch.parts.engine import SplitEngine
+from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
+from mtrain.backends._torch.parts.shards import Boxes, Parts, refuse_scalars
+from mtrain.backends._torch.parts.spread import Spread
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared

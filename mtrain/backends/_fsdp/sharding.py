@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp.layout import Layout
-from mtrain.backends._torch.shards import Boxes
-from mtrain.backends._torch.spread import Spread
+from mtrain.backends._torch.parts.shards import Boxes
+from mtrain.backends._torch.parts.spread import Spread
 
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]
 """The modules that have a weight, and under which names."""

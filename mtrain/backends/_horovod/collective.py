@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends.waiting import Waits
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 
 T = TypeVar("T")
 PAUSE_S = 1e-4

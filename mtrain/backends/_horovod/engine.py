@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from mtrain.backends._horovod.exchange import Compression, HorovodExchange, Reduction
-from mtrain.backends._torch.after_backward import AfterBackward
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import Exchange
+from mtrain.backends._torch.scripts.after_backward import AfterBackward
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 from mtrain.errors import LaunchError
 from mtrain.system.mutual_authentication import End, named_nonce, seal
 

@@ -20,10 +20,10 @@ from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Array, Batch, Capabilities, HostBatch, Narrow, RankSession, Recipe, State
 from mtrain.core.interfaces.capabilities import Prepared
+from mtrain.core.network.quantising import fit_ranges
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fit_ranges
-from mtrain.core.recipe import is_frozen, nothing_to_train
-from mtrain.core.state_checks import aliases
+from mtrain.core.state.checks import aliases
+from mtrain.core.update.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 
 from mtrain.backends._paddle import internals, kernels, ops, paddle2_compatibility, state
-from mtrain.core import noise
 from mtrain.core.interfaces import Array
+from mtrain.core.network import noise
 from mtrain.core.overriding import override
 
 __all__ = [

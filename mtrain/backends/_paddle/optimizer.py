@@ -18,12 +18,12 @@ from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.flat import Flat
 from mtrain.backends._paddle.native import NativeRule
 from mtrain.core.interfaces import Array, Rates, Recipe
-from mtrain.core.masking import Masking
+from mtrain.core.network.quantising import is_range
 from mtrain.core.overriding import override
-from mtrain.core.quantising import is_range
-from mtrain.core.recipe import assign, ema_shares
-from mtrain.core.state_checks import aliases
-from mtrain.core.update import NORM_EPSILON, Exchange, UpdateOrder
+from mtrain.core.state.checks import aliases
+from mtrain.core.update.masking import Masking
+from mtrain.core.update.order import NORM_EPSILON, Exchange, UpdateOrder
+from mtrain.core.update.recipe import assign, ema_shares
 
 __all__ = ["Exchange", "PaddleOptimizer"]
 

@@ -12,8 +12,8 @@ from mtrain.backends._paddle import state
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.nn import Conv2d, Linear
 from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.network.quantising import RANGE, Quantised, Ranges, chosen_layers
 from mtrain.core.overriding import override
-from mtrain.core.quantising import RANGE, Quantised, Ranges, chosen_layers
 
 
 class QuantisedConv2d(Quantised, Conv2d):

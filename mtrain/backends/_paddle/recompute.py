@@ -10,7 +10,7 @@ from paddle.nn import Layer
 
 from mtrain.backends._paddle import paddle2_compatibility
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recomputing import Block, Pass, chosen_blocks
+from mtrain.core.network.recomputing import Block, Pass, chosen_blocks
 
 
 def attach(model: Layer, recipe: Recipe) -> None:

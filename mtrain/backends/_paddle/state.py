@@ -9,8 +9,8 @@ from paddle.nn import Layer
 
 from mtrain.backends._paddle import ops
 from mtrain.backends._paddle.collective import PaddleCollective
-from mtrain.core import state_checks
 from mtrain.core.interfaces import Array
+from mtrain.core.state import checks as state_checks
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -14,6 +14,6 @@ class TorchBackend(EngineBackend):
 
     def before_script(self) -> None:
         """See ``Backend.before_script``: process groups of the script's own must not hang at its end."""
-        from mtrain.backends._torch.kept_groups import keep_groups
+        from mtrain.backends._torch.scripts.kept_groups import keep_groups
 
         keep_groups()

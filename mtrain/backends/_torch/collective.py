@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Collective
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 
 T = TypeVar("T")
 

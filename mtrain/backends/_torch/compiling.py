@@ -3,7 +3,7 @@
 from torch import nn
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recomputing import outermost
+from mtrain.core.network.recomputing import outermost
 
 
 def attach(model: nn.Module, recipe: Recipe) -> None:

@@ -26,7 +26,7 @@ from mtrain.backends._torch import (
 from mtrain.backends._torch.collective import LocalCollective, TorchCollective
 from mtrain.backends._torch.device import one_thread
 from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
-from mtrain.backends._torch.streams import Entry, Gather, TorchStream
+from mtrain.backends._torch.parts.streams import Entry, Gather, TorchStream
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.completeness import check_members
@@ -43,9 +43,9 @@ from mtrain.core.interfaces import (
     StateStream,
 )
 from mtrain.core.interfaces.capabilities import Prepared
+from mtrain.core.network.quantising import fit_ranges
 from mtrain.core.overriding import override
-from mtrain.core.quantising import fit_ranges
-from mtrain.core.recipe import is_frozen, nothing_to_train
+from mtrain.core.update.recipe import is_frozen, nothing_to_train
 from mtrain.errors import SpecError
 
 log = logging.getLogger(__name__)

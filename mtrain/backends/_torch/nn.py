@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from mtrain.backends._torch import batchnorm, kernels, state
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.core import noise
 from mtrain.core.interfaces import Array
+from mtrain.core.network import noise
 from mtrain.core.overriding import override
 
 __all__ = [

@@ -14,14 +14,14 @@ from mtrain.backends._torch import internals, precision, rules
 from mtrain.backends._torch.average import Average, OtherWeights, nothing
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.native import CLOSURE_WORDS, Made, NativeRule
-from mtrain.backends._torch.native_trial import check_resumes
+from mtrain.backends._torch.scripts.native_trial import check_resumes
 from mtrain.core.interfaces import Array, Rates, Recipe
-from mtrain.core.masking import Masking
+from mtrain.core.network.quantising import is_range
 from mtrain.core.overriding import override
-from mtrain.core.quantising import is_range
-from mtrain.core.recipe import assign, ema_shares
-from mtrain.core.state_checks import aliases
-from mtrain.core.update import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateOrder
+from mtrain.core.state.checks import aliases
+from mtrain.core.update.masking import Masking
+from mtrain.core.update.order import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateOrder
+from mtrain.core.update.recipe import assign, ema_shares
 from mtrain.errors import SpecError
 
 __all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]

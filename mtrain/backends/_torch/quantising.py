@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from mtrain.backends._torch import internals, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.network.quantising import RANGE, Quantised, Ranges, chosen_layers
 from mtrain.core.overriding import override
-from mtrain.core.quantising import RANGE, Quantised, Ranges, chosen_layers
 
 Arrangement: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

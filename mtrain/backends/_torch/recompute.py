@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recomputing import Block, Pass, chosen_blocks
+from mtrain.core.network.recomputing import Block, Pass, chosen_blocks
 
 
 def attach(model: nn.Module, recipe: Recipe) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.core import state_checks
 from mtrain.core.interfaces import Array
+from mtrain.core.state import checks as state_checks
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -33,7 +33,7 @@ from mtrain.core.checkpoint import arrays_file
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.core.checkpoint.background import Beside
 from mtrain.core.interfaces import Array, Part, Progress, State, StateStream
-from mtrain.core.streams import WholeStream
+from mtrain.core.state.streams import WholeStream
 from mtrain.errors import CheckpointError
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json, read_bytes

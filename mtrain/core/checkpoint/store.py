@@ -20,7 +20,7 @@ from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint.background import Background
 from mtrain.core.checkpoint.format import Content, Saved, load, progress_of, verify
 from mtrain.core.interfaces import Progress, State, StateStream
-from mtrain.core.streams import WholeStream
+from mtrain.core.state.streams import WholeStream
 from mtrain.errors import TrainingError
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file

@@ -18,7 +18,7 @@ resume     given, base, name, copy_to, cwd, own_node                   run, chec
                                                                        folder is locked before the checkpoint is chosen
 newest     none                                                        checkpoint: path of the newest intact one or null
 failed     none                                                        empty, once Prometheus has read it; the job has failed
-start      ``Orders`` (``jobs/host_command.py``), hosts, restarts      none; events follow, "ended" is the last of them
+start      ``Orders`` (``jobs/run/host_command.py``), hosts, restarts      none; events follow, "ended" is the last of them
 save       none                                                        none; the ranks are asked to save and go on
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
@@ -58,13 +58,13 @@ from typing import Any
 
 import mtrain
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.channel import Channel, Lost, Message
 from mtrain.jobs.hosts.farewell import Farewell
-from mtrain.jobs.metrics import HostMetrics
-from mtrain.jobs.metrics_place import MetricsPlace, facts_of
-from mtrain.jobs.supervisor import EXIT_CODES, NOTHING
+from mtrain.jobs.run.host_command import HostCommand, Orders
+from mtrain.jobs.run.metrics import HostMetrics
+from mtrain.jobs.run.metrics_place import MetricsPlace, facts_of
+from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
 from mtrain.spec import bounds, terminal
 from mtrain.system import environment, placement, processes, runfolder
 from mtrain.system.processes import Requests

@@ -14,12 +14,12 @@ from typing import Any
 import mtrain
 from mtrain.core.interfaces import HostedJob
 from mtrain.errors import LaunchError
-from mtrain.jobs.commands import AGENT
 from mtrain.jobs.hosts import start_failures
 from mtrain.jobs.hosts.channel import Channel, Lost, Message
 from mtrain.jobs.hosts.channel_thread import ChannelThread
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.start_failures import SSH, Means
+from mtrain.jobs.plan.commands import AGENT
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.system import open_files, placement, processes
 

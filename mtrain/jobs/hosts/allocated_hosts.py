@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces.allocation import Allocation
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs.host_ranks import TYPED
 from mtrain.jobs.hosts import allocation as allocations
-from mtrain.jobs.means import AUTO, host_names
+from mtrain.jobs.plan.host_ranks import TYPED
+from mtrain.jobs.plan.means import AUTO, host_names
 from mtrain.spec import config
 from mtrain.spec.hostnames import few
 from mtrain.spec.provenance import Origin

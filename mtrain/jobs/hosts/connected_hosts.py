@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import LaunchError, UsageError
-from mtrain.jobs.attempt import Attempt, Limits, heed
 from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.channel import Message, ask_all
 from mtrain.jobs.hosts.hosts import Gathering, Member
-from mtrain.jobs.metrics import READ_S
-from mtrain.jobs.outcome import Outcome
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import merge_findings
-from mtrain.jobs.supervisor import FAILURES, Result, supervise
+from mtrain.jobs.run.attempt import Attempt, Limits, heed
+from mtrain.jobs.run.metrics import READ_S
+from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
 from mtrain.records.display import Display
 from mtrain.spec.hostnames import few
 from mtrain.system import job_secret, processes

@@ -15,17 +15,17 @@ from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import LaunchError
-from mtrain.jobs.attempt import Attempt
 from mtrain.jobs.hosts import agent_warnings, packed_files
 from mtrain.jobs.hosts.candidates import Candidates
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import AGAIN_S, ASK_S, ConnectedHosts, prepare
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Member
-from mtrain.jobs.outcome import Outcome
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.jobs.supervisor import EXIT_CODES, Result
+from mtrain.jobs.run.attempt import Attempt
+from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.supervisor import EXIT_CODES, Result
 from mtrain.spec.hostnames import few
 from mtrain.system import job_secret
 

@@ -13,7 +13,7 @@ from mtrain.jobs.hosts.channel import Channel, Lost
 from mtrain.jobs.hosts.connections import CONNECT_S, SILENT_WAIT_S, channel_over, printable, source_for
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.handshake import Unproven, prove
-from mtrain.jobs.supervisor import EXIT_CODES, NOTHING
+from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
 from mtrain.system import names, processes
 
 AGAIN_S = 0.3

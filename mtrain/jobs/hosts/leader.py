@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs import means, start
-from mtrain.jobs.attempt import Limits
 from mtrain.jobs.brief import CHECKED, PREFLIGHT_ONLY, TRIAL, Brief
 from mtrain.jobs.hosts import agent_warnings, late_names
 from mtrain.jobs.hosts.channel import ask_all
@@ -25,17 +23,20 @@ from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.hosts.survey import Survey
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan import means
+from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight import checks, findings
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.jobs.supervisor import Result, not_started
+from mtrain.jobs.run import start
+from mtrain.jobs.run.attempt import Limits
+from mtrain.jobs.run.supervisor import Result, not_started
 from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.spec.addresses import is_address
 from mtrain.system import placement, processes, runfolder
 
 if TYPE_CHECKING:
-    from mtrain.jobs.micro_batch import Trials
+    from mtrain.jobs.plan.micro_batch import Trials
 
 CHECK_S = 600.0
 """Seconds that checking the data on the first host may take."""
@@ -192,7 +193,7 @@ class Leader:
 
     def _plan_on(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
         """Return the first plan of the job, once the micro batch that fits on every host is in its spec."""
-        from mtrain.jobs import micro_batch
+        from mtrain.jobs.plan import micro_batch
 
         plan = self._plan(survey, run_dir, checkpoint)
         if self.brief.mode != "train" or not micro_batch.is_open(self.brief.loaded):

@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import SpecError, UsageError
 from mtrain.jobs.brief import Brief
-from mtrain.jobs.machine import SEVERAL_HOSTS_PORT
-from mtrain.jobs.means import is_by_hand, is_several
-from mtrain.jobs.plan import Plan, title_of
+from mtrain.jobs.plan.machine import SEVERAL_HOSTS_PORT
+from mtrain.jobs.plan.means import is_by_hand, is_several
+from mtrain.jobs.plan.plan import Plan, title_of
 from mtrain.spec import terminal
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
@@ -20,9 +20,9 @@ from mtrain.system.placement import is_here, line_for
 if TYPE_CHECKING:
     from mtrain.jobs.hosts.admission import Party
     from mtrain.jobs.hosts.hosts import Gathering
-    from mtrain.jobs.micro_batch import Trials
+    from mtrain.jobs.plan.micro_batch import Trials
     from mtrain.jobs.preflight.findings import Finding
-    from mtrain.jobs.supervisor import Result
+    from mtrain.jobs.run.supervisor import Result
     from mtrain.records.display import Display
     from mtrain.spec.config import Loaded
 
@@ -36,7 +36,7 @@ def joins(loaded: "Loaded") -> bool:
     Raises:
         UsageError: this machine is none of the hosts.
     """
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     return is_several(loaded.spec) and is_by_hand(loaded.spec) and start.own_node(loaded) > 0
 
@@ -58,9 +58,9 @@ def run(
         UsageError: the job cannot be started.
         LaunchError: a host that is needed is not there.
     """
-    from mtrain.jobs import start
     from mtrain.jobs.hosts.leader import Leader
-    from mtrain.jobs.supervisor import Result
+    from mtrain.jobs.run import start
+    from mtrain.jobs.run.supervisor import Result
     from mtrain.records.console import make_display
 
     where = start.Where(run_dir=brief.base / brief.name, checkpoint=None)
@@ -96,7 +96,7 @@ def run(
 def _serve(brief: Brief, display: "Display", *, node: int, stream: IO[str] | None) -> "Result":
     """Serve the leader of a job as host number ``node``, and return what it says at the end."""
     from mtrain.jobs.hosts.joining import join
-    from mtrain.jobs.supervisor import Result
+    from mtrain.jobs.run.supervisor import Result
 
     cluster = brief.spec.cluster
     display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
@@ -128,7 +128,7 @@ def _trials(brief: Brief, draft: Plan) -> "Trials | None":
     Raises:
         SpecError: this is not the first host, and none that serves it.
     """
-    from mtrain.jobs import micro_batch
+    from mtrain.jobs.plan import micro_batch
 
     loaded = brief.loaded
     if brief.mode != "train" or not micro_batch.is_open(loaded) or joins(loaded):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mtrain.jobs.hosts import late_names
 from mtrain.jobs.hosts.channel import Message
-from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

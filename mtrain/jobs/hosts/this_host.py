@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from mtrain.core.checkpoint import store
-from mtrain.jobs.attempt import Attempt, Limits
-from mtrain.jobs.host_command import HostCommand, Orders
 from mtrain.jobs.hosts.channel import Message
-from mtrain.jobs.metrics import HostMetrics
-from mtrain.jobs.metrics_place import facts_of
-from mtrain.jobs.outcome import Outcome
-from mtrain.jobs.plan import Plan
-from mtrain.jobs.supervisor import FAILURES, Result, supervise
+from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.run.attempt import Attempt, Limits
+from mtrain.jobs.run.host_command import HostCommand, Orders
+from mtrain.jobs.run.metrics import HostMetrics
+from mtrain.jobs.run.metrics_place import facts_of
+from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
 from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.system import processes, runfolder

@@ -4,19 +4,19 @@ import os
 import sys
 from pathlib import Path
 
-from mtrain.core import resumed_samples
-from mtrain.core.cadence import check_continues
 from mtrain.core.checkpoint.format import MANIFEST, read_description, size_of
 from mtrain.core.checkpoint.store import progress_of, reusable_bytes
 from mtrain.core.interfaces import Evaluator, TaskData
-from mtrain.core.recipe import check_frozen, is_frozen, make_recipe
-from mtrain.core.sampler import Shuffled
-from mtrain.core.schedule import total_updates
+from mtrain.core.samples import resumed_samples
+from mtrain.core.samples.sampler import Shuffled
+from mtrain.core.update.cadence import check_continues
+from mtrain.core.update.recipe import check_frozen, is_frozen, make_recipe
+from mtrain.core.update.schedule import total_updates
 from mtrain.errors import CheckpointError, SpecError
-from mtrain.jobs import metrics
 from mtrain.jobs.resume.check import check_resume, checkpoint_bytes
-from mtrain.rank.assembly import blocks_to_recompute, make_augmented, open_task
-from mtrain.rank.teaching import check_teacher
+from mtrain.jobs.run import metrics
+from mtrain.rank.spec.assembly import blocks_to_recompute, make_augmented, open_task
+from mtrain.rank.spec.teaching import check_teacher
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.suggest import hint

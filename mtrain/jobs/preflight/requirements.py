@@ -7,9 +7,9 @@ from typing import Any
 from mtrain.core.checkpoint.format import size_of
 from mtrain.core.checkpoint.store import reusable_bytes
 from mtrain.core.interfaces import Dataset
-from mtrain.jobs import metrics
-from mtrain.jobs.plan import Plan
+from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.partners import partners
+from mtrain.jobs.run import metrics
 from mtrain.spec import remedies
 from mtrain.spec.model import CheckpointSpec, Spec
 from mtrain.spec.resolved import Resolved

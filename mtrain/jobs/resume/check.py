@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.checkpoint.format import read_description, shapes_of
-from mtrain.core.recipe import MOMENTS
+from mtrain.core.update.recipe import MOMENTS
 from mtrain.errors import CheckpointError
 from mtrain.spec.model import Spec
 from mtrain.weights.outline import SpecOutline

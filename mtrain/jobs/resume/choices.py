@@ -61,7 +61,7 @@ class Chosen:
 
 def describe(loaded: "Loaded", *, framework: str) -> dict[str, Any]:
     """Return the choices of a job for the file ``CHOSEN`` of its run folder, which ``read`` reads back."""
-    from mtrain.jobs.own_code import files_of, own_code_of
+    from mtrain.jobs.run.own_code import files_of, own_code_of
 
     files = files_of(loaded, own_code_of(loaded, framework=framework)).values()
     return {

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.jobs import means, start
-from mtrain.jobs.host_ranks import TYPED
 from mtrain.jobs.hosts import allocation
+from mtrain.jobs.plan import means
+from mtrain.jobs.plan.host_ranks import TYPED
 from mtrain.jobs.resume import compare, find
 from mtrain.jobs.resume.choices import HOSTS, NOT_TAKEN, OF_START, PLACE, Chosen, read, value_at
+from mtrain.jobs.run import start
 from mtrain.spec.addresses import is_address
 from mtrain.spec.config import RunSpec, RunValues
 from mtrain.spec.hostnames import few

@@ -5,7 +5,7 @@ from typing import Any
 
 from mtrain.core.collective import broadcast
 from mtrain.core.interfaces import Array, Collective, RankSession
-from mtrain.core.sampler import Padded
+from mtrain.core.samples.sampler import Padded
 from mtrain.data import outcomes, trees
 from mtrain.errors import DataError, ScriptError, UsageError
 from mtrain.rank.script.following import submodules

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mtrain.core.agreement import Place, RanksDisagree
 from mtrain.core.interfaces import Progress
-from mtrain.core.loop import Loop
-from mtrain.core.losses import problem_of
-from mtrain.core.stepping import Stepper
+from mtrain.core.ranks.agreement import Place, RanksDisagree
+from mtrain.core.update.loop import Loop
+from mtrain.core.update.losses import problem_of
+from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
 from mtrain.rank.script.updater import Updater

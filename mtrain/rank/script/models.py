@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtrain.core.interfaces import RankSession, Rates, State
-from mtrain.core.named_models import join_states, models_in, part_of, prefix
-from mtrain.core.stepping import Stepper
+from mtrain.core.state.named_models import join_states, models_in, part_of, prefix
+from mtrain.core.update.stepping import Stepper
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank.script.rules import RateOf
 from mtrain.rank.script.schedulers import SteppedScheduler

@@ -11,12 +11,11 @@ import numpy as np
 
 from mtrain.core.checkpoint.format import Saved
 from mtrain.core.interfaces import RankSession, Recipe
-from mtrain.core.recipe import make_recipe, shares_of
-from mtrain.core.recomputing import blocks_to_compile, patterns
-from mtrain.core.sampler import Shares
+from mtrain.core.network.recomputing import blocks_to_compile, patterns
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update.recipe import make_recipe, shares_of
 from mtrain.data.objects import is_module
 from mtrain.errors import ScriptError
-from mtrain.rank.precision import settle
 from mtrain.rank.script import gradients
 from mtrain.rank.script.following import check_untrained
 from mtrain.rank.script.in_turn import check_in_turn
@@ -29,6 +28,7 @@ from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, group
 from mtrain.rank.script.settings import SHARED_SETTINGS, change_values, changes_of
 from mtrain.rank.script.trials import nudge, on_trial
 from mtrain.rank.script.updater import Updater
+from mtrain.rank.spec.precision import settle
 from mtrain.spec.model import Spec
 
 
@@ -325,4 +325,4 @@ def _with_keras(build: Callable[[], Any]) -> Any:
 
 
 def _keras_modules() -> Any:
-    return import_module("mtrain.backends._torch.keras_modules")
+    return import_module("mtrain.backends._torch.scripts.keras_modules")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import resumed_samples
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Array, Backend, Collective, Progress, RankSession, Why
 from mtrain.core.record_files import RESULTS
+from mtrain.core.samples import resumed_samples
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying, random_layers

@@ -15,32 +15,32 @@ from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import evaluation
-from mtrain.rank.script.epochs import BatchOf
 from mtrain.rank.script.following import check_follow
-from mtrain.rank.script.given_data import GivenData
 from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
-from mtrain.rank.script.loaders import evaluation_part, read_loader
 from mtrain.rank.script.loop import ScriptLoop
-from mtrain.rank.script.made import MadeBatches, Numbered
 from mtrain.rank.script.native import NativeOptimizer
-from mtrain.rank.script.nested import Nested
-from mtrain.rank.script.order import Order
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.prepared import ModelRequest, Prepared
-from mtrain.rank.script.records import Records
-from mtrain.rank.script.rules import Curve, RateOf, Rule
-from mtrain.rank.script.samples import check_dataset
-from mtrain.rank.script.schedulers import MakeScheduler
-from mtrain.rank.script.settings import check_loop, loop_changes
-from mtrain.rank.script.stream import Shard
-from mtrain.rank.script.training import Training
-from mtrain.rank.script.training_data import (
+from mtrain.rank.script.reading.epochs import BatchOf
+from mtrain.rank.script.reading.given_data import GivenData
+from mtrain.rank.script.reading.loaders import evaluation_part, read_loader
+from mtrain.rank.script.reading.made import MadeBatches, Numbered
+from mtrain.rank.script.reading.nested import Nested
+from mtrain.rank.script.reading.order import Order
+from mtrain.rank.script.reading.samples import check_dataset
+from mtrain.rank.script.reading.stream import Shard
+from mtrain.rank.script.reading.training_data import (
     Source,
     check_schedule,
 )
+from mtrain.rank.script.reading.workers import is_imported_by_worker
+from mtrain.rank.script.records import Records
+from mtrain.rank.script.rules import Curve, RateOf, Rule
+from mtrain.rank.script.schedulers import MakeScheduler
+from mtrain.rank.script.settings import check_loop, loop_changes
+from mtrain.rank.script.training import Training
 from mtrain.rank.script.updater import Updater
-from mtrain.rank.script.workers import is_imported_by_worker
 from mtrain.spec.calls import explain_calls
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mtrain.core.sampler import Shares
+from mtrain.core.samples.sampler import Shares
 from mtrain.errors import ScriptError, SpecError
 from mtrain.rank.script.native import is_native
 from mtrain.spec import config

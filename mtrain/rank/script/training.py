@@ -6,23 +6,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mtrain.core import cadence, resumed_samples
-from mtrain.core.cadence import Cadences
 from mtrain.core.interfaces import HostBatch, Progress, RankSession, Rates, Why
-from mtrain.core.loop import Hooks, Job, Loop
-from mtrain.core.sampler import Shares
-from mtrain.core.schedule import Schedule
-from mtrain.core.stepping import Stepper
+from mtrain.core.samples import resumed_samples
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update import cadence
+from mtrain.core.update.cadence import Cadences
+from mtrain.core.update.loop import Hooks, Job, Loop
+from mtrain.core.update.schedule import Schedule
+from mtrain.core.update.stepping import Stepper
 from mtrain.data import trees
 from mtrain.errors import ScriptError
 from mtrain.rank.profiling import Profile
 from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
-from mtrain.rank.script.made import MadeBatches
 from mtrain.rank.script.models import ScriptModel, saved_state
 from mtrain.rank.script.prepared import Prepared
+from mtrain.rank.script.reading.made import MadeBatches
+from mtrain.rank.script.reading.stream import Stream
+from mtrain.rank.script.reading.training_data import Source, check_continues, number_of_updates
 from mtrain.rank.script.rules import RateOf
-from mtrain.rank.script.stream import Stream
-from mtrain.rank.script.training_data import Source, check_continues, number_of_updates
 from mtrain.rank.script.trials import shorten
 from mtrain.rank.tracing import Tracing
 from mtrain.spec.model import Spec

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtrain.core.interfaces import Optimizer, RankSession, State
-from mtrain.core.nudge import nudge_weights
+from mtrain.core.state.nudge import nudge_weights
 from mtrain.rank.script.settings import change_values
 from mtrain.spec.trial import Trial
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from mtrain.core.interfaces import Optimizer, Rates
-from mtrain.core.stepping import Stepper
+from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.spec.calls import explain_calls
 

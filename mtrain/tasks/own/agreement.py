@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mtrain.core.digest import digest
 from mtrain.core.interfaces import Collective
+from mtrain.core.state.digest import digest
 from mtrain.data import trees
 from mtrain.data.objects import CHECKED_SAMPLES
 from mtrain.errors import DataError

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task
-from mtrain.core.losses import problem_of
+from mtrain.core.update.losses import problem_of
 from mtrain.data import trees
 from mtrain.data.objects import is_module
 from mtrain.errors import DataError, PluginError, SpecError

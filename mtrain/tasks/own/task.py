@@ -65,7 +65,7 @@ class OwnTask(TaskBase):
     @classmethod
     def refuse(cls, spec: "Spec", *, framework: str) -> None:
         """Refuse another framework, options that a class does not take, and keys that mean nothing to own data."""
-        from mtrain.core.quantising import OF_OWN_MODEL
+        from mtrain.core.network.quantising import OF_OWN_MODEL
         from mtrain.tasks.own import calls
         from mtrain.tasks.own.dataset import OFFERED
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from mtrain.core.digest import digest
+from mtrain.core.state.digest import digest
 from tests.parity import jobs
 
 FIELDS = {

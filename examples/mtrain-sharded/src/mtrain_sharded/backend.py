@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import Recipe
-from mtrain.core.recipe import check_parts
+from mtrain.core.update.recipe import check_parts
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Cluster
 from mtrain.core.interfaces.queue import Queue, QueuedJob, Submission
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.means import AUTO
+from mtrain.jobs.plan.means import AUTO
 from mtrain.jobs.resume.find import find_resume
 from mtrain.jobs.resume.load import typed_anew
 from mtrain.spec import outputs, references
@@ -32,7 +32,7 @@ from mtrain.spec.yaml_reader import dump
 from mtrain.system import runfolder
 
 if TYPE_CHECKING:
-    from mtrain.jobs.plan import Plan
+    from mtrain.jobs.plan.plan import Plan
     from mtrain.spec.config import Loaded
 
 log = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def _planned(loaded: "Loaded") -> "Plan":
     Raises:
         UsageError: the job cannot be planned.
     """
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     cluster = loaded.spec.cluster
     # Names with a dot, since Paddle's launcher refuses others.
@@ -376,7 +376,7 @@ def _name(loaded: "Loaded") -> str:
     Raises:
         UsageError: the job with the given name has not ended.
     """
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     base, name = _base(loaded), start.run_name(loaded)
     if not loaded.spec.report.name:

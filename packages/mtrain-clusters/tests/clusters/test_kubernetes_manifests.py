@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from mtrain.commands.options import load_job
 from mtrain.commands.train import train
 from mtrain.errors import UsageError
-from mtrain.jobs import start
-from mtrain.jobs.machine import Machine
-from mtrain.jobs.plan import make_plan
+from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.plan import make_plan
+from mtrain.jobs.run import start
 from mtrain.spec import config
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")

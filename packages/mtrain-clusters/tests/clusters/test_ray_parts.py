@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs import means, plan
 from mtrain.jobs.hosts import many_hosts
-from mtrain.jobs.machine import Machine
+from mtrain.jobs.plan import means, plan
+from mtrain.jobs.plan.machine import Machine
 from mtrain.spec import config
 from mtrain_clusters._ray.bridge import Bridge
 from mtrain_clusters._ray.placement import library

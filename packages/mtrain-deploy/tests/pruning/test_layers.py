@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core import nn, ops, pruned
+from mtrain.core import nn, ops
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Array
+from mtrain.core.network import pruned
 from mtrain_deploy.pruning.network import Prunable, mask, shrink
 from mtrain_deploy.pruning.tracing import trace
 from tests.framework import Framework

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.core.interfaces import Array, Pruning, Rates, Recipe, State, Task
-from mtrain.core.schedule import SparsityCurve
+from mtrain.core.update.schedule import SparsityCurve
 from mtrain.errors import SpecError
 from mtrain.models.resnet.model import ResNet18
 from mtrain.spec.training import PruneSpec

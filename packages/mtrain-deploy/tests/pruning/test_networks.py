@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core import pruned
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Array, Model, Recipe, State, Task
+from mtrain.core.network import pruned
 from mtrain.spec import plugins
 from mtrain_deploy.pruning.network import LEAST, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of

@@ -9,9 +9,9 @@ import torch
 from tests.pruning.test_networks import batch_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrain.core import pruned
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
+from mtrain.core.network import pruned
 from mtrain.spec import plugins
 from mtrain_deploy.pruning.network import Prunable
 from mtrain_deploy.pruning.tracing import trace

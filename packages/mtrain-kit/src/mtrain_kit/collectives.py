@@ -8,8 +8,8 @@ import numpy as np
 
 from mtrain.core import ops
 from mtrain.core.collective import barrier, broadcast, mean
-from mtrain.core.feed import closable
 from mtrain.core.interfaces import Array, HostBatch, Tensor
+from mtrain.core.samples.feed import closable
 from mtrain_kit.check_context import Site
 from mtrain_kit.checks import Measure, none_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from mtrain.core.interfaces import Array, Rates, State
-from mtrain.core.traffic import sent_bytes
+from mtrain.core.ranks.traffic import sent_bytes
 from mtrain_kit.check_context import Site
 from mtrain_kit.checks import Measure
 from mtrain_kit.training import Case

@@ -12,11 +12,11 @@ from typing import Any
 
 from mtrain.core.interfaces import Command
 from mtrain.errors import PluginError, UsageError
-from mtrain.jobs import plan
 from mtrain.jobs.hosts import this_host
-from mtrain.jobs.machine import Machine
-from mtrain.jobs.plan import Plan
-from mtrain.jobs.supervisor import EXIT_CODES
+from mtrain.jobs.plan import plan
+from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.run.supervisor import EXIT_CODES
 from mtrain.records.console import Quiet
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded

@@ -122,7 +122,7 @@ class _Probe:
     def _samples(self, *, reverse: bool) -> dict[str, Any]:
         import numpy as np
 
-        from mtrain.rank.assembly import open_task
+        from mtrain.rank.spec.assembly import open_task
 
         arrays: dict[str, Any] = {}
         for split, source in open_task(self._job).sources().items():
@@ -148,7 +148,7 @@ class _Probe:
         return [none_of("keys without a description", silent)]
 
     def _shows(self) -> list[Measure]:
-        from mtrain.rank.assembly import open_task
+        from mtrain.rank.spec.assembly import open_task
 
         data = open_task(self._job)
         texts = [data.verify(), *data.report()]
@@ -167,7 +167,7 @@ class _Probe:
         import numpy as np
 
         from mtrain.core.checkpoint import store
-        from mtrain.rank.assembly import open_task
+        from mtrain.rank.spec.assembly import open_task
 
         assert self._weights is not None
         data = open_task(self._job)

@@ -9,8 +9,8 @@ import numpy as np
 from mtrain.core.checkpoint import store
 from mtrain.core.evaluate import evaluate
 from mtrain.core.interfaces import Array, HostBatch, Precision, RankSession, State, StateStream
-from mtrain.core.sampler import Padded
-from mtrain.core.streams import PARTS, stream_of
+from mtrain.core.samples.sampler import Padded
+from mtrain.core.state.streams import PARTS, stream_of
 from mtrain_kit import training
 from mtrain_kit.check_context import LOGITS, Site
 from mtrain_kit.checks import Measure, none_of

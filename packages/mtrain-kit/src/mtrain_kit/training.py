@@ -21,7 +21,7 @@ from mtrain.core.interfaces import (
     Recipe,
     State,
 )
-from mtrain.core.sampler import Shuffled, rank_share
+from mtrain.core.samples.sampler import Shuffled, rank_share
 from mtrain_kit.convnet import SAMPLES, build, data, start_weights
 
 GLOBAL_BATCH, UPDATES, SEED = 24, 6, 3

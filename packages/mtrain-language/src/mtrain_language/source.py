@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.core.sampler import Shuffled
+from mtrain.core.samples.sampler import Shuffled
 from mtrain_language.packing import Rows
 
 

@@ -42,7 +42,7 @@ class LanguageTask(TaskBase):
     @override
     def refuse(cls, spec: "Spec", *, framework: str) -> None:
         """Refuse keys of images, and a backend on another framework than that of the models."""
-        from mtrain.core.quantising import OF_OWN_MODEL
+        from mtrain.core.network.quantising import OF_OWN_MODEL
 
         for key in ("images", "names"):
             if getattr(spec.data, key) is not None:
@@ -128,7 +128,7 @@ class LanguageTask(TaskBase):
 
     @cached_property
     def _sources(self) -> "dict[str, RowSource]":
-        from mtrain.core.sampler import Shuffled
+        from mtrain.core.samples.sampler import Shuffled
         from mtrain_language.source import RowSource
 
         rows, train = self._rows, self._spec.train

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import SplitRequest
-from mtrain.core.sampler import Shuffled
+from mtrain.core.samples.sampler import Shuffled
 from mtrain.errors import DataError
 from mtrain_language.documents import Document, Documents
 from mtrain_language.evaluator import TokenEvaluator

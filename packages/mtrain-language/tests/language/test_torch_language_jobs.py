@@ -10,7 +10,7 @@ import torch
 
 from mtrain.commands import main
 from mtrain.core.interfaces import SplitRequest
-from mtrain.core.sampler import Shuffled
+from mtrain.core.samples.sampler import Shuffled
 from mtrain_language.packing import NONE, pack
 from mtrain_language.readers.text import TextFiles, TextOptions
 from mtrain_language.tokens import Bytes

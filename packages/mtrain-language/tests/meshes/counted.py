@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.overriding import override
-from mtrain.core.traffic import sent_bytes
+from mtrain.core.ranks.traffic import sent_bytes
 from mtrain_language.model import HuggingFaceModel
 
 PASSES = int(os.environ["COUNTED_PASSES"])

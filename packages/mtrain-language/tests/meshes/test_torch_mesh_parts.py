@@ -8,12 +8,12 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from mtrain.backends._fsdp.layout import Layout
-from mtrain.backends._torch.shards import held_by, sent_length
+from mtrain.backends._torch.parts.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
-from mtrain.core.meshes import mesh_of
+from mtrain.core.ranks.meshes import mesh_of
 from mtrain.errors import SpecError
-from mtrain.jobs.plan_mesh import layout_words, rows
+from mtrain.jobs.plan.mesh import layout_words, rows
 from mtrain.spec import config
 from mtrain.spec.model import Spec
 from mtrain_language.meshes import tensor_random

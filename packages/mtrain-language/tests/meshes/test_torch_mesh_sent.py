@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from mtrain.core.meshes import mesh_of
+from mtrain.core.ranks.meshes import mesh_of
 from mtrain.spec import config
 from mtrain_language.meshes.plan import estimates
 from tests.own_model.runs import trained

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.core.measures import Measures
+from mtrain.core.update.measures import Measures
 from mtrain.errors import SpecError
 from mtrain_language import network
 from mtrain_language.meshes.pipeline import Later

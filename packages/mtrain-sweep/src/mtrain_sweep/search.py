@@ -331,8 +331,9 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
     Raises:
         UsageError: trials would have nothing to be judged by, or the job cannot be planned.
     """
-    from mtrain.jobs import means, start
+    from mtrain.jobs.plan import means
     from mtrain.jobs.preflight import job_checks
+    from mtrain.jobs.run import start
 
     loaded = plan.definition.trial_spec(
         {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters},

@@ -36,7 +36,7 @@ PARTS = (
         "mtrain.jobs.hosts.this_host",
         "mtrain.records.display",
     ),
-    *("mtrain_ui.pages.report", "mtrain.rank.train", "mtrain.rank.assembly", "mtrain.data.loader.pool"),
+    *("mtrain_ui.pages.report", "mtrain.rank.spec.train", "mtrain.rank.spec.assembly", "mtrain.data.loader.pool"),
     *("mtrain.jobs.preflight.job_checks", "mtrain.records.reporter", "mtrain.weights.models"),
 )
 """Modules that a trial imports."""
@@ -133,7 +133,8 @@ def copies_for(
     They have to where GPUs are visible, on several hosts, and where what is searched decides what a process imports. ``variables``
     returns those of the trials; libraries that a plan imports may change them.
     """
-    from mtrain.jobs import means, start
+    from mtrain.jobs.plan import means
+    from mtrain.jobs.run import start
 
     searched = [
         path for one in definition.parameters for path in (one.name, *(key for keys in one.settings for key in keys))

@@ -218,7 +218,7 @@ def _plan(request: SweepRequest, definition: SweepDefinition, folder: Path) -> "
 def _is_queued(definition: SweepDefinition) -> bool:
     """Return whether trials go to the queue of a scheduler: the spec names one, and this process is no job of it."""
     from mtrain.jobs.hosts import allocation
-    from mtrain.jobs.means import AUTO
+    from mtrain.jobs.plan.means import AUTO
     from mtrain.spec import config
     from mtrain.system import environment
 
@@ -233,7 +233,7 @@ def _is_queued(definition: SweepDefinition) -> bool:
 
 
 def _next_folder(loaded: "Loaded") -> Path:
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
     from mtrain.system import runfolder
 
     return runfolder.next_name(Path(loaded.spec.report.dir), f"{start.run_name(loaded)}-sweep")

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mtrain.core.serialization import pack, unpack
+from mtrain.core.ranks.serialization import pack, unpack
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
-from mtrain.core import cadence
 from mtrain.core.checkpoint.sharing import load_everywhere
 from mtrain.core.interfaces import Collective, Progress, State, Why
+from mtrain.core.update import cadence
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script.job import RankJob, running
 from mtrain.rank.script.plain_python import exit_watched, solo_job

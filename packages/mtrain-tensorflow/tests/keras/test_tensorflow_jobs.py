@@ -12,7 +12,7 @@ import pytest
 
 import mtrain_tensorflow.keras
 from mtrain.core.interfaces import Progress
-from mtrain.jobs.script_job import imports_tensorflow
+from mtrain.jobs.run.script_job import imports_tensorflow
 from mtrain.rank.process import StopRequest
 from mtrain.rank.script_mode import knows_mtrain
 from mtrain_trace import rank_checks, reading

@@ -171,8 +171,8 @@ def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
 
     That is the run that ``resume`` names, else the one of ``report.name``. A job starts in the queue with ``--resume if-any``.
     """
-    from mtrain.jobs import start
     from mtrain.jobs.resume import find, load
+    from mtrain.jobs.run import start
     from mtrain.spec.config import Given
     from mtrain_clusters import submission
 

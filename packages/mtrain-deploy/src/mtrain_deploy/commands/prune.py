@@ -221,7 +221,7 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
 
 def _one_rank(loaded: "Loaded", request: PruneRequest) -> dict[str, Any]:
     """Return the values of a spec for one process on this host, on the framework of the run."""
-    from mtrain.jobs import start
+    from mtrain.jobs.run import start
 
     return start.one_process(start.framework_of(loaded), device=request.device) | {
         "report.reporters": {},
@@ -247,8 +247,8 @@ def _empty(out: Path) -> Path:
 
 def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
     """Run the rank that prunes, and return its exit code; a failure was printed."""
-    from mtrain.jobs import start
     from mtrain.jobs.hosts import this_host
+    from mtrain.jobs.run import start
     from mtrain.records.console import Notes
     from mtrain.system import environment, job_secret
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mtrain.core.interfaces import HostBatch, ImageData, JobData, TaskData
 from mtrain.errors import DataError, SpecError
-from mtrain.rank.assembly import open_data_of
+from mtrain.rank.spec.assembly import open_data_of
 from mtrain_deploy.exported.metadata import Metadata
 
 if TYPE_CHECKING:

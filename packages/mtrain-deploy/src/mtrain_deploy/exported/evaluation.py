@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import TaskData
 from mtrain.core.interfaces.reporter import Reporter
-from mtrain.rank.assembly import made_pool
 from mtrain.rank.records import report_of, reported_run
+from mtrain.rank.spec.assembly import made_pool
 from mtrain.system.runfolder import RunFolder
 from mtrain_deploy.exported.data import evaluation_data, pooled_batches, threads_of
 from mtrain_deploy.exported.metadata import Metadata

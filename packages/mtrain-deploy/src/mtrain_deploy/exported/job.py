@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces.exported import ExportedFiles
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.jobs import start
 from mtrain.jobs.exported import carried_spec
+from mtrain.jobs.run import start
 from mtrain.records.console import make_display
 from mtrain.spec.references import is_reference
 from mtrain.system import plugin_packages, runfolder

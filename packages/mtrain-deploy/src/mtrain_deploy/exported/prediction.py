@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.rank.assembly import made_pool
-from mtrain.rank.predict import readable
+from mtrain.rank.spec.assembly import made_pool
+from mtrain.rank.spec.predict import readable
 from mtrain_deploy.exported.data import image_data, pooled_batches, threads_of
 from mtrain_deploy.exported.metadata import Metadata
 from mtrain_deploy.exported.model import ExportedModel, check_predicts

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
-from mtrain.jobs import start
 from mtrain.jobs.exported import is_exported, spec_with
 from mtrain.jobs.resume import compare, find, load
+from mtrain.jobs.run import start
 from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shorten
 from mtrain.spec.files import parse_json

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import binding, pruned
-from mtrain.core.digest import digest
+from mtrain.core import binding
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Array, Module, RankSession
 from mtrain.core.interfaces.program import Program, ProgramInput
-from mtrain.core.quantising import trained_ranges
+from mtrain.core.network import pruned
+from mtrain.core.network.quantising import trained_ranges
 from mtrain.core.record_files import write_json
+from mtrain.core.state.digest import digest
 from mtrain.errors import CheckpointError, SpecError
 from mtrain.spec.references import is_reference
 from mtrain.spec.resolved import Resolved

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core import pruned
 from mtrain.core.evaluate import evaluate
 from mtrain.core.interfaces import Array, HostBatch, Module, Optimizer, Rates, State
-from mtrain.core.pruned import Sizes
+from mtrain.core.network import pruned
+from mtrain.core.network.pruned import Sizes
 from mtrain.errors import UsageError
-from mtrain.rank.assembly import Assembly
+from mtrain.rank.spec.assembly import Assembly
 from mtrain.tasks.base import TaskBase
 
 _TAYLOR_UPDATES = 8

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mtrain.core.interfaces import Array
-from mtrain.core.pruned import SIZE_ARGUMENTS
+from mtrain.core.network.pruned import SIZE_ARGUMENTS
 from mtrain.errors import UsageError
 from mtrain_deploy.pruning.channels import FIXED, Ids
 from mtrain_deploy.pruning.tracing import Layer, Trace, layer_macs

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrain.core import nn, ops, pruned
+from mtrain.core import nn, ops
 from mtrain.core.interfaces import Collective, HostBatch, Model, Module, Task
-from mtrain.core.pruned import SIZE_ARGUMENTS, Sizes
+from mtrain.core.network import pruned
+from mtrain.core.network.pruned import SIZE_ARGUMENTS, Sizes
 from mtrain.errors import MtrainError, UsageError
 from mtrain_deploy.pruning.channels import Channels, Ids
 from mtrain_deploy.pruning.traced import Traced, raw, tracing

@@ -16,8 +16,8 @@ from mtrain.core.interfaces import Array, Progress
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.rank import process
-from mtrain.rank.assembly import assemble, given_weights, open_task
 from mtrain.rank.records import reporter
+from mtrain.rank.spec.assembly import assemble, given_weights, open_task
 from mtrain.spec.resolved import Resolved
 from mtrain.system.ending import end_with
 from mtrain.system.runfolder import RunFolder

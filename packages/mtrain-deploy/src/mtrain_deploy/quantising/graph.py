@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.quantising import INPUT_LEVELS
+from mtrain.core.network.quantising import INPUT_LEVELS
 
 LAYER_KINDS = ("Conv", "Gemm", "MatMul")
 WEIGHT = ".weight"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.core.interfaces import Task
-from mtrain.core.recipe import is_frozen
+from mtrain.core.update.recipe import is_frozen
 from mtrain_language import likelihoods
 from mtrain_language.meshes.internals import exchange_attention
 

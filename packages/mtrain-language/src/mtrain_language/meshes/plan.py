@@ -11,9 +11,9 @@ from math import ceil, log2, prod
 from operator import itemgetter
 from typing import Any
 
-from mtrain.core import rings
 from mtrain.core.interfaces import Mesh
-from mtrain.core.recipe import MOMENTS, micro_batch
+from mtrain.core.ranks import rings
+from mtrain.core.update.recipe import MOMENTS, micro_batch
 from mtrain.errors import SpecError
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec

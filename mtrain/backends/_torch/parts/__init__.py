@@ -1,0 +1,1 @@
+"""Models of which each rank holds a part of every array."""

@@ -1,0 +1,1 @@
+"""How the ranks of torch start, find each other and leave."""

@@ -1,0 +1,404 @@
+"""The training loop: a generator of micro batches that counts, agrees with the other ranks, reports, evaluates and saves.
+
+Two drivers take its micro batches: ``core.trainer`` for the job of a spec, and the user's script for ``mtrain.session``. For
+each micro batch they call the model and give its loss to ``Loop.use``. An update is finished when the next micro batch is
+asked for, so that a script may evaluate after it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
+from mtrain.core.network.noise import shard_seed
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, Waits
+from mtrain.core.samples.feed import Feed, closable
+from mtrain.core.samples.sampler import Shares
+from mtrain.core.update.cadence import Cadences, count_score, count_update, move_on
+from mtrain.core.update.measures import Measures
+from mtrain.core.update.record import FinishedUpdate, UpdateRecord, check_finite
+from mtrain.core.update.stepping import MicroBatch, ReadLate, Stepper, all_rates, by_model
+from mtrain.errors import Interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained, on which data, and for how many updates."""
+
+    session: RankSession
+    steppers: Sequence[Stepper]
+    """The optimizers, one per model; each takes the loss of every micro batch."""
+    feed: Feed
+    total_updates: int
+    shares: Shares
+    """Which shards of an update this rank computes."""
+    seed: int | None = None
+    """Seed of the job, with which the framework's generators are seeded before each micro batch, because reading samples in
+    this process may have drawn from them; None: they are not."""
+    late: bool = False
+    """Whether the metrics of an update are read after the next one was started, see ``Capabilities.late``. Requests to end or
+    to save are then followed one update later, and so is the refusal of too many updates that are not finite. For one
+    optimizer, all of whose metrics are given with its loss."""
+    sums_metrics: bool = False
+    """Whether metrics are summed up over micro batches on the device, as late ones must be. Else each is read, and their mean
+    is computed in float64, in the order of their names."""
+
+
+def _no_scores(progress: Progress) -> Mapping[str, float]:
+    return {}
+
+
+def _nothing(*values: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """The callables that the loop uses. ``evaluate`` and ``save`` are collective: all ranks run them together."""
+
+    on_update: Callable[[UpdateRecord], None] = _nothing
+    """Receives the record of an update, see ``FinishedUpdate.record``."""
+    evaluate: Callable[[Progress], Mapping[str, float]] = _no_scores
+    """Returns metrics that are equal on every rank; ``"score"`` is the one to maximise. Raises ``Interrupted``, on
+    every rank, if the ranks agreed during the evaluation to end the job."""
+    inspect: Callable[[Progress], None] = _nothing
+    """Receives the progress before the first update and after each one; collective too. It must change nothing."""
+    close: Callable[[], None] = _nothing
+    """Is called when the loop ends, however it does; it may be called again."""
+    save: Callable[[Progress, float | None, Why], None] = _nothing
+    """Saves the job so that it can be resumed at the given progress, for the reason given. The score is None unless the
+    job was evaluated just now."""
+    stop: Callable[[], bool] = lambda: False
+    """Returns whether this rank has been asked to end. If one rank has, all of them end."""
+    save_requested: Callable[[], bool] = lambda: False
+    """Returns whether this rank has been asked to save and to go on. If one rank has, all of them save."""
+    waits: Waits | None = None
+    """Exchanges with the other ranks, after each update, how long they wait for one another; None: this is not compared."""
+    clock: Callable[[], float] = time.perf_counter
+    """Returns a time in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unread:
+    """An update that was started, and of which nothing is known yet."""
+
+    before: Progress
+    place: Place
+    measures: Measures
+    rates: Rates
+    read: ReadLate
+
+
+class Loop(Iterator[MicroBatch]):
+    """Runs a job from any update to its end, on one rank. The loop is the same for every backend.
+
+    Raises (from iteration, ``leave`` and ``finish``):
+        NonFiniteError: the gradient was not finite in too many updates in a row.
+        RanksDisagree: the ranks are at different places after an update.
+        Interrupted: ``hooks.stop`` returned True on some rank; the state is saved.
+    """
+
+    def __init__(self, job: Job, cadences: Cadences, hooks: Hooks, progress: Progress) -> None:
+        self.job = job
+        self.cadences = cadences
+        self.hooks = hooks
+        self.progress = progress
+        self.micro: MicroBatch | None = None
+        """The micro batch that the driver has in hands."""
+        self.save_now = False
+        """Whether this rank's driver wants a checkpoint after the update in hands."""
+        self.score: float | None = None
+        """Score of an evaluation by the driver, if it is the best so far; kept with the next checkpoint."""
+        self._agreement = Agreement(job.session.collective, hooks.waits)
+        self._measures = Measures(summed=job.sums_metrics)
+        self._started: _Unread | None = None
+        self._unread: _Unread | None = None
+        self._read_at = -math.inf
+        self._saved_at = hooks.clock()
+        self._saved_update = progress.update or -1
+        self._micro_batches = self._run()
+
+    # ------------------------------------------------------------------------------------------------- the generator
+    def _run(self) -> Generator[MicroBatch, None, None]:
+        try:
+            self.hooks.inspect(self.progress)
+            self._make_up_for_evaluation()
+            while not self._is_complete():
+                with closing(closable(self.job.feed.open(self.progress))) as batches:
+                    epoch = self.progress.epoch
+                    while not self._is_complete() and (self.progress.epoch == epoch or self.job.feed.spans_epochs):
+                        for number in range(self.job.shares.passes):
+                            yield self._begin(number, batches)
+                        self._finish_update()
+        finally:
+            self._end()
+
+    def __next__(self) -> MicroBatch:
+        """Return the next micro batch; every rank must ask for equally many."""
+        return next(self._micro_batches)
+
+    def close(self) -> None:
+        """End the loop where it is, without the other ranks."""
+        self._micro_batches.close()
+        self._end()  # a generator that has not begun does nothing when it is closed
+
+    def leave(self) -> None:
+        """End the loop before its last update, after an update that has changed the weights. Every rank must call."""
+        try:
+            if self.has_updated:
+                self._finish_update(leaves=self.progress.update + 1 < self.job.total_updates)
+        finally:
+            self.close()
+
+    def finish(self) -> None:
+        """Evaluate and save at the end of the job, where that was not done yet; every rank must call."""
+        if self.cadences.evaluate_at_end and self.progress.scored_update != self.progress.update:
+            self._after_update(evaluate=True, save="due")
+        if self._saved_update != self.progress.update or self.score is not None or self.save_now:
+            self._save(self.score, "due")
+
+    def interrupt(self) -> None:
+        """Save for the end of the job while a micro batch is in hands; every rank must call.
+
+        An update that has changed the weights is finished. One that is incomplete is dropped, and made again on resume.
+        """
+        try:
+            if self.has_updated:
+                self._finish_update()
+            self._drop_micro_batch()
+            if self._saved_update != self.progress.update:
+                self._save(self.score, "ending")
+        finally:
+            self.close()
+
+    def _end(self) -> None:
+        self._drop_micro_batch()
+        self.job.feed.close()
+        self.hooks.close()
+
+    def _drop_micro_batch(self) -> None:
+        self.micro = None
+        self._leave_micro_batch()
+
+    def _leave_micro_batch(self) -> None:
+        for stepper in reversed(self.job.steppers):  # contexts of several models are inside one another
+            stepper.close()
+
+    def _is_complete(self) -> bool:
+        patience = self.cadences.patience
+        out_of_patience = patience is not None and self.progress.epochs_without_gain >= patience
+        return self.progress.update >= self.job.total_updates or out_of_patience
+
+    # ------------------------------------------------------------------------------------------------- one update
+    @property
+    def has_updated(self) -> bool:
+        """Whether an update has changed the weights that ``progress`` does not count yet."""
+        steppers = self.job.steppers
+        ended = any(stepper.done for stepper in steppers) and not any(stepper.pending for stepper in steppers)
+        return self.micro is not None and self.micro.last and ended
+
+    def _begin(self, number: int, batches: Iterator[Batch]) -> MicroBatch:
+        """Wait for micro batch ``number`` of the update, and prepare the models for it."""
+        clock, shares = self.hooks.clock, self.job.shares
+        self._leave_micro_batch()
+        if number == 0:
+            self._measures = Measures(summed=self.job.sums_metrics, start_s=clock())
+        before = clock()
+        batch = next(batches)
+        self._measures.data_wait_s += clock() - before
+        self.micro = micro = MicroBatch(
+            batch=batch,
+            number=number,
+            last=number == shares.passes - 1,
+            shard=shares.shard(number),
+            weight=shares.weight(number) * self.job.feed.fill(self.progress, number),
+            moves_buffers=shares.moves_buffers(number),
+        )
+        if self.job.seed is not None:
+            self.job.session.capabilities.seed(shard_seed(self.job.seed, micro.shard, self.progress.update))
+        for stepper in self.job.steppers:
+            stepper.begin(micro)
+        return micro
+
+    def use(self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any]) -> None:
+        """Use the loss of the micro batch in hands; with the last one of an update, the weights change.
+
+        ``metrics``: numbers or tensors for the record of the update; of a late job, all of them.
+        """
+        self.backward(stepper, loss, metrics)
+        assert self.micro is not None
+        if self.micro.last and self.job.late:
+            self._step_later(stepper)
+        elif self.micro.last:
+            stepper.step()
+
+    def backward(self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool = False) -> None:
+        """Take a loss of the micro batch in hands; after the last one of an update, ``stepper`` must step or skip."""
+        assert self.micro is not None, "there is no micro batch to use"
+        is_further = stepper.used
+        stepper.backward(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+
+    def gradients_of(
+        self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
+    ) -> Mapping[str, Any]:
+        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients_of``."""
+        assert self.micro is not None, "there is no micro batch to use"
+        is_further = stepper.used
+        own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)
+        self._measure(metrics, is_further=is_further)
+        return own
+
+    def _measure(self, metrics: Mapping[str, Any], *, is_further: bool) -> None:
+        assert self.micro is not None
+        for name, value in metrics.items():
+            self._measures.add(name, value, weight=self.micro.weight, is_further=is_further)
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Add metrics to the record of the update in hands, without waiting for the device."""
+        assert self.micro is not None, "there is no micro batch to log for"
+        for name, value in metrics.items():
+            self._measures.add(name, value, weight=self.micro.weight)
+
+    def _step_later(self, stepper: Stepper) -> None:
+        """Start an update, and send what the other ranks must know of it together with its metrics."""
+        measures = self._measures
+        place = Place(update=self.progress.update, names=measures.names)
+        numbers = [*self._agreement.head(self._requests(), place), measures.data_wait_s]
+        read = stepper.step_later(numbers, measures.on_device(self.job.shares.passes))
+        self._started = _Unread(before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read)
+
+    def _finish_update(self, *, leaves: bool = False) -> None:
+        """Count the update in hands, and report, evaluate and save as all ranks agree; of a late job the one before."""
+        self._drop_micro_batch()
+        if self._started is None:
+            requests = self._agree(leaves=leaves)
+        else:
+            former, self._unread, self._started = self._unread, self._started, None
+            self.progress = self._move_on(self.progress, ended=False)
+            requests = NO_REQUESTS if former is None else self._read(former)
+        evaluate, save = self.cadences.evaluations.due(self.progress), self.cadences.saves.due(self.progress)
+        at_end = self.progress.update >= self.job.total_updates
+        if self._unread is not None and (requests.stop or requests.why or evaluate or save or at_end):
+            last, self._unread = self._unread, None
+            requests |= self._read(last)
+        self.hooks.inspect(self.progress)
+        self._after_update(evaluate=evaluate, save=requests.why or ("due" if save else None), stop=requests.stop)
+
+    def _agree(self, *, leaves: bool) -> Requests:
+        """Agree with the other ranks after an update, count it, and report it."""
+        before, measures, feed = self.progress, self._measures, self.job.feed
+        steppers = self.job.steppers
+        done = [stepper for stepper in steppers if stepper.done] or steppers
+        norm = next((stepper.norm for stepper in done if not math.isfinite(stepper.norm)), done[0].norm)
+        is_reported = self._is_reported(before, norm)
+        names = measures.names if is_reported else ()
+        place = Place(
+            update=before.update,
+            leaves=leaves,
+            order=feed.order(before.epoch),
+            names=names,
+            models=tuple(stepper.name for stepper in done) if len(steppers) > 1 else (),
+            skips=tuple(stepper.name for stepper in done if stepper.left_out),
+            learning_rates=tuple(rate for stepper in done for rate in stepper.rates.learning_rates),
+            momenta=tuple(stepper.rates.momentum for stepper in done),
+        )
+        metrics = [*measures.read(self.job.shares.passes), measures.data_wait_s] if is_reported else []
+        requests, means = self._agreement.agree(self._requests(), place, metrics)
+        self.progress = count_update(self._move_on(before, ended=requests.epoch_ends), finite=math.isfinite(norm))
+        check_finite(before, self.progress, max_nonfinite=self.cadences.max_nonfinite)
+        if is_reported:
+            self._report(before, measures, all_rates(steppers), norm, means)
+        return requests
+
+    def _read(self, unread: _Unread) -> Requests:
+        """Read the metrics of an update that was started, count it, and report it."""
+        norm, numbers = unread.read()
+        requests = self._agreement.checked(numbers[:HEAD], unread.place)
+        progress = self.progress
+        before = replace(unread.before, skipped=progress.skipped, skipped_in_a_row=progress.skipped_in_a_row)
+        self.progress = count_update(progress, finite=math.isfinite(norm))
+        # The time between two readings: an update is started before the former one has been computed.
+        measures = replace(unread.measures, start_s=max(unread.measures.start_s, self._read_at))
+        self._read_at = self.hooks.clock()
+        check_finite(before, self.progress, max_nonfinite=self.cadences.max_nonfinite)
+        if self._is_reported(before, norm):
+            self._report(before, measures, unread.rates, norm, [*numbers[HEAD + 1 :], numbers[HEAD]])
+        return requests
+
+    def _move_on(self, progress: Progress, *, ended: bool) -> Progress:
+        feed = self.job.feed
+        return move_on(progress, updates_per_epoch=feed.updates_per_epoch, samples=feed.samples(progress), ended=ended)
+
+    def _requests(self) -> Requests:
+        """Return what this rank asks for. The clocks of ranks differ, so that of rank 0 counts."""
+        overdue = self.cadences.saves.overdue(self.hooks.clock() - self._saved_at)
+        return Requests(
+            stop=self.hooks.stop(),
+            save=self.hooks.save_requested(),
+            save_due=self.save_now or (overdue and self.job.session.collective.rank == 0),
+            epoch_ends=self.job.feed.ends_after(self.progress),
+        )
+
+    def _is_reported(self, before: Progress, norm: float) -> bool:
+        return before.update % self.cadences.report_every == 0 or not math.isfinite(norm)
+
+    def _report(self, before: Progress, measures: Measures, rates: Rates, norm: float, means: Sequence[float]) -> None:
+        """Pass a record to ``on_update``; ``means``: of each metric and, at the end, of the seconds of waiting for data."""
+        *losses, waited_s = (float(x) for x in means)
+        update = FinishedUpdate(
+            before=before,
+            updates_per_epoch=self.job.feed.updates_per_epoch,
+            total_updates=self.job.total_updates,
+            global_batch=self.job.feed.samples(before),
+            losses=dict(zip(measures.names, losses, strict=True)),
+            rates=rates,
+            norm=norm,
+            seconds=self.hooks.clock() - measures.start_s,
+            waited_s=waited_s,
+            models=by_model(self.job.steppers),
+        )
+        self.hooks.on_update(update.record(self.job.session))
+
+    # ------------------------------------------------------------------------------------------- evaluating and saving
+    def _make_up_for_evaluation(self) -> None:
+        """Evaluate where the interrupted run was asked to end before an evaluation that was due."""
+        unscored = self.progress.update > 0 and self.progress.scored_update != self.progress.update
+        if unscored and self.cadences.evaluations.due(self.progress):
+            self._after_update(evaluate=True, save=None)
+
+    def _after_update(self, *, evaluate: bool, save: Why | None, stop: bool = False) -> None:
+        """Evaluate and save as requested. With ``stop``, save and raise ``Interrupted``."""
+        if save == "requested" and evaluate and not stop:  # Whoever asks may have less time than an evaluation takes.
+            self._save(None, save)
+            save = "due" if self.cadences.saves.due(self.progress) else None
+        score = self.score
+        if evaluate and not stop:
+            try:
+                score = self._evaluate()
+            except Interrupted:  # The job is saved first, and evaluates here when it is resumed.
+                stop = True
+        gained = score is not None and self.progress.epochs_without_gain == 0
+        if stop or save or gained:
+            self._save(score, "ending" if stop else save or "best")
+        if stop:
+            raise Interrupted(f"ended from outside at update {self.progress.update}, state saved; go on with --resume")
+
+    def _evaluate(self) -> float | None:
+        scores = self.hooks.evaluate(self.progress)
+        score = scores.get("score")
+        self.progress = (
+            replace(self.progress, scored_update=self.progress.update)
+            if score is None
+            else count_score(self.progress, score)
+        )
+        return score
+
+    def _save(self, score: float | None, why: Why) -> None:
+        self.hooks.save(replace(self.progress), score, why)
+        self._saved_update = self.progress.update
+        self._saved_at = self.hooks.clock()
+        self.save_now, self.score = False, None

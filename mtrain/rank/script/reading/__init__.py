@@ -1,0 +1,1 @@
+"""What the next batch of a script is."""

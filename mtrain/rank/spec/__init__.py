@@ -1,0 +1,1 @@
+"""The modes of a rank whose job is a spec: train, evaluate and predict."""
