@@ -164,7 +164,7 @@ def _scratch() -> str:
 def _copies(variables: tuple[tuple[str, str], ...]) -> Copies:
     """Return a warm process for ranks that have these variables, and what a plan adds to them."""
     ahead = Ahead(
-        copier="mtrain.backends._torch.ranks.forked",
+        copier="mtrain.backends._torch.forked",
         rank="mtrain.rank.worker",
         rank_words=["--run-dir", "."],
         programs=PROGRAMS,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.backends._torch.ranks import forked, starter
+from mtrain.backends._torch import forked
+from mtrain.backends._torch.ranks import starter
 from mtrain.system import copied
 from mtrain.system.rank_starter import read_deaths
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
-from mtrain.backends._torch.ranks import forked
+from mtrain.backends._torch import forked
 from mtrain.system.rank_starter import Ranks
 
 FAILURE_GRACE_S = 30.0
