@@ -50,7 +50,9 @@ class Fsdp(TorchBackend):
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         check_parts(recipe, splits="backend fsdp")
         if recipe.mesh is not None and recipe.mesh.tensor * recipe.mesh.pipeline > 1:
-            package_parts.need("meshes", "layers", "parallel.tensor" if recipe.mesh.tensor > 1 else "parallel.pipeline")
+            package_parts.require(
+                "meshes", "layers", "parallel.tensor" if recipe.mesh.tensor > 1 else "parallel.pipeline"
+            )
         if recipe.prune is not None:
             raise SpecError(
                 "train.prune: given with backend fsdp, which splits weights over the ranks, but masks need whole ones; use "

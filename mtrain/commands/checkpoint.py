@@ -146,7 +146,7 @@ def find_problems(folder: Path | str) -> Iterator[tuple[str, str]]:
     from mtrain.weights.backup.place import PlaceError
 
     source, found, bad = fetch.states(folder)
-    run = source.copies.place.shown
+    run = source.copies.place.in_words
     for copy in found:
         try:
             yield f"{run}/{copy.name}", "; ".join(source.copies.problems(copy))

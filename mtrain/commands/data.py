@@ -132,7 +132,7 @@ def convert(folder: Path, **params: Any) -> None:
 
 
 def _need_vision() -> None:
-    remedies.need(VISION, what="mtrain data", extra="vision")
+    remedies.require(VISION, what="mtrain data", extra="vision")
 
 
 @data.group()

@@ -118,7 +118,7 @@ def state(entry: "Entry") -> str:
         return "disabled"
     if entry.rivals:
         return f"also in {', '.join(str(rival.provider) for rival in entry.rivals)}"
-    if not entry.installed:
+    if not entry.is_installed:
         if entry.install is not None:
             return f"needs {', '.join(entry.libraries)}: {entry.remedy(sys.executable)}"
         return f"needs {', '.join(entry.missing())}" + (f": {remedies.install(entry.extra)}" if entry.extra else "")

@@ -48,7 +48,7 @@ class Records(Sequence[Row]):
         Raises:
             UsageError: pandas is not installed.
         """
-        remedies.need(["pandas"], what="metrics.pandas()", extra="data")
+        remedies.require(["pandas"], what="metrics.pandas()", extra="data")
         from pandas import DataFrame
 
         return DataFrame([dict(row) for row in self._rows])
@@ -132,7 +132,7 @@ class TrainResult:
         Raises:
             UsageError: the run has no records yet, or its folder is on another host.
         """
-        remedies.need(["matplotlib"], what="plot()", extra="report")
+        remedies.require(["matplotlib"], what="plot()", extra="report")
         from mtrain.records.plots import curves
 
         run_dir = _here(self.run_dir)

@@ -32,7 +32,7 @@ class Texts(LazyRows[str]):
         growing = GrowingTexts()
         for text in texts:
             growing.append(text)
-        return growing.ended()
+        return growing.close()
 
     def __eq__(self, other: object) -> bool:
         """Return whether ``other`` is a sequence of the same texts."""
@@ -58,7 +58,7 @@ class GrowingTexts:
         self._content += text.encode("utf-8", "surrogatepass")
         self._ends.append(len(self._content))
 
-    def ended(self) -> Texts:
+    def close(self) -> Texts:
         """Return all of them; none can be added afterwards."""
         ends, content = np.frombuffer(self._ends, np.int64), np.frombuffer(self._content, np.uint8)
         ends.setflags(write=False)

@@ -28,7 +28,7 @@ def catch_up(copies: Copies, run_folder: RunFolder) -> None:
     copies.start()
     whole = [path for path in store.list_all(run_folder.checkpoints) if store.looks_whole(path)]
     if whole:
-        copies.written(whole[-1])
+        copies.add(whole[-1])
 
 
 def report(copies: Copies, to: Report) -> None:
@@ -49,7 +49,7 @@ def settle(spec: Any, copies: Copies, collective: Collective, to: Report, *, sto
     told = False
     while True:
         report(copies, to)
-        busy, asked = collective.all_reduce(np.array([float(not copies.settled()), float(stop())]), "mean")
+        busy, asked = collective.all_reduce(np.array([float(not copies.is_settled()), float(stop())]), "mean")
         if busy <= 0:
             return
         if asked > 0:

@@ -35,7 +35,7 @@ def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) 
         keep_last=rule.keep_last,
         keep_best=rule.keep_best,
         asynchronous=rule.asynchronous,
-        on_written=copies.written,
+        on_written=copies.add,
     )
 
 

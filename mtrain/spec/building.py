@@ -120,7 +120,7 @@ class Tasks:
         return schemas
 
     @cached_property
-    def extended(self) -> frozenset[str]:
+    def extended_sections(self) -> frozenset[str]:
         """The names of the core's sections to which some task adds keys."""
         return frozenset(
             name

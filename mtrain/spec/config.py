@@ -152,7 +152,7 @@ def load(
         file, source = _locate(path)
         files = Files.read(file)
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
-    first = inputs.merged(Spec)
+    first = inputs.merge(Spec)
     is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
     if is_spec_of_run:
         check_whole(files, file)
@@ -163,7 +163,7 @@ def load(
     registry = Registry(policy)
     tasks = Tasks(registry)
     schema, schema_problem = _schema(first.layers, registry)
-    sources = inputs.merged(schema, tasks)
+    sources = inputs.merge(schema, tasks)
     sources.problems.extend(policy_problems)
     layers = sources.layers
     if policy_file is not None:
@@ -228,7 +228,7 @@ class _Inputs:
     overrides: Sequence[str]
     flags: Mapping[str, Any]
 
-    def merged(self, schema: type[Spec], tasks: Tasks | None = None) -> Sources:
+    def merge(self, schema: type[Spec], tasks: Tasks | None = None) -> Sources:
         """Merge the sources. Without ``tasks``, variables of the environment are not checked."""
         sources = Sources(schema, is_known=lambda path: tasks is None or bool(tasks.owners(path)))
         sources.add_files(self.files)
@@ -372,8 +372,8 @@ def settle_backend(layers: Layers, registry: Registry, defaults: Mapping[str, An
         return []
     default = layers.get(BACKEND)
     entries = {entry.name: entry for entry in registry.usable("backends")}
-    first = next((entry for entry in entries.values() if entry.installed), None)
-    if first is None or default not in entries or entries[default].installed:
+    first = next((entry for entry in entries.values() if entry.is_installed), None)
+    if first is None or default not in entries or entries[default].is_installed:
         return []
     reason = (
         f"the demo trains on {first.name}, because {entries[default].needs} is not installed, which {default} needs"

@@ -17,11 +17,11 @@ def load(kind: str, name: str, key: str) -> Any:
     Raises:
         PluginError: the package is not installed, or it cannot be imported.
     """
-    need(kind, name, key)
+    require(kind, name, key)
     return plugins.load_object(kind, name)
 
 
-def need(kind: str, name: str, key: str) -> None:
+def require(kind: str, name: str, key: str) -> None:
     """Refuse what a key of the spec asks for where the package is absent that brings it; see ``load``.
 
     Raises:

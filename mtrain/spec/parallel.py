@@ -45,6 +45,6 @@ class ParallelSpec(Section):
     )
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether anything is asked for that the ranks' backend does not do anyway."""
         return self != ParallelSpec()

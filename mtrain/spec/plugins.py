@@ -141,7 +141,7 @@ class Entry:
         return self.summary or self.provider.summary
 
     @property
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """True if the modules that the plugin needs are installed. They are looked up without being imported."""
         return not self.missing()
 
@@ -279,7 +279,7 @@ def load_object(kind: str, name: str, *, policy: Policy | None = None) -> Any:
     except PluginError:
         raise
     except Exception as error:  # A foreign module may raise any exception when it is imported.
-        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.installed else ""
+        remedy = f"; install it with: {remedies.install(entry.extra)}" if entry.extra and not entry.is_installed else ""
         raise PluginError(
             f"{_name_entry(entry)} cannot be imported: {type(error).__name__}: {error}{remedy}"
         ) from error

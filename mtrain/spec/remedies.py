@@ -71,7 +71,7 @@ def _wheel(package: str, *, anew: bool) -> list[str]:
     return requirements(extra, distribution=name)
 
 
-def need(modules: Sequence[str], *, what: str, extra: str) -> None:
+def require(modules: Sequence[str], *, what: str, extra: str) -> None:
     """Refuse to begin something whose modules are not installed. They are looked up, not imported.
 
     Raises:

@@ -60,7 +60,7 @@ def _named_owners(problems: Sequence[Problem], schema: type[Spec], tasks: Tasks)
             owners = " or ".join(tasks.owners(problem.path))
             message = f"unknown key: it belongs to the task {owners}, and this job's task is {schema.task}"
             yield replace(problem, message=message) if owners else problem
-        elif len(problem.path) > 1 and problem.path[0] not in tasks.extended:
+        elif len(problem.path) > 1 and problem.path[0] not in tasks.extended_sections:
             yield problem
 
 

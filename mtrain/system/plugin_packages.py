@@ -48,7 +48,7 @@ def check(job: Resolved, *, is_script: bool = False) -> None:
 
 def missing(job: Resolved, *, is_script: bool = False) -> str | None:
     """Return a sentence on the packages that the plugins of a job need and that are not installed; None: all are."""
-    lacking = [(key, entry) for key, entry in users(job, is_script=is_script) if not entry.installed]
+    lacking = [(key, entry) for key, entry in users(job, is_script=is_script) if not entry.is_installed]
     if not lacking:
         return None
     keys = " and ".join(dict.fromkeys(key for key, _ in lacking))
@@ -83,7 +83,7 @@ def lacking_for_pages(registry: Registry) -> list[str]:
 
 def can_write_events(registry: Registry) -> bool:
     """Return whether the reporter ``tensorboard`` finds its package. True if there is none, or it is disabled."""
-    return all(entry.installed for entry in registry.usable("reporters") if entry.name == TENSORBOARD)
+    return all(entry.is_installed for entry in registry.usable("reporters") if entry.name == TENSORBOARD)
 
 
 def _not_installed(modules: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ class EntryType:
     shape: tuple[int, ...]
     dtype: str
 
-    def scaled(self, two: "EntryType", classes: int) -> "EntryType":
+    def scale(self, two: "EntryType", classes: int) -> "EntryType":
         """Extrapolate this entry, which is that of one class, to ``classes``; ``two`` is the entry for two classes."""
         pairs = zip(self.shape, two.shape, strict=True)
         return EntryType(shape=tuple(a + (classes - 1) * (b - a) for a, b in pairs), dtype=self.dtype)
@@ -58,7 +58,7 @@ class Match:
     """Prefix that was put before the file's names."""
 
     @property
-    def unmatched(self) -> list[str]:
+    def left_over(self) -> list[str]:
         """Entries that keep their start values although a complete file of this model would contain them."""
         return [*self.of_classes, *self.reshaped, *self.missing, *self.inexact]
 
@@ -68,7 +68,7 @@ class Match:
         return len(self.matched) / max(len(self.file.arrays), 1)
 
     @property
-    def folded(self) -> bool:
+    def has_folded_norms(self) -> bool:
         """True if the file's BatchNorms were folded into its convolutions.
 
         Such a file has no running statistics, but biases of convolutions that the model lacks.
@@ -84,7 +84,7 @@ class Match:
 
     def summary(self) -> str:
         """Return one sentence on how much of the file fits."""
-        total = len(self.matched) + len(self.counters) + len(self.from_data) + len(self.unmatched)
+        total = len(self.matched) + len(self.counters) + len(self.from_data) + len(self.left_over)
         as_part = f", as `{self.prefix.rstrip('.')}` of the model" if self.prefix else ""
         return f"{self.file.path} ({self.file.description}): {len(self.matched)} of {total} arrays taken{as_part}"
 
@@ -169,7 +169,7 @@ def refuse_folded(result: Match) -> Match:
     Raises:
         CheckpointError: The BatchNorms were folded.
     """
-    if not result.folded:
+    if not result.has_folded_norms:
         return result
     raise CheckpointError(
         f"{result.file.path} ({result.file.description}): its BatchNorm layers were folded into the convolutions, as "

@@ -144,7 +144,7 @@ def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:
                 f"fit {spec.model.name} by name and shape{better}"
             )
         refuse_nothing(result)
-    if result.unmatched and not training:
+    if result.left_over and not training:
         raise SpecError(f"model.weights: {result.summary()}; evaluation needs all: {'; '.join(result.warnings())}")
 
 
@@ -191,5 +191,5 @@ def _expect(
     if one is None or two is None:
         return None
     classes = classes_in(find_prefix(shapes, one)[0], one, two)
-    state = {name: one[name].scaled(two[name], classes or 1) for name in one}
+    state = {name: one[name].scale(two[name], classes or 1) for name in one}
     return Expected(model=model, classes=classes, state=state, published=published)

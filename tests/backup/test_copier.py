@@ -20,7 +20,7 @@ from mtrain.weights.backup.place import Place
 from mtrain.weights.backup.run_copies import RunCopies
 from mtrain.weights.backup.worker import LOOKS, StallWatch
 from tests.backup import paced
-from tests.backup.test_copies import Run, contents, settled
+from tests.backup.test_copies import Run, contents, settle
 
 pytestmark = pytest.mark.smoke
 
@@ -37,7 +37,7 @@ class Copied:
     def save(self, update: int) -> dict[str, bytes]:
         """Write a checkpoint and hand it over; return its content."""
         path = self.run.save(update)
-        self.copies.written(path)
+        self.copies.add(path)
         return contents(path)
 
     def rotate(self, update: int) -> None:
@@ -56,7 +56,7 @@ class Copied:
 
     def names(self) -> list[str]:
         """Wait until nothing is left to be copied; return what was copied, in this order."""
-        news = settled(self.copies)
+        news = settle(self.copies)
         assert [each.kind for each in news] == ["copy"] * len(news), news
         return [each.fields["name"] for each in news]
 
@@ -124,7 +124,7 @@ def test_a_copy_under_way_is_made_before_a_newer_checkpoint_and_the_newest_comes
 def test_a_copy_that_moves_may_take_longer_than_the_limit(copied):
     job = copied(timeout_s=1.0, pause_s=0.15)
     job.save(10)
-    (news,) = settled(job.copies)
+    (news,) = settle(job.copies)
     assert news.kind == "copy", news
     assert news.fields["seconds"] > 2.0  # four objects of twelve parts
 
@@ -211,7 +211,7 @@ def test_work_has_stalled_when_nothing_moved_for_all_looks_and_not_before():
     watch = StallWatch(1.0, lambda: None)
     for _ in range(5):
         assert not any(watch.look() for _ in range(LOOKS))
-        watch.moved()
+        watch.note_progress()
     assert [watch.look() for _ in range(LOOKS + 1)] == [False] * LOOKS + [True]
 
 
@@ -238,7 +238,7 @@ def test_the_newest_checkpoint_waits_with_its_files_and_those_passed_over_are_co
     try:
         for update in (10, 20, 30, 40):
             path = run.save(update)
-            copies.written(path)
+            copies.add(path)
             written[path.name] = contents(path)
             shutil.rmtree(path)
             warned.append([news.fields["message"] for news in copies.news()])

@@ -147,7 +147,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_copied_arrives_whole(run, monk
     run.copies.claim(run.id)
     run.copies.add(path, run.folder, run.id, RULE)
     assert not path.exists()
-    assert run.copies.problems(run.copies.listed()[0][0]) == []
+    assert run.copies.problems(run.copies.list_copies()[0][0]) == []
 
 
 def test_the_newest_copies_and_the_best_are_kept_and_torn_ones_go(run):
@@ -367,11 +367,11 @@ def copier(run: Run, timeout_s: float = 60.0) -> Copier:
     return Copier(CheckpointSpec(copy_to=run.address, copy_timeout_s=timeout_s), run.folder)
 
 
-def settled(copies: Copier, *, within_s: float = 300.0) -> list:
+def settle(copies: Copier, *, within_s: float = 300.0) -> list:
     heard, deadline = [], time.monotonic() + within_s
     while True:
         heard += copies.news()
-        if copies.settled():
+        if copies.is_settled():
             return heard
         assert time.monotonic() < deadline, heard
         time.sleep(0.05)
@@ -381,14 +381,14 @@ def settled(copies: Copier, *, within_s: float = 300.0) -> list:
 def test_the_newest_checkpoint_is_copied_and_older_ones_do_not_pile_up(run):
     copies = copier(run)
     try:
-        copies.written(run.save(10))
-        settled(copies)
+        copies.add(run.save(10))
+        settle(copies)
         os.kill(copies._process.pid, signal.SIGSTOP)
         for update in (20, 30, 40, 50):
-            copies.written(run.save(update))
+            copies.add(run.save(update))
         assert copies.news() == []
         os.kill(copies._process.pid, signal.SIGCONT)
-        heard = settled(copies)
+        heard = settle(copies)
         names = [news.fields["name"] for news in heard]
         assert names[-1] == "step-00000050"
         assert len(names) <= 2  # one may have been under way
@@ -401,12 +401,12 @@ def test_the_newest_checkpoint_is_copied_and_older_ones_do_not_pile_up(run):
 def test_a_process_that_is_killed_is_started_again_for_the_newest_checkpoint(run):
     copies = copier(run)
     try:
-        copies.written(run.save(10))
-        settled(copies)
+        copies.add(run.save(10))
+        settle(copies)
         os.kill(copies._process.pid, signal.SIGSTOP)
-        copies.written(run.save(20))
+        copies.add(run.save(20))
         os.kill(copies._process.pid, signal.SIGKILL)
-        (news,) = settled(copies)
+        (news,) = settle(copies)
         assert (news.kind, news.fields["name"]) == ("copy", "step-00000020")
     finally:
         copies.close()
@@ -417,15 +417,15 @@ def test_a_process_that_hangs_is_given_up_and_told_as_failed_in_one_line(run, mo
     monkeypatch.setattr("mtrain.weights.backup.copier.EXTRA_S", 0.0)
     copies = copier(run)
     try:
-        copies.written(run.save(10))
-        settled(copies)
+        copies.add(run.save(10))
+        settle(copies)
         copies._settings = type(copies._settings)(
             **{name: getattr(copies._settings, name) for name in copies._settings.__slots__} | {"timeout_s": 0.5}
         )
         copies._start, start = lambda: (start(), os.kill(copies._process.pid, signal.SIGSTOP)), copies._start
         os.kill(copies._process.pid, signal.SIGSTOP)
-        copies.written(run.save(20))
-        (news,) = settled(copies)
+        copies.add(run.save(20))
+        (news,) = settle(copies)
         assert news.kind == "warning"
         assert news.fields["message"].count("\n") == 0
         assert "step-00000020 was not copied to file://" in news.fields["message"]
@@ -445,13 +445,13 @@ def test_a_full_disk_is_told_and_the_older_copy_stays_intact(run, tmp_path):
         pytest.skip("a tmpfs cannot be mounted here")
     copies = copier(run)
     try:
-        copies.written(run.save(10, numbers=1000))
-        copies.written(run.save(20, numbers=200_000))
-        *_, news = settled(copies)
+        copies.add(run.save(10, numbers=1000))
+        copies.add(run.save(20, numbers=200_000))
+        *_, news = settle(copies)
         assert news.kind == "warning"
         assert "No space left on device" in news.fields["message"]
-        copies.written(run.save(30, numbers=1000))  # there is room again: the torn copy does not take it
-        (news,) = settled(copies)
+        copies.add(run.save(30, numbers=1000))  # there is room again: the torn copy does not take it
+        (news,) = settle(copies)
         assert (news.kind, news.fields["name"]) == ("copy", "step-00000030")
         resume = fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
         assert resume.checkpoint.name == "step-00000030"
@@ -518,7 +518,7 @@ def test_a_copy_that_is_made_again_counts_as_torn_meanwhile(run, monkeypatch):
     monkeypatch.setattr(Place, "upload", noted)
     run.copies.add(again, run.folder, run.id, RULE)
     assert seen == [False] * 4
-    assert run.copies.problems(run.copies.listed()[0][0]) == []
+    assert run.copies.problems(run.copies.list_copies()[0][0]) == []
 
 
 def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup.copier import Copier
 from mtrain.weights.backup.place import Place, PlaceError
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
-from tests.backup.test_copies import Run, contents, settled, umask  # noqa: F401
+from tests.backup.test_copies import Run, contents, settle, umask  # noqa: F401
 
 pytestmark = [pytest.mark.job, pytest.mark.filterwarnings("ignore")]  # of the server's libraries
 
@@ -63,8 +63,8 @@ def test_a_run_is_restored_from_the_bucket_and_retention_holds_there(served, run
     copies = copier(run)
     try:
         for update, score in ((10, 0.9), (20, 0.1), (30, 0.1), (40, None)):
-            copies.written(run.save(update, score, numbers=3_000_000 if update == 40 else 100))  # 12 MB: in parts
-            (news,) = settled(copies)
+            copies.add(run.save(update, score, numbers=3_000_000 if update == 40 else 100))  # 12 MB: in parts
+            (news,) = settle(copies)
             assert news.kind == "copy", news
     finally:
         copies.close()
@@ -80,7 +80,7 @@ def test_a_run_is_restored_from_the_bucket_and_retention_holds_there(served, run
 
 def failure(copies: Copier) -> str:
     """The one line that tells of a failed copy; it holds no secret."""
-    (news,) = settled(copies)
+    (news,) = settle(copies)
     assert news.kind == "warning", news
     message = news.fields["message"]
     assert "\n" not in message
@@ -93,18 +93,18 @@ def faulty(run: Run, road, fault: str, timeout_s: float = 30.0) -> str:
     """Copy one checkpoint, meet the fault at the next, and copy the one after; return how the failure was told."""
     copies = copier(run, timeout_s)
     try:
-        copies.written(run.save(10))
-        assert [news.kind for news in settled(copies)] == ["copy"]
+        copies.add(run.save(10))
+        assert [news.kind for news in settle(copies)] == ["copy"]
         road.fault, road.passed, road.limit = fault, 0, 3_000_000
-        copies.written(run.save(20, numbers=1_500_000))
+        copies.add(run.save(20, numbers=1_500_000))
         message = failure(copies)
         assert "step-00000020 was not copied to s3://" in message
         assert "the newest copy is step-00000010" in message
         road.fault = ""
         older = fetch.restore_run(ADDRESS, run.folder.parent.parent / "meanwhile")
         assert older.checkpoint.name == "step-00000010"
-        copies.written(run.save(30))
-        assert [news.kind for news in settled(copies)] == ["copy"]
+        copies.add(run.save(30))
+        assert [news.kind for news in settle(copies)] == ["copy"]
         assert copies.summary()["copies"] == {
             "to": ADDRESS,
             "copied": 2,
@@ -136,14 +136,14 @@ def test_a_server_that_is_killed_in_the_middle_of_a_copy_and_comes_back(served, 
     server, _ = served
     copies = copier(run)
     try:
-        copies.written(run.save(10))
-        assert [news.kind for news in settled(copies)] == ["copy"]
+        copies.add(run.save(10))
+        assert [news.kind for news in settle(copies)] == ["copy"]
         server.stop()
-        copies.written(run.save(20))
+        copies.add(run.save(20))
         failure(copies)
         server.start()
-        copies.written(run.save(30))
-        assert [news.kind for news in settled(copies)] == ["copy"]
+        copies.add(run.save(30))
+        assert [news.kind for news in settle(copies)] == ["copy"]
     finally:
         copies.close()
 
@@ -153,7 +153,7 @@ def test_a_wrong_key_is_told_without_the_key(served, run, tmp_path):
     server.check_keys(True)
     try:
         copies = copier(run)
-        copies.written(run.save(10))
+        copies.add(run.save(10))
         message = failure(copies)
         copies.close()
         assert "this job has made no copy so far" in message

@@ -99,7 +99,7 @@ def test_an_evaluation_image_is_the_original_one(tmp_path: Path) -> None:
     class Wide(Stretched):
         """The golden size is no square."""
 
-        def kept(self, size: tuple[int, int]) -> tuple[int, int]:
+        def size_for(self, size: tuple[int, int]) -> tuple[int, int]:
             return 96, 64
 
     image, boxes = photo()
@@ -430,7 +430,7 @@ def test_images_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> None:
         8,
         8,
     ]
-    assert sizing.kept((1001, 801)) == (501, 401)
+    assert sizing.size_for((1001, 801)) == (501, 401)
     source = DetectionSource(
         assemble([], class_names=("a",), category_ids=(1,)), image_size=640, resize="stretch", augment=OFFICIAL
     )

@@ -24,7 +24,7 @@ def test_a_saved_state_dict_gives_the_same_outputs(framework, tmp_path, variant,
     start = plugin.initial(shapes_of(framework, network), TASK, seed=0)
     result = given_weights(tmp_path / "resnet.pth", start, plugin)
     assert result.matched.keys() == start.keys()
-    assert not result.unmatched
+    assert not result.left_over
     framework.load(network, result.matched)
     given = golden.batch()
     pixels = torch.from_numpy(((given["images"] / 255 - golden.MEAN) / golden.STD).transpose(0, 3, 1, 2).copy()).float()

@@ -98,7 +98,7 @@ def framework_of(backend: str) -> str:
 
 def installed() -> list[str]:
     """Names of ``STACKS`` whose backend can run here."""
-    known_names = {entry.name for entry in plugins.names("backends") if entry.installed}
+    known_names = {entry.name for entry in plugins.names("backends") if entry.is_installed}
     return [name for name in STACKS if name.partition("-")[0] in known_names]
 
 

@@ -70,7 +70,7 @@ def extras() -> set[str]:
 
 
 def named_extras(tree: ast.AST) -> set[str]:
-    """Return the texts that calls of ``remedies.install`` and ``remedies.need`` name as extras."""
+    """Return the texts that calls of ``remedies.install`` and ``remedies.require`` name as extras."""
     found = set()
     for node in ast.walk(tree):
         if (

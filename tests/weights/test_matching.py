@@ -52,14 +52,14 @@ def test_an_unknown_model_has_no_outline():
 def test_the_number_of_classes_is_read_off_the_shapes(model, classes):
     wanted = expect(weights(golden.yolov5("n", classes=classes)), model)
     assert wanted.classes == classes
-    assert fit(weights(golden.yolov5("n", classes=classes)), wanted).unmatched == []
+    assert fit(weights(golden.yolov5("n", classes=classes)), wanted).left_over == []
 
 
 def test_ppyoloe_of_paddle_fits_counters_start_at_zero_and_the_bins_become_whole_numbers():
     file = weights(golden.ppyoloe("s"), "paddle")
     wanted = expect(file, "ppyoloe_s")
     found = fit(file, wanted)
-    assert (wanted.classes, found.unmatched, found.unused, found.warnings()) == (80, [], [], [])
+    assert (wanted.classes, found.left_over, found.unused, found.warnings()) == (80, [], [], [])
     assert len(found.matched) == 423
     assert len(found.counters) == 78
     assert found.matched["yolo_head.proj_conv.weight"].tolist() == np.arange(17).reshape(1, 17, 1, 1).tolist()
@@ -118,7 +118,7 @@ def test_a_job_that_trains_keeps_its_own_anchors_and_says_so():
 
 def test_state_that_only_a_running_job_has_is_neither_asked_for_nor_exported():
     held = golden.yolov5("n") | {"balance.moved_L": np.ones(3)}
-    assert match(weights(golden.yolov5("n")), entry_types(held), YOLOV5).unmatched == []
+    assert match(weights(golden.yolov5("n")), entry_types(held), YOLOV5).left_over == []
     assert set(export(held, YOLOV5, layout="torch")) == set(golden.yolov5("n"))
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_the_backbone_alone_is_put_into_its_place():
 
 def test_a_wrapper_of_all_names_is_taken_off():
     wrapped = {f"module.{name}": array for name, array in golden.yolov5("n").items()}
-    assert match(weights(wrapped), entry_types(golden.yolov5("n")), YOLOV5).unmatched == []
+    assert match(weights(wrapped), entry_types(golden.yolov5("n")), YOLOV5).left_over == []
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_import_of_export_is_the_same(tmp_path, model, ending):
     back = fit(read(tmp_path / f"w{ending}"), expect(read(tmp_path / f"w{ending}"), model))
     lost = {name for name in held if name.endswith("num_batches_tracked")} if layout == "paddle" else set()
     golden.equal(back.matched, {name: array for name, array in held.items() if name not in lost})
-    assert back.unmatched == []
+    assert back.left_over == []
 
 
 def test_export_of_import_has_the_published_names_shapes_and_types(tmp_path):
@@ -204,5 +204,5 @@ def test_a_file_with_statistics_of_its_own_was_not_folded():
     """Biases that the model lacks and a statistic that is missing may be another model's."""
     array = np.ones(1, np.float32)
     lacking = {"missing": ["b.running_mean"], "unused": ["c.bias"]}
-    assert Match(file=None, matched={"c.weight": array}, **lacking).folded
-    assert not Match(file=None, matched={"c.weight": array, "a.running_mean": array}, **lacking).folded
+    assert Match(file=None, matched={"c.weight": array}, **lacking).has_folded_norms
+    assert not Match(file=None, matched={"c.weight": array, "a.running_mean": array}, **lacking).has_folded_norms

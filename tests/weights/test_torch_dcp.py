@@ -98,7 +98,7 @@ def arrays_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
 def test_weights_that_two_ranks_saved_fit_the_model_bit_for_bit(form, saved, model):
     file, expected = read(saved / "torch" / form), arrays_of(model)
     found = match(file, entry_types(expected), Published())
-    assert found.unmatched == found.unused == []
+    assert found.left_over == found.unused == []
     assert all(np.array_equal(found.matched[name], expected[name]) for name in expected)
     told = "further arrays (of the optimizer, ...) left out" in found.summary()
     assert told == (form in ("model", "app", "flat")), found.summary()

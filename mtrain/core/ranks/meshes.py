@@ -14,7 +14,7 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
         SpecError: The product of its lengths is not the number of ranks, or the job is elastic.
     """
     parallel = spec.parallel
-    if not parallel.given:
+    if not parallel.is_given:
         return None
     if spec.cluster.min_nodes is not None:
         raise SpecError(
@@ -61,7 +61,7 @@ def check_backend(spec: Spec, *, takes_meshes: bool) -> None:
     Raises:
         SpecError: It is so; the message says which keys ask for a mesh, and how to leave them out of a run's spec.
     """
-    if not spec.parallel.given or takes_meshes:
+    if not spec.parallel.is_given or takes_meshes:
         return
     none = {"replicate": "1", "shard": "null", "tensor": "1", "sequence": "false", "pipeline": "1", "plan": "{}"}
     usual = type(spec.parallel)()

@@ -166,7 +166,7 @@ def check(loaded: "Loaded") -> None:
             f"{KEY}: auto given with cluster.min_nodes or cluster.shards, under which the number of ranks of a host may change; "
             "give a number"
         )
-    if loaded.spec.parallel.given:
+    if loaded.spec.parallel.is_given:
         raise SpecError(f"{KEY}: auto given with parallel, but trials have one rank, which no mesh is; give a number")
     if train.accumulate != "auto":
         raise SpecError(

@@ -49,7 +49,9 @@ def sent_bytes(loaded: Loaded, state: Mapping[str, EntryType] | None, *, size: i
 
 def _is_known(loaded: Loaded, *, size: int) -> bool:
     """Return whether arrays can be known. In the state of a framework's own module, one weight may have several names."""
-    return size > 1 and loaded.script is None and not loaded.spec.parallel.given and not loaded.job.model_class.native
+    return (
+        size > 1 and loaded.script is None and not loaded.spec.parallel.is_given and not loaded.job.model_class.native
+    )
 
 
 def _outlines(loaded: Loaded, classes: tuple[int, ...]) -> list[dict[str, EntryType] | None]:

@@ -206,7 +206,7 @@ class _Examination:
         """Yield the backends that can be started here."""
         own = self._loaded.spec.backend
         for entry in self._backends():
-            here = entry.installed or (entry.name == own.name and own.python is not None)
+            here = entry.is_installed or (entry.name == own.name and own.python is not None)
             if here and not entry.rivals and (not self._hosts or self._rendezvous(entry.name) != "none"):
                 yield entry
 

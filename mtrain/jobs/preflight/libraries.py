@@ -140,7 +140,7 @@ def extras(registry: Registry) -> list[Finding]:
     entries = [entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]
     lacking: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.enabled and entry.extra is not None and not entry.installed:
+        if entry.enabled and entry.extra is not None and not entry.is_installed:
             lacking.setdefault(entry.extra, []).append(entry)
     findings = []
     for extra, users in lacking.items():

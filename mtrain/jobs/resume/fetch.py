@@ -43,7 +43,7 @@ class Source:
     @property
     def shown(self) -> str:
         """Return the address for messages."""
-        return self.copies.place.shown + (f"/{self.step}" if self.step else "")
+        return self.copies.place.in_words + (f"/{self.step}" if self.step else "")
 
     @classmethod
     def of(cls, address: str) -> "Source":
@@ -82,14 +82,14 @@ class Source:
         hint = f"; it holds {', '.join(runs[:8])}: add one of these names" if runs else ""
         raise CheckpointError(f"{self.shown}: no copies of a run are there{hint}")
 
-    def listed(self) -> tuple[list[Copy], dict[str, str]]:
+    def list_copies(self) -> tuple[list[Copy], dict[str, str]]:
         """Return the copies that the address names, the newest first, and for each other folder why it is none.
 
         Raises:
             CheckpointError: they cannot be reached.
         """
         try:
-            copies, bad = self.copies.listed()
+            copies, bad = self.copies.list_copies()
         except PlaceError as error:
             raise self.unreadable(error) from error
         chosen = [copy for copy in copies if self.step in (None, copy.name)]
@@ -101,7 +101,7 @@ class Source:
         Raises:
             CheckpointError: there is none, or they cannot be reached.
         """
-        copies, bad = self.listed()
+        copies, bad = self.list_copies()
         for name, why in bad.items():
             self.pass_over(name, why)
         if not copies:
@@ -110,7 +110,7 @@ class Source:
 
     def pass_over(self, name: str, why: object) -> None:
         """Warn of a copy that is not used."""
-        log.warning("copy %s/%s is passed over: %s", self.copies.place.shown, name, why)
+        log.warning("copy %s/%s is passed over: %s", self.copies.place.in_words, name, why)
 
     def unreadable(self, error: Exception) -> CheckpointError:
         """Return the error of an address that cannot be reached."""
@@ -142,7 +142,7 @@ def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
             source.pass_over(copy.name, error)
             continue
         except PlaceError as error:
-            raise CheckpointError(f"{source.copies.place.shown}/{copy.name}: cannot be read: {error}") from error
+            raise CheckpointError(f"{source.copies.place.in_words}/{copy.name}: cannot be read: {error}") from error
         except OSError as error:
             raise CheckpointError(f"{folder.path}: cannot be written to: {error.strerror or error}") from error
         return Resume(folder.path, checkpoint)
@@ -167,7 +167,7 @@ def _fetch(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
     needed, free = sum(sizes), disk.free_bytes(folder.path)
     if needed > free:
         raise CheckpointError(
-            f"{copies.place.shown}/{copy.name}: needs {disk.in_words(needed)}, and {disk.in_words(free)} are free on the disk of "
+            f"{copies.place.in_words}/{copy.name}: needs {disk.in_words(needed)}, and {disk.in_words(free)} are free on the disk of "
             f"{folder.path}; make room, or restore elsewhere with -o report.dir=FOLDER"
         )
     runfolder.keep_private()
@@ -309,5 +309,5 @@ def states(address: str) -> tuple[Source, Sequence[Copy], dict[str, str]]:
     """
     source = Source.of(address)
     source.run()
-    copies, bad = source.listed()
+    copies, bad = source.list_copies()
     return source, copies[::-1], bad

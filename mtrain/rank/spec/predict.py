@@ -93,7 +93,7 @@ def _whole(path: Path, job: Assembly) -> State:
     """
     state = job.session.state(job.model, job.optimizer).weights
     result = given_weights(path, state, job.plugin)
-    if result.unmatched:
+    if result.left_over:
         raise CheckpointError(
             f"--weights {result.summary()}: {'; '.join(result.warnings())}; give weights of this model and these classes"
         )

@@ -37,7 +37,7 @@ class Teacher:
             CheckpointError: the weights do not fit the model.
         """
         result = match(self.weights, state, self.plugin.published)
-        if result.unmatched:
+        if result.left_over:
             raise CheckpointError(
                 f"{KEY}.teacher: {result.summary()}: {'; '.join(result.warnings())}; give the whole weights of a model of "
                 "this data's classes"

@@ -29,7 +29,7 @@ class Sizing(Protocol):
         """Return 1, 2, 4 or 8: the decoder may return 1 / this of ``size``, rounded up."""
         ...
 
-    def kept(self, size: Size) -> Size:
+    def size_for(self, size: Size) -> Size:
         """Return the size to which the image is resized after decoding."""
         ...
 
@@ -55,7 +55,7 @@ class AtMost:
         """Return the largest reduction that leaves at least ``side`` pixels."""
         return _reduction(max(size), self.side)
 
-    def kept(self, size: Size) -> Size:
+    def size_for(self, size: Size) -> Size:
         """Return the size itself if it is small enough, otherwise the fitted size."""
         return size if max(size) < self.side else fitted_size(*size, self.side)
 
@@ -81,7 +81,7 @@ class Fitted:
         """Decode without reduction if exactly, else with the largest that leaves at least ``side`` pixels."""
         return 1 if self.exact else _reduction(max(size), self.side)
 
-    def kept(self, size: Size) -> Size:
+    def size_for(self, size: Size) -> Size:
         """Return the size that fits: see ``geometry.fitted_size``."""
         return fitted_size(*size, self.side)
 
@@ -106,7 +106,7 @@ class Stretched:
         """Decode without reduction if exactly, else with the largest that leaves at least ``side`` pixels each way."""
         return 1 if self.exact else _reduction(min(size), self.side)
 
-    def kept(self, size: Size) -> Size:
+    def size_for(self, size: Size) -> Size:
         """Return the square of ``side``."""
         return self.side, self.side
 
@@ -132,7 +132,7 @@ class AtLeast:
         """Return the reduction by the shorter side."""
         return _reduction(min(size), self.side)
 
-    def kept(self, size: Size) -> Size:
+    def size_for(self, size: Size) -> Size:
         """Return the decoded size."""
         reduce = self.reduction(size)
         return -(-size[0] // reduce), -(-size[1] // reduce)

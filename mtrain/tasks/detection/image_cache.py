@@ -174,7 +174,7 @@ class Images:
 
         """
         if where == "ram":
-            self._cache = RamCache([self._sizing.kept(self.original_size(i))[::-1] for i in range(len(self))])
+            self._cache = RamCache([self._sizing.size_for(self.original_size(i))[::-1] for i in range(len(self))])
         elif where == "disk":
             folder = folder or Path.home() / ".cache" / "mtrain" / "images"
             self._cache = DiskCache(folder, self._samples, kind=self._sizing.key)
@@ -196,7 +196,7 @@ class Images:
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (width, height) of the image that ``load`` returns."""
-        return self._sizing.kept(self.original_size(index))
+        return self._sizing.size_for(self.original_size(index))
 
     def load(self, index: int, *, rows: int | None = None) -> NDArray[np.uint8]:
         """Return the image, uint8 (H, W, 3) RGB, which must not be written to.
@@ -224,7 +224,7 @@ class Images:
         sample, original = self._samples[index], self.original_size(index)
         reduce = self._sizing.reduction(original)
         width, height = (-(-side // reduce) for side in original)
-        if rows > TOP_SHARE * height or self._sizing.kept(original) != (width, height):
+        if rows > TOP_SHARE * height or self._sizing.size_for(original) != (width, height):
             return None
         return decode_top(sample.path, size=original, rows=rows, reduce=reduce)
 
@@ -248,7 +248,7 @@ class Images:
 
 def resize(image: NDArray[np.uint8], original: tuple[int, int], sizing: Sizing) -> NDArray[np.uint8]:
     """Bring a decoded image to the size that ``sizing`` chooses for its original width and height."""
-    size = sizing.kept(original)
+    size = sizing.size_for(original)
     if image.shape[:2] == size[::-1]:
         return image
     return np.asarray(cv2.resize(image, size, interpolation=sizing.method(original)), dtype=np.uint8)

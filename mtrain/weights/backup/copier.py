@@ -81,7 +81,7 @@ class Copies(Protocol):
         """Start the copying process, which needs some seconds to load its libraries."""
         ...
 
-    def written(self, checkpoint: Path) -> None:
+    def add(self, checkpoint: Path) -> None:
         """Learn that a checkpoint is complete. Another thread may call."""
         ...
 
@@ -89,7 +89,7 @@ class Copies(Protocol):
         """Return what happened since the last call. It returns at once."""
         ...
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether no copy is being made or waits to be made."""
         ...
 
@@ -108,14 +108,14 @@ class NoCopies:
     def start(self) -> None:
         """Do nothing."""
 
-    def written(self, checkpoint: Path) -> None:
+    def add(self, checkpoint: Path) -> None:
         """Do nothing."""
 
     def news(self) -> list[News]:
         """Return nothing."""
         return []
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return True."""
         return True
 
@@ -137,7 +137,7 @@ class Copier:
     def __init__(self, rule: CheckpointSpec, run_dir: Path) -> None:
         assert rule.copy_to is not None
         place = folder_at(rule.copy_to, run_dir)
-        self._shown = place.shown
+        self._shown = place.in_words
         self._settings = Settings(
             address=place.address,
             run_dir=str(run_dir.absolute()),
@@ -171,8 +171,8 @@ class Copier:
         with self._lock, contextlib.suppress(OSError):  # ``written`` tries again
             self._start()
 
-    def written(self, checkpoint: Path) -> None:
-        """See ``Copies.written``."""
+    def add(self, checkpoint: Path) -> None:
+        """See ``Copies.add``."""
         kept = Kept.of(checkpoint.absolute())
         with self._lock:
             if self._waiting is not None:
@@ -192,8 +192,8 @@ class Copier:
             heard.append(self._warning())
             return [news for news in heard if news is not None]
 
-    def settled(self) -> bool:
-        """See ``Copies.settled``."""
+    def is_settled(self) -> bool:
+        """See ``Copies.is_settled``."""
         with self._lock:
             return self._under_way is None and self._waiting is None
 

@@ -101,7 +101,7 @@ class Place:
         self._moved = moved
 
     @property
-    def shown(self) -> str:
+    def in_words(self) -> str:
         """Return the address for messages."""
         return mask(self.address)
 
@@ -139,7 +139,7 @@ class Place:
             import fsspec
         except ImportError:
             raise UsageError(
-                f"{self.shown}: needs the package fsspec; install it with: {remedies.install('backup')}"
+                f"{self.in_words}: needs the package fsspec; install it with: {remedies.install('backup')}"
             ) from None
         settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
         if scheme in LOCAL:
@@ -151,11 +151,11 @@ class Place:
         except ImportError:
             package = PACKAGES.get(scheme, f"that fsspec's {scheme} asks for")
             raise UsageError(
-                f"{self.shown}: needs the package {package}; install it with `pip install {package}` into the Python that "
+                f"{self.in_words}: needs the package {package}; install it with `pip install {package}` into the Python that "
                 "runs mtrain"
             ) from None
         except ValueError as error:
-            raise UsageError(f"{self.shown}: no address that fsspec knows ({reason_of(error)})") from None
+            raise UsageError(f"{self.in_words}: no address that fsspec knows ({reason_of(error)})") from None
         return files, str(path).rstrip("/")
 
     def check_package(self) -> None:

@@ -81,7 +81,7 @@ class RunCopies:
         whole = [step for step in steps if f"{step}/{MANIFEST}" in found]
         return whole, [step for step in steps if step not in whole]
 
-    def listed(self) -> tuple[list[Copy], dict[str, str]]:
+    def list_copies(self) -> tuple[list[Copy], dict[str, str]]:
         """Return the copies, the newest first, and for each other folder why it is none.
 
         Raises:
@@ -223,7 +223,7 @@ class RunCopies:
 
     def _retain(self, new: str, rule: Rule) -> None:
         """Delete the copies that no rule keeps, and torn ones. ``new`` has just been verified and stays."""
-        copies, bad = self.listed()
+        copies, bad = self.list_copies()
         kept = {new, *(copy.name for copy in copies[: rule.newest])}
         scored = [copy for copy in copies if copy.manifest.score > -math.inf]
         scored.sort(key=lambda copy: (-copy.manifest.score, copy.manifest.update))

@@ -93,7 +93,7 @@ class Copying:
     def _note_progress(self) -> None:
         """Note that the copy makes progress, and tell so now and then."""
         if self._watch is not None:
-            self._watch.moved()
+            self._watch.note_progress()
         if time.monotonic() - self._told_at > self._settings.timeout_s / TOLD_IN_TIMEOUT:
             self._told_at = time.monotonic()
             tell({"moved": self._name})
@@ -173,7 +173,7 @@ class StallWatch:
     def __exit__(self, *_: Any) -> None:
         self._ended.set()
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Learn that the work goes on."""
         self._idle_looks = 0
 

@@ -113,7 +113,7 @@ class Expansion:
         self._before = self._arrow.total_allocated_bytes()
         self._rows = 0
 
-    def held(self, batches: Iterable[Any]) -> list[Any]:
+    def add_up(self, batches: Iterable[Any]) -> list[Any]:
         """Return the record batches, added up one by one.
 
         Raises:

@@ -157,4 +157,4 @@ def _batches(arrow: Any, file: Path, columns: Columns, rows: Expansion) -> list[
         several = (
             map(reader.get_batch, range(reader.num_record_batches)) if hasattr(reader, "num_record_batches") else reader
         )
-        return rows.held(several)
+        return rows.add_up(several)

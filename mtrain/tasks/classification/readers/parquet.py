@@ -95,7 +95,7 @@ def _read(parquet: Any, file: Path, content: Any, columns: Columns, rows: Expans
     """
     with damage_named(file, kind="Parquet"):
         content = parquet.ParquetFile(file, memory_map=True, read_dictionary=_dictionaries(content, columns))
-        return rows.held(content.iter_batches(BATCH, columns=[columns.image, columns.label], use_threads=False))
+        return rows.add_up(content.iter_batches(BATCH, columns=[columns.image, columns.label], use_threads=False))
 
 
 def _dictionaries(content: Any, columns: Columns) -> list[str]:

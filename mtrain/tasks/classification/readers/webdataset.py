@@ -199,7 +199,7 @@ class WebDataset(Dataset):
                 f"them:\n{listed(problems)}"
             )
         places = {"file_numbers": file_numbers, "offsets": offsets, "sizes": sizes}
-        arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.ended().arrays)
+        arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.close().arrays)
         origins = _Origins(files, arrays["file_numbers"], Texts(arrays))
         class_names, numbers = number_classes(labels, request.names, origin=lambda place: origins[place])
         facts = {"files": [str(file) for file in files], "class_names": class_names}

@@ -41,7 +41,7 @@ class Axis:
     scale: float
     shift: float
 
-    def covered(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int]:
+    def output_range(self, start: int, length: int, canvas: int, side: int) -> tuple[int, int]:
         """Return the output pixels [p, q) that a placement covers; none if q <= p."""
         p, q = self.scale * max(start, 0) + self.shift, self.scale * min(start + length, canvas) + self.shift
         return max(round(p), 0), min(round(q), side)
@@ -108,8 +108,8 @@ class Renderer:
         maps: list[tuple[float, ...]] = []
         for placement in layout.placements:
             # Compute the covered output pixels first: an invisible image is not read.
-            x = horizontal.covered(placement.left, placement.width, layout.canvas, len(out))
-            y = vertical.covered(placement.top, placement.height, layout.canvas, len(out))
+            x = horizontal.output_range(placement.left, placement.width, layout.canvas, len(out))
+            y = vertical.output_range(placement.top, placement.height, layout.canvas, len(out))
             if x[1] <= x[0] or y[1] <= y[0]:
                 continue
             width, height = self._provider.size(placement.index)

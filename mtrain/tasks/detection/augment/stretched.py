@@ -175,7 +175,7 @@ class Stretcher:
             Axis(side / window.width, -window.left * side / window.width),
             Axis(side / window.height, -window.top * side / window.height),
         ]
-        x, y = axes[0].covered(0, width, width, side), axes[1].covered(0, height, height, side)
+        x, y = axes[0].output_range(0, width, width, side), axes[1].output_range(0, height, height, side)
         if (x, y) != ((0, side), (0, side)):
             out[...] = self._fill()
         if x[1] <= x[0] or y[1] <= y[0]:  # the image is thinner than a pixel, and so are its boxes

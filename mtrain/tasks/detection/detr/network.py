@@ -29,7 +29,7 @@ def adapt(module: Any) -> Any:
             output = own_forward(pixel_values=pixels)
             return {"boxes": corners(output.pred_boxes), "scores": ops.sigmoid(output.logits)}
         output = own_forward(pixel_values=pixels, labels=labels_of(batch["targets"], pixels))
-        return {"total": output.loss + unused(module, batch), **parts(output.loss_dict)}
+        return {"total": output.loss + zero_gradients(module, batch), **parts(output.loss_dict)}
 
     module.forward = forward
     return module
@@ -46,7 +46,7 @@ def labels_of(targets_T6: Any, pixels: Any) -> list[dict[str, Any]]:
     return labels
 
 
-def unused(module: Any, batch: Mapping[str, Any]) -> Any:
+def zero_gradients(module: Any, batch: Mapping[str, Any]) -> Any:
     """Return 0 with a gradient of zeros for what a micro batch without objects leaves out, so that every parameter has one."""
     table = getattr(module.model, "denoising_class_embed", None)
     return 0 if table is None or ops.shape(batch["targets"])[0] else ops.sum(table.weight) * 0

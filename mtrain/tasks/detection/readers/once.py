@@ -24,8 +24,8 @@ def once_per_host(read: Callable[[Reader, SplitRequest], Annotations]) -> Callab
     """Let one rank of each host run ``read``, a method of a reader, and the others map what it has returned."""
 
     @wraps(read)
-    def shared(self: Reader, request: SplitRequest) -> Annotations:
+    def read_shared(self: Reader, request: SplitRequest) -> Annotations:
         key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
         return read_once(lambda: read(self, request), key=key, form=FORM)
 
-    return shared
+    return read_shared

@@ -99,7 +99,7 @@ class Jobs:
         loaded = self.tested(1)
         spec, registry = loaded.spec, loaded.registry
         entry = registry.find("backends", self._request.name)
-        if not entry.installed and spec.backend.python is None:
+        if not entry.is_installed and spec.backend.python is None:
             needed = ", ".join(entry.missing())
             remedy = entry.remedy(self._request.python)
             raise PluginError(f"backend {entry.name!r} needs {needed}, which is not installed here; {remedy}")

@@ -101,7 +101,7 @@ def backends_of(launcher: str, *, registry: Registry) -> list[str]:
     names = [name for rendezvous, name in BACKENDS.items() if rendezvous in provides]
     if not names:
         raise PluginError(f"the launcher {launcher!r} provides none of {', '.join(BACKENDS)}; set its `provides`")
-    installed = [name for name in names if registry.find("backends", name).installed]
+    installed = [name for name in names if registry.find("backends", name).is_installed]
     return installed or names[:1]
 
 

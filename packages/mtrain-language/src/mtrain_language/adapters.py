@@ -53,7 +53,7 @@ def check_installed() -> None:
     Raises:
         UsageError: It is not; the message says how it is installed.
     """
-    remedies.need(["peft"], what="model.options.lora", extra="mtrain-language")
+    remedies.require(["peft"], what="model.options.lora", extra="mtrain-language")
 
 
 def refuse_folder(folder: Path | None) -> None:

@@ -49,7 +49,7 @@ class ChatTemplate:
 
     @cached_property
     def _renderer(self) -> Renderer | BoundedProcess:
-        remedies.need(["jinja2"], what="data.chat_template", extra="mtrain-language")
+        remedies.require(["jinja2"], what="data.chat_template", extra="mtrain-language")
         if self.source == _CHATML:
             return Renderer(self.source, self._tokens)
         return BoundedProcess(

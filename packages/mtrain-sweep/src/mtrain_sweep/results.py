@@ -69,7 +69,7 @@ class SweepResult:
         Raises:
             UsageError: pandas is not installed.
         """
-        remedies.need(["pandas"], what="pandas()", extra="data")
+        remedies.require(["pandas"], what="pandas()", extra="data")
         from pandas import DataFrame
 
         fixed = ("number", "state", "value", "update", "reason")

@@ -44,7 +44,7 @@ def need_libraries() -> None:
     Raises:
         UsageError: one is not installed.
     """
-    remedies.need(("optuna", "cmaes", "matplotlib"), what="a sweep", extra="mtrain-sweep")
+    remedies.require(("optuna", "cmaes", "matplotlib"), what="a sweep", extra="mtrain-sweep")
 
 
 def newest_folder() -> Path:

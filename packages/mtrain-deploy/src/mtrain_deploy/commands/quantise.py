@@ -128,7 +128,7 @@ def _quantise(request: QuantiseRequest) -> Quantised:
     from mtrain_deploy.quantising import calibration
     from mtrain_deploy.quantising.writing import write_quantised
 
-    remedies.need(("onnx", "onnxruntime"), what="quantise", extra="mtrain-deploy")
+    remedies.require(("onnx", "onnxruntime"), what="quantise", extra="mtrain-deploy")
     if request.weights is not None and request.run is not None:
         raise UsageError(f"--weights {request.weights} and --run {request.run} are both given; keep one")
     out = _target(request)

@@ -206,7 +206,7 @@ def _session(path: Path, *, threads: int) -> Session:
     """
     _check_file(path)
     check_graph(path)
-    remedies.need(["onnxruntime"], what=str(path), extra="mtrain-deploy")
+    remedies.require(["onnxruntime"], what=str(path), extra="mtrain-deploy")
     try:
         return Session(path, threads=threads)
     except Failed as error:

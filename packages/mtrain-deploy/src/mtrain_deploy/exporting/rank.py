@@ -188,7 +188,7 @@ def whole_weights(resolved: Resolved, weights: Path, *, classes: int) -> dict[st
     if expected is None:
         return file.arrays
     result = refuse_folded(match(file, expected, plugin.published))
-    if result.unmatched:
+    if result.left_over:
         raise CheckpointError(
             f"{result.summary()}: {'; '.join(result.warnings())}; give weights of {spec.model.name} and these classes"
         )

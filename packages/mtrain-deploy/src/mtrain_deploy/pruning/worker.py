@@ -43,7 +43,7 @@ def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: pr
             )
         state = job.session.state(job.model, job.optimizer).weights
         given = given_weights(weights, state, job.plugin)
-        if given.unmatched:
+        if given.left_over:
             raise CheckpointError(f"{given.summary()}: {'; '.join(given.warnings())}; give weights of this model")
         with closing(Bench(job)) as bench:
             report = reporter(job, run_folder, Progress())

@@ -62,7 +62,7 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
 
 
 def _application(weights: str | os.PathLike[str], settings: Settings) -> "FastAPI":
-    remedies.need(_NEEDED, what="serve", extra="mtrain-deploy")
+    remedies.require(_NEEDED, what="serve", extra="mtrain-deploy")
     from mtrain_deploy.serving.application import build
     from mtrain_deploy.serving.predictor import ExportedPredictor
     from mtrain_deploy.serving.reloading import Watched

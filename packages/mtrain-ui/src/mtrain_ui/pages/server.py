@@ -28,7 +28,7 @@ def serve(folder: Path, *, host: str, port: int, tell: Callable[[str], object]) 
         UsageError: there is no such folder, the port is taken, or the libraries are not installed.
     """
     runs = Runs(folder)
-    remedies.need(NEEDED, what="mtrain ui", extra="mtrain-ui")
+    remedies.require(NEEDED, what="mtrain ui", extra="mtrain-ui")
     import uvicorn
 
     from mtrain.system.http_connections import Limits, protocol
