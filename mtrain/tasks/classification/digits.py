@@ -44,6 +44,7 @@ class DigitsClasses(Dataset):
             DataError: a path is set, or there are not ten names.
         """
         paths = {"data.root": request.root, f"data.{request.split}": request.value, "data.images": request.images}
+        # A path that is silently ignored would let a user believe that his own images are trained.
         set_keys = [key for key, value in paths.items() if value is not None]
         if set_keys:
             raise DataError(f"{', '.join(set_keys)}: given, but digits_classes comes with scikit-learn; leave it out")
@@ -68,4 +69,5 @@ def _all_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return images (N, 8, 8, 3) and labels (N,), in the order of the set."""
     images, classes = handwritten_digits()
     grey = np.rint(images * (255 / _FULL_INK)).astype(np.uint8)
+    # Everything behind a reader takes RGB, so the grey value stands in all three channels.
     return np.repeat(grey[..., None], 3, axis=3), classes

@@ -26,13 +26,15 @@ def caption_of(best: tuple[str, float] | None, *, confidence: float) -> str:
 
 
 def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *, limit: int = 48) -> Pixels:
-    """Draw up to ``limit`` images with their true and predicted class, up to half of them mistakes, which come first.
+    """Draw up to ``limit`` images with their true and predicted class, mistakes first.
 
     ``predictions``: probabilities (C,) by sample index. The frame is green where both are the same, red elsewhere.
     """
     predicted = {index: int(np.argmax(probabilities)) for index, probabilities in sorted(predictions.items())}
     wrong = [index for index, label in predicted.items() if label != split.labels[index]]
     right = [index for index, label in predicted.items() if label == split.labels[index]]
+    # Mistakes say most and come first, but at most half of the places are theirs: the drawing also shows what is
+    # right.
     shown = _spread(wrong, limit // 2)
     shown += _spread(right, limit - len(shown))
     images, captions = [], []
@@ -49,6 +51,7 @@ def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *
 def labelled_grid(split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, each with its class."""
     indices = _spread(list(range(len(split))), limit)
+    # The end of a path tells images apart; a cell has no room for its beginning, which most of them share.
     captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in indices]
     images = [_enlarge(split.images[i], _CELL_PX) for i in indices]
     return grid(images, columns=min(_COLUMNS, len(indices)), cell_px=_CELL_PX, captions=captions)
@@ -69,8 +72,9 @@ def _spread(indices: list[int], limit: int) -> list[int]:
 
 
 def _enlarge(image: Pixels, side: int) -> Pixels:
-    """Scale the longer side to ``side``; small images keep visible pixels."""
+    """Scale the longer side to ``side``."""
     factor = side / max(image.shape[:2])
+    # Nearest neighbours, so that the pixels of a small image stay visible; areas, so that a large one has no moire.
     method = cv2.INTER_NEAREST if factor > 1 else cv2.INTER_AREA
     size = (max(round(image.shape[1] * factor), 1), max(round(image.shape[0] * factor), 1))
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)

@@ -31,9 +31,10 @@ class ClassEvaluator:
         """(C, C) number of images of the last result by true (row) and predicted class (column)."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
-        """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities. An
-        image that was already added is skipped."""
+        """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities."""
         for index, probabilities_C in zip(batch["index"], predictions, strict=True):
+            # The last micro batches are filled up with the first samples (``core.samples.sampler.Padded``), which
+            # count once.
             self._predictions.setdefault(int(index), np.asarray(probabilities_C, np.float32))
 
     def partial(self) -> dict[int, NDArray[np.float32]]:
@@ -46,6 +47,7 @@ class ClassEvaluator:
         union = {index: probabilities for partial in partials for index, probabilities in partial.items()}
         self.confusion = np.zeros_like(self.confusion)
         if union:
+            # By number: which rank evaluated an image must not matter to the order in which numbers are added.
             indices = np.array(sorted(union))
             predicted = np.stack([union[index] for index in indices]).argmax(axis=1)
             np.add.at(self.confusion, (self._split.labels[indices], predicted), 1)
@@ -53,6 +55,7 @@ class ClassEvaluator:
         by_class = {
             name: float(correct_counts[label] / true_counts[label])
             for label, name in enumerate(self._split.class_names)
+            # A class that does not occur has no recall, and must not pull the mean down.
             if true_counts[label]
         }
         accuracy = float(correct_counts.sum() / max(true_counts.sum(), 1))
@@ -66,6 +69,7 @@ class ClassEvaluator:
         count = int(mistakes.sum())
         if not count:
             return []
+        # A stable sort, so that confusions of equal number are named in the order of the classes in every run.
         order = np.argsort(-mistakes, axis=None, kind="stable")[:_NAMED]
         pairs = [
             (int(true_label), int(predicted_label))

@@ -94,8 +94,6 @@ def limit_pixels(split: LabelledImages, *, max_pixels: int) -> LabelledImages:
 def verify(*splits: LabelledImages) -> int:
     """Check that every encoded image is there and whole; return the number of images.
 
-    Only headers are parsed and end markers sought; nothing is decompressed.
-
     Raises:
         DataError: some fail; the first 20 are named with the reason, the rest counted.
     """
@@ -104,6 +102,7 @@ def verify(*splits: LabelledImages) -> int:
         if isinstance(split.images, EncodedImages):
             for index in range(len(split)):
                 try:
+                    # Headers are parsed and end markers sought; decompressing every image would take far longer.
                     split.images.size(index)
                 except DataError as error:
                     problems.append(str(error))
@@ -117,10 +116,13 @@ def verify(*splits: LabelledImages) -> int:
 def sizes(split: LabelledImages) -> str:
     """Describe the sizes of the images of a split; up to :data:`LOOKED_AT` of them are looked at."""
     if isinstance(split.images, EncodedImages):
+        # Spread over the split, because the images of one class or of one source often have one size and lie
+        # together.
         chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), LOOKED_AT)).astype(int)).tolist()
         found = sorted({split.images.size(index) for index in chosen}, key=lambda size: size[0] * size[1])
         suffix = f" ({len(chosen)} of {len(split)} looked at)" if len(chosen) < len(split) else ""
     else:
+        # The images of an array all have one size.
         found = sorted({(image.shape[1], image.shape[0]) for image in (split.images[0],)})
         suffix = ""
     (width, height), (largest_width, largest_height) = found[0], found[-1]

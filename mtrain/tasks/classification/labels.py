@@ -74,9 +74,8 @@ class LabelledImages:
 def divide_split(split: LabelledImages, share: float, *, seed: int) -> tuple[LabelledImages, LabelledImages]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images of each class.
 
-    A class of two or more images has at least one in each part, a single image is for training. A hash of ``seed``
-    and its key decides an image's part, so the parts are the same on every host and for any order of the images, and
-    most images keep their part when others are added.
+    A class of two or more images has at least one in each part, a single image is for training. The parts are the same
+    on every host and for any order of the images.
 
     Raises:
         DataError: no class has two images.
@@ -89,16 +88,20 @@ def divide_split(split: LabelledImages, share: float, *, seed: int) -> tuple[Lab
             f"data.split: {len(split)} images cannot be divided, because no class has two; give more, or leave it out"
         )
     rest = sorted(set(range(len(split))) - set(for_evaluation))
+    # The notes are about the whole set: with both parts they would be reported twice.
     return _choose(split, rest), replace(_choose(split, for_evaluation), notes=())
 
 
 def _by_class(split: LabelledImages, seed: int) -> Iterator[list[int]]:
     """Yield the indices of each class, in the order of the hashes of their keys."""
+    # A hash of the key decides, and not the position: most images keep their part when others are added, and the
+    # order in which a host lists its files does not matter.
     keys = split.keys or split.origins
     classes: dict[int, list[int]] = {}
     for index, label in enumerate(split.labels.tolist()):
         classes.setdefault(label, []).append(index)
     for indices in classes.values():
+        # A file name whose bytes are not UTF-8 has lone surrogates, which the default of ``encode`` refuses.
         yield sorted(
             indices, key=lambda index: hashlib.sha256(f"{seed}\0{keys[index]}".encode(errors="surrogatepass")).digest()
         )

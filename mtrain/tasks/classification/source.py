@@ -38,10 +38,7 @@ Resize = Literal["crop", "letterbox", "stretch"]
 
 
 class ClassificationSource:
-    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.source_ring.PooledSource``.
-
-    An array of images is brought to the input's size once; images that are decoded when they are needed, each time.
-    """
+    """One split as samples, augmented if ``augment`` is set. Implements ``mtrain.data.loader.source_ring.PooledSource``."""
 
     def __init__(
         self,
@@ -61,11 +58,14 @@ class ClassificationSource:
         self._pipeline = Pipeline(reference) if reference is not None else None
         self._seed = seed
         self._images: Images = split.images
+        # An array is brought to the input's size once; images that are decoded when they are needed, each time. A
+        # window or a pipeline needs the image in its own size.
         self._are_fitted = isinstance(split.images, np.ndarray) and not self._crops and not self._pipeline
         if self._are_fitted:
             self._images = np.stack([self._fit(image) for image in split.images])  # type: ignore[attr-defined]
         self.array = ArraySpec("images", (side, side, 3))
         if self._pipeline is not None:
+            # A pipeline that draws from other generators than its own would change the samples of a resumed job.
             need_repeatable(lambda index: self.sample(0, index).image, len(self), self._pipeline.reference)
 
     @property
@@ -104,6 +104,7 @@ class ClassificationSource:
             result = self._pipeline.apply(image, (self._seed, epoch, index), origin=self.describe(index))
             out[...] = result if result.shape == self.array.shape else self._fit(result)
             return ClassItem(index, int(self._split.labels[index]))
+        # A generator for each sample: it is the same on any number of ranks and loader processes, and after a resume.
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         if self._crops and self._random_crop is not None:
             spec = self._random_crop
@@ -148,6 +149,7 @@ def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:
     """Map ``out`` about its centre, extending its edges outwards; then change colours and flip. In place."""
     side = len(out)
     matrix, _ = random_map(rng, spec, canvas=side, side=side)
+    # The identity is left out: warping costs time, and would interpolate nothing.
     if not np.array_equal(matrix, np.eye(3)):
         moved = np.linalg.inv(_HALF) @ matrix @ _HALF
         out[...] = cv2.warpPerspective(

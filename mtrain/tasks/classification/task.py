@@ -25,6 +25,7 @@ class ClassificationTask(ImageTask):
     """The classification side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
+    # Methods import what needs numpy or an image library: a plan is printed, and a spec checked, without them.
     kind = "classification"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": ClassificationDataSpec}
 
@@ -48,6 +49,7 @@ class ClassificationTask(ImageTask):
         """See ``TaskKind.varied``: the images, and mirrored copies of them."""
         from mtrain.data.images.varied import vary_images
 
+        # (mirrored, scale) of each copy.
         kinds = ((False, 1.0), (True, 1.0))
         copies = vary_images(batch["images"], kinds, step=step)
         return [({**batch, "images": images}, variation) for images, variation in copies]

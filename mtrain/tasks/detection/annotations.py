@@ -44,6 +44,7 @@ class Ids:
     @classmethod
     def of(cls, ids: Sequence[int | str]) -> "Ids":
         """Keep ids."""
+        # ``type`` and not ``isinstance``, for which True is a whole number and would come back as 1.
         if all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in ids):
             return cls({"numbers": np.array(ids, dtype=np.int64)})
         return cls(Texts.of(json.dumps(each) for each in ids).arrays)
@@ -53,6 +54,7 @@ class Ids:
         if self._numbers is not None:
             return int(self._numbers[index])
         assert self._texts is not None
+        # JSON keeps the id 1 apart from the id "1": both may occur in one annotation file.
         text: int | str = json.loads(self._texts[index])
         return text
 
@@ -68,6 +70,7 @@ class Ragged:
     def of(cls, parts: Sequence[NDArray[Any]], like: NDArray[Any]) -> "Ragged":
         """Keep arrays. ``like``: an empty array of the dtype and of the further axes, for no parts at all."""
         content = np.concatenate([like, *parts])
+        # Parts are handed out as views: whoever writes into one would change the sample for all later epochs.
         content.setflags(write=False)
         return cls({"ends": np.cumsum([0, *map(len, parts)], dtype=np.int64), "content": content})
 
@@ -193,7 +196,7 @@ class Annotations:
 
 
 class GroundTruth(Mapping[str, Any]):
-    """A mapping in COCO form whose lists are built on access, so that a training split does not pay for them."""
+    """A mapping in COCO form whose lists are built on access."""
 
     def __init__(
         self, images: Sequence[AnnotatedImage], *, class_names: Sequence[str], category_ids: Sequence[int]
@@ -203,6 +206,7 @@ class GroundTruth(Mapping[str, Any]):
         self._ids = tuple(category_ids)
 
     def __getitem__(self, key: str) -> list[dict[str, Any]]:
+        # Built on access and not kept: only evaluation asks for them, and a training split must not pay for them.
         makers = {"images": self._image_rows, "annotations": self._annotations, "categories": self._categories}
         return makers[key]()
 
@@ -240,10 +244,12 @@ def clean(image: AnnotatedImage, problems: Counter[str]) -> Sample:
     limit = np.array([image.width, image.height] * 2, dtype=np.float64)
     boxes = np.clip(corners, 0.0, limit).astype(np.float32)
     flat = (image.boxes_xywh[:, 2:] <= 0).any(axis=1)
+    # Each bad box is counted once, under the first reason that applies to it.
     outside = ~flat & ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
     keep = ~(flat | outside)
     repeated = keep & _repeats(boxes, image.labels, keep)
     keep &= ~repeated
+    # Corners are compared in float64, as they were annotated: a box that only lost digits in float32 was not clipped.
     clipped = keep & (np.abs(boxes - corners) > SLACK_PX).any(axis=1)
     counts = {"zero_area": flat, "outside": outside, "duplicate": repeated, "clipped": clipped}
     problems.update({kind: int(mask.sum()) for kind, mask in counts.items() if mask.any()})
@@ -293,6 +299,8 @@ def assemble(
 
     The result holds arrays of all images, and not the objects that were given.
     """
+    # Sorted, so that sample number i is the same whatever the file system or the annotation file lists first; ids as
+    # text, because numbers and texts may occur side by side and do not compare.
     ordered = sorted(images, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
     samples = [clean(image, problems) for image in ordered]

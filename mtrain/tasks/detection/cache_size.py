@@ -57,6 +57,7 @@ class AtMost:
 
     def size_for(self, size: Size) -> Size:
         """Return the size itself if it is small enough, otherwise the fitted size."""
+        # Enlarging is left to the map of the augmentation: a larger image in the cache would hold no more detail.
         return size if max(size) < self.side else fitted_size(*size, self.side)
 
     def method(self, size: Size) -> int:
@@ -75,6 +76,7 @@ class Fitted:
     @property
     def key(self) -> str:
         """See ``Sizing.key``."""
+        # Exact and fast decoding give other pixels, so their images must not meet in one cache folder.
         return f"{self.side}x" if self.exact else f"{self.side}xf"
 
     def reduction(self, size: Size) -> int:
@@ -144,6 +146,7 @@ class AtLeast:
 
 def _reduction(pixels: int, side: int) -> int:
     reduce = 1
+    # libjpeg decodes at a half, a quarter and an eighth of the size, each for a fraction of the work.
     while reduce < 8 and pixels >= 2 * reduce * side:
         reduce *= 2
     return reduce

@@ -1,8 +1,6 @@
 """Convert a detection data set to another format: COCO JSON, Pascal VOC XML or YOLO text files.
 
-The unchanged content of the annotation files (:class:`mtrain.tasks.detection.annotations.AnnotatedImage`) is written, not the
-boxes cleaned for training: boxes that leave their image, have no area or are repeated are kept. COCO holds
-everything; VOC has no areas and marks crowds ``difficult``; YOLO has neither."""
+COCO holds everything; VOC has no areas and marks crowds ``difficult``; YOLO has neither."""
 
 import json
 import os
@@ -66,8 +64,13 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, im
         folder.mkdir(parents=True, exist_ok=True)
         used_names: set[PurePosixPath] = set()
         for name, annotations in splits.items():
+            # YOLO's images lie in a folder for each split; those of the other formats share one, where names must not
+            # meet.
             if form == "yolo":
                 used_names = set()
+            # ``images`` holds what the files say, and ``samples`` what training makes of it: a conversion keeps boxes
+            # that leave
+            # their image, have no area or are repeated.
             placed = [_Placed(image, _free_name(image, used_names)) for image in annotations.images]
             for item in placed:
                 _place(item, folder / IMAGES[form].format(split=name), images)
@@ -81,6 +84,7 @@ def _free_name(image: AnnotatedImage, used_names: set[PurePosixPath]) -> PurePos
     """Return the image's own file name, with a number if another image's differs only in folder or suffix."""
     own = PurePosixPath(image.path.name)
     name, number = own, 1
+    # Without the suffix, because a label file is named by the stem: a.jpg and a.png would share one.
     while name.with_suffix("") in used_names:
         number += 1
         name = own.with_stem(f"{own.stem}-{number}")
@@ -103,6 +107,7 @@ def _place(item: _Placed, folder: Path, how: Placing) -> None:
 
 def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
     numbers = {item.image.image_id: number for number, item in enumerate(placed, start=1)}
+    # COCO's format has whole numbers as ids; images whose ids are texts get new ones.
     keeps_ids = all(isinstance(item.image.image_id, int) for item in placed)
     content = dict(annotations.ground_truth)
     for image, item in zip(content["images"], placed, strict=True):
@@ -151,6 +156,7 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
         (labels / f"{item.name.stem}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     file = folder / "data.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
+    # Both splits stand in one file, so what the first one has written is kept.
     content = {**content, split: f"images/{split}", "names": dict(enumerate(annotations.class_names))}
     file.write_text(dump(content), encoding="utf-8")
 

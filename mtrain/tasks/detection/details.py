@@ -63,8 +63,7 @@ def _chart(title: str, series: list[Series], *, note: str) -> Chart:
 def confusion_counts(scored: Scored, *, max_detections: int) -> NDArray[np.int64]:
     """Return (C + 1, C + 1) the number of objects by true and predicted class; the last of each is ``NOTHING``.
 
-    faster-coco-eval matches predictions of any class with objects. Crowds, and predictions that belong to one, count
-    nowhere.
+    Crowds, and predictions that belong to one, count nowhere.
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
@@ -80,12 +79,15 @@ def confusion_counts(scored: Scored, *, max_detections: int) -> NDArray[np.int64
         evaluation = COCOeval_faster(
             reference, predictions, "bbox", extra_calc=True, print_function=_ignore, rle_iou_max_workers=1
         )
+        # A prediction may belong to an object of another class: that is what the matrix shows.
         evaluation.params.useCats = 0
         evaluation.params.iouThrs = np.array([IOU])
+        # One range of areas: with COCO's four, each pair would be matched four times.
         evaluation.params.areaRng = [[0, 1e10]]
         evaluation.params.maxDets = [max_detections]
         evaluation.evaluate()
         evaluation.accumulate()
+        # With ``extra_calc``, faster-coco-eval names each match "prediction_object".
         matched = {int(d): int(g) for d, g in (pair.split("_") for pair in evaluation.eval["matched"])}
     crowds = {number for number, truth in reference.anns.items() if truth.get("iscrowd")}
     hit = set(matched.values())

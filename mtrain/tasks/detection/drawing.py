@@ -19,8 +19,8 @@ from mtrain.tasks.detection.source import DetectionSource
 
 
 def class_colour(label: int) -> tuple[int, int, int]:
-    """Return a bright RGB colour; neighbouring labels differ strongly (steps of the golden angle around the hue
-    circle)."""
+    """Return a bright RGB colour."""
+    # Steps of the golden angle around the hue circle: neighbouring labels differ strongly, for any number of classes.
     red, green, blue = colorsys.hsv_to_rgb((0.02 + label * 0.381966) % 1.0, 0.85, 1.0)
     return int(red * 255), int(green * 255), int(blue * 255)
 
@@ -51,8 +51,10 @@ def draw_boxes(
 def _label(canvas: Pixels, text: str, corner: tuple[int, int], *, colour: tuple[int, int, int], scale: float) -> None:
     width, height, baseline = text_size(text, scale=scale)
     x = min(max(corner[0], 0), max(canvas.shape[1] - width - 2, 0))
+    # Above the box, but inside of it where the image ends there.
     y = corner[1] if corner[1] - height - baseline >= 0 else corner[1] + height + baseline
     cv2.rectangle(canvas, (x, y - height - baseline), (x + width + 2, y), colour, cv2.FILLED)
+    # The luma of ITU-R BT.601, so that text is readable on yellow as on blue.
     is_dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
     text_colour = (255, 255, 255) if is_dark else (0, 0, 0)
     put_text(canvas, text, (x + 1, y - baseline // 2 - 1), scale=scale, colour=text_colour)
@@ -75,13 +77,11 @@ def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int 
 
 
 def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Pixels:
-    """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row.
-
-    Each is drawn as a sample of another update, so that all sides and interpolations can be seen.
-    """
+    """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row."""
     count = min(limit, len(source))
     images, captions = [], []
     for update, index in enumerate(np.linspace(0, len(source) - 1, count).astype(int).tolist()):
+        # Each as a sample of another update, so that all sides and interpolations can be seen.
         item = source.sample(0, index, update=update)
         assert item.image is not None
         side = len(item.image)

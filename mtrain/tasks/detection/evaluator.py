@@ -64,6 +64,8 @@ class CocoEvaluator:
         of the network input, score, class index.
         """
         for index, scale_pad, boxes in zip(batch["index"], batch["scale_pad"], predictions, strict=True):
+            # The last micro batches are filled up with the first samples (``core.samples.sampler.Padded``), which
+            # count once.
             if int(index) not in self._predictions:
                 sample = self._annotations.samples[int(index)]
                 self._predictions[int(index)] = to_image(boxes, scale_pad, width=sample.width, height=sample.height)
@@ -82,12 +84,15 @@ class CocoEvaluator:
             return {}
         predictions = merge(partials)
         self._predicted = sum(map(len, predictions.values()))
+        # COCO's metrics count no others, and the evaluation spends most of its time on them where a model predicts
+        # much.
         counted = max(self._max_detections, COCO_DETECTIONS)
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
         found = FoundBoxes(self._annotations, best)
         truth = dict(self._annotations.ground_truth)
         if self._only is not None:
             known = {self._annotations.samples[index].image_id for index in self._only}
+            # Objects of images that nobody predicted would count as missed.
             truth["images"] = [image for image in truth["images"] if image["id"] in known]
             truth["annotations"] = [box for box in truth["annotations"] if box["image_id"] in known]
         self._metrics, self.last = score(truth, found, iou_type="bbox", max_detections=self._max_detections)
@@ -138,10 +143,7 @@ def merge(partials: Sequence[Mapping[int, Detections]]) -> dict[int, Detections]
 
 
 def best_of_classes(detections: Detections, count: int) -> Detections:
-    """Return the ``count`` predictions of each class with the best scores, in their order; of equal scores the first ones.
-
-    COCO's metrics count no others, and the evaluation spends most of its time on them where a model predicts much.
-    """
+    """Return the ``count`` predictions of each class with the best scores, in their order; of equal scores the first ones."""
     if len(detections) <= count:
         return detections
     by_class = np.lexsort((-detections[:, 4], detections[:, 5]))  # of equal class and score, the first one comes first
@@ -165,10 +167,7 @@ def results_json(annotations: Annotations, predictions: Mapping[int, Detections]
 
 
 class FoundBoxes:
-    """Implements ``Found`` for the predictions of ``merge``, with the annotation file's own ids.
-
-    Each is made anew when it is read: in COCO's form a prediction takes ten times the memory that it takes in an array.
-    """
+    """Implements ``Found`` for the predictions of ``merge``, with the annotation file's own ids."""
 
     def __init__(self, annotations: Annotations, predictions: Mapping[int, Detections]) -> None:
         """Keep the predictions, which must not change."""
@@ -177,6 +176,9 @@ class FoundBoxes:
         self._image_ids = [annotations.samples[index].image_id for index in predictions]
         labels = [detections[:, 5].astype(np.int64) for detections in self._predictions]
         all_labels = np.concatenate([np.zeros(0, np.int64), *labels])
+        # Only an order is kept, and each prediction is made anew when it is read: in COCO's form one takes ten times
+        # the
+        # memory that it takes in an array. Stable, so that those of one image stay in their order.
         self._by_label = np.argsort(all_labels, kind="stable")
         self._labels_in_order = all_labels[self._by_label]
         self._ends = np.cumsum([len(detections) for detections in self._predictions], dtype=np.int64)

@@ -62,10 +62,7 @@ class NoCache:
 
 
 class RamCache:
-    """A cache in anonymous shared memory, one place per image: workers forked later fill and read the same pages.
-
-    Pages are allocated when first written. A flag per image is set after its bytes; two workers that fill a place
-    at the same time write equal bytes."""
+    """A cache in anonymous shared memory, one place per image: workers forked later fill and read the same pages."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         """``shapes``: (height, width) of every image.
@@ -85,6 +82,7 @@ class RamCache:
                 f"data.cache: ram needs {total / 2**30:.1f} GiB for {len(shapes)} images, "
                 f"{free / 2**30:.1f} GiB are available; use disk or none, or a smaller data.image_size"
             )
+        # Pages are allocated when they are first written, so a cache that never fills takes no memory.
         self._bytes = shared_bytes(total)
         self._ready = shared_bytes(len(shapes))
 
@@ -95,6 +93,8 @@ class RamCache:
     def put(self, index: int, image: NDArray[np.uint8]) -> None:
         """Copy the image into its place."""
         self._place(index)[...] = image
+        # After the bytes: whoever sees the flag sees the image. Two workers at once write equal bytes, so no lock is
+        # needed.
         self._ready[index] = 1
 
     def _place(self, index: int) -> NDArray[np.uint8]:
@@ -118,6 +118,7 @@ class DiskCache:
         """Return the stored image; a missing or damaged file counts as absent."""
         sample = self._samples[index]
         try:
+            # Any fault counts as absent: the image is then read again, and its file is replaced.
             with open_file(self._file(sample)) as content:
                 image = np.load(content, allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
@@ -125,7 +126,7 @@ class DiskCache:
         return image if isinstance(image, np.ndarray) and image.dtype == np.uint8 else None
 
     def put(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Write to a temporary file and rename it, so that no reader sees an incomplete file.
+        """Write the image to the folder.
 
         Raises:
             DataError: the folder cannot be written, e.g. the disk is full.
@@ -137,6 +138,7 @@ class DiskCache:
             handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
             with os.fdopen(handle, "wb") as file:
                 np.save(file, image, allow_pickle=False)
+            # Renamed when it is complete, so that no other process reads half a file.
             Path(temporary).replace(target)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -147,6 +149,7 @@ class DiskCache:
 
     def _file(self, sample: Sample) -> Path:
         status = sample.path.stat()
+        # With the time and size of the source file: an image that was replaced must not come back from the cache.
         key = f"{sample.path.resolve()}|{status.st_mtime_ns}|{status.st_size}|{self._kind}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         return self._folder / f"{digest}.npy"
@@ -219,11 +222,13 @@ class Images:
 
     def _top(self, index: int, rows: int) -> NDArray[np.uint8] | None:
         """Decode the first rows alone where that gives the same pixels, and saves time; else return None."""
+        # A file that was never decoded whole may be damaged below these rows, and a cache wants whole images.
         if not self._sound[index] or not isinstance(self._cache, NoCache):
             return None
         sample, original = self._samples[index], self.original_size(index)
         reduce = self._sizing.reduction(original)
         width, height = (-(-side // reduce) for side in original)
+        # A resize after decoding would mix in the rows that are missing.
         if rows > TOP_SHARE * height or self._sizing.size_for(original) != (width, height):
             return None
         return decode_top(sample.path, size=original, rows=rows, reduce=reduce)

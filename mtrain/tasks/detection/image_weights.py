@@ -37,6 +37,7 @@ class ImageWeights:
     def at(self, metrics: Mapping[str, float]) -> NDArray[np.float64]:
         """Return the weights (images,) after an evaluation with these metrics; before the first one they are empty."""
         overall = metrics.get("AP", 0.0)
+        # A class that the evaluation split lacks has no AP of its own: the mean over classes stands for it.
         precision = np.array([metrics.get(f"AP/{name}", overall) for name in self._names], dtype=np.float64)
         lacking = np.maximum((1.0 - np.clip(precision, 0.0, 1.0)) ** 2, LEAST)
         of_class = lacking / np.maximum(self._boxes, 1)

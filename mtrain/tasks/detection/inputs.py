@@ -79,6 +79,7 @@ class LetterboxTraining:
         epoch, _, index = key
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
         image = index % len(self.images)
+        # A repetition of an image in one epoch has a higher index, so its augmentation is drawn anew.
         return self._augmenter.draw(rng, image, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
 
 
@@ -88,6 +89,8 @@ class StretchTraining:
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
         self.largest = max(sides_of(spec, image_size=side))
+        # The smallest crop must still have as many pixels as the input; below a tenth of the image, memory counts
+        # more.
         self.images = Images(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
         self._spec = spec
         self._image_size = side
@@ -184,6 +187,7 @@ class Transformed:
         """Raises: ``DataError`` if the reference gives no pipeline, or one whose results do not repeat."""
         self.images, self.largest = view.images, view.largest
         self._view, self._seed = view, seed
+        # Boxes are cut at the same distance from the edge as by the view itself, which has cut them once.
         self._edge_px = EDGE_PX if isinstance(view, LetterboxTraining) else 0.0
         self._pipeline = Pipeline(reference, boxes=True)
         need_repeatable(self._draw_image, len(self.images), reference)
@@ -245,6 +249,7 @@ class Augmenter:
 
         """
         spec, side = self._spec, len(out)
+        # The number is drawn in either case: closing mosaics must not shift what later draws give.
         if rng.random() < spec.mosaic and mosaics:
             boxes, labels = self._mosaic(rng, index, out)
             if rng.random() < spec.mixup:

@@ -20,6 +20,7 @@ def statistics(annotations: Annotations, *, image_size: int, stretch: bool = Fal
     number of images.
     """
     sizes = [
+        # Letterboxing keeps an image's shape, so one factor holds for both axes; stretching has a factor for each.
         (targets[:, 2:] - targets[:, :2]).astype(np.float64) * (image_size / (size if stretch else size.max()))
         for sample in annotations.samples
         for targets, size in [(sample.targets[0], np.array([sample.width, sample.height]))]

@@ -93,6 +93,7 @@ def without_boxes(files: Sequence[Path], *, class_names: Sequence[str], category
         DataError: some cannot be read; they are listed.
     """
     images, problems = [], []
+    # Only the header is read: the size is needed before the first image is decoded.
     for number, file in enumerate(sorted(files), start=1):
         try:
             width, height = probe(file)

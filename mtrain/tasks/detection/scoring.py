@@ -1,9 +1,4 @@
-"""Score detections by the metrics of COCO with faster-coco-eval, a few classes at a time.
-
-Its evaluation keeps about a kilobyte for each pair of an image and a class, also where the image has neither an object nor
-a prediction of that class: gigabytes for tens of thousands of images. No class has anything to do with the scores of another,
-so a few are scored at a time, on the images that have any of them, with the same bits.
-"""
+"""Score detections by the metrics of COCO with faster-coco-eval, a few classes at a time."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,6 +120,11 @@ def _curves(
 ) -> Curves | None:
     """Evaluate a few classes at a time, and join what is found; None where no class has an object or a prediction."""
     category_ids = sorted({category["id"] for category in dataset["categories"]})
+    # faster-coco-eval keeps about a kilobyte for each pair of an image and a class, also where the image has neither
+    # an
+    # object nor a prediction of the class: gigabytes for tens of thousands of images. No class has anything to do
+    # with the
+    # scores of another, so a few are scored at a time, on the images that have any of them, with the same bits.
     at_once = max(1, MOST_PAIRS // max(1, len(dataset["images"])))
     objects: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in category_ids}
     for annotation in dataset["annotations"]:

@@ -64,8 +64,7 @@ def need_bounded_images(annotations: Annotations, *, max_pixels: int) -> None:
 def divide_split(annotations: Annotations, share: float, *, seed: int) -> tuple[Annotations, Annotations]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
-    A hash of ``seed`` and its name decides an image's part, so it is the same on every host and for any order of
-    listing, and most images keep their part when others are added.
+    The parts are the same on every host and for any order of listing.
 
     Raises:
         DataError: there are fewer than two images.
@@ -73,6 +72,7 @@ def divide_split(annotations: Annotations, share: float, *, seed: int) -> tuple[
     images = annotations.images
     if len(images) < 2:
         raise DataError(f"data.split: {len(images)} images cannot be divided; give at least two, or leave it out")
+    # A hash of the name decides, and not the position: most images keep their part when others are added.
     ranked = sorted(images, key=lambda image: _rank(image, seed))
     count = min(max(round(share * len(images)), 1), len(images) - 1)
     notes = annotations.notes

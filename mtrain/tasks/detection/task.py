@@ -26,6 +26,7 @@ class DetectionTask(ImageTask):
     """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
+    # Methods import what needs numpy or an image library: a plan is printed, and a spec checked, without them.
     kind = "detection"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": DetectionDataSpec, "evaluate": DetectionEvaluateSpec}
 
@@ -59,6 +60,8 @@ class DetectionTask(ImageTask):
         """See ``TaskKind.varied``: the images, and mirrored and smaller copies of them."""
         from mtrain.data.images.varied import vary_images
 
+        # (mirrored, scale) of each copy. A smaller copy has sides of its own, which a model without a step cannot
+        # take.
         kinds = ((False, 1.0), (True, 0.83), (False, 0.67)) if step else ((False, 1.0), (True, 1.0))
         copies = vary_images(batch["images"], kinds, step=step)
         return [({**batch, "images": images}, variation) for images, variation in copies]
@@ -176,6 +179,7 @@ class DetectionTask(ImageTask):
 
         for split, annotations in self._splits().items():
             yield split, f"{split} images with their boxes", annotations_grid(annotations, limit=limit)
+        # A few drawings must not fill a cache of the whole split.
         settings = self._section.model_copy(update={"cache": "none"})
         source = open_sources(settings, self._data.train, None, seed=self._spec.train.seed)["train"]
         grid = inputs_grid(source, self._data.class_names, limit=limit)

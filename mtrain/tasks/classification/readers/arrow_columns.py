@@ -1,8 +1,4 @@
-"""Images and labels in the columns of Arrow tables, as Hugging Face and others store them. Needs pyarrow.
-
-pyarrow is imported when a data set is read. It reads with one thread: loader processes are forked afterwards, and a
-thread does not survive that.
-"""
+"""Images and labels in the columns of Arrow tables, as Hugging Face and others store them. Needs pyarrow."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +28,7 @@ def pyarrow(module: str = "pyarrow", *, format_name: str) -> Any:
         DataError: it is not installed; the message says how to install it.
     """
     try:
+        # Imported when a data set is read: pyarrow is an optional dependency, and a plan is printed without it.
         return importlib.import_module(module)
     except ImportError as error:
         raise DataError(
@@ -71,6 +68,7 @@ class ColumnContents:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         value = self.chunks[number][row - int(self.starts[number])].as_py()
         if isinstance(value, Mapping):
+            # Hugging Face stores the content of an image file, or only its path where the set was not copied.
             if value.get("bytes") is None and isinstance(value.get("path"), str):
                 return read_image(self.folders[number] / value["path"])
             value = value.get("bytes")
@@ -132,6 +130,7 @@ class Expansion:
             DataError: All of them take too much memory; the message says how much.
         """
         self._rows += rows
+        # Arrow allocates outside of Python's heap, so its own count is taken, and rows in Python are estimated.
         taken = self._arrow.total_allocated_bytes() - self._before + self._rows * ROW_BYTES
         if taken > self._limit:
             raise DataError(
@@ -163,6 +162,7 @@ def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path)
     holding = [field.name for field in schema if _holds_images(field.type)]
     images = of_type["Image"] or holding
     labels = of_type["ClassLabel"] or [name for name in ("label", "labels") if name in schema.names]
+    # Metadata are explicit, so they come before a guess by type and name; the spec comes before both.
     image = _only(images, image, schema.names, what="image_column", file=file)
     label = _only(labels, label, schema.names, what="label_column", file=file)
     if image not in holding:
@@ -224,9 +224,11 @@ def label_rows(
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the labels of a column. Of a dictionary, rows share the value: it may be long."""
+    """Return the labels of a column."""
     if not hasattr(column, "dictionary"):
         return list(column.to_pylist())
+    # Rows share the values of a dictionary: one may be long, and ``to_pylist`` of the column would copy it for each
+    # row.
     known = column.dictionary.to_pylist()
     return [None if number is None else known[number] for number in column.indices.to_pylist()]
 
@@ -238,6 +240,7 @@ def _numbers(
         texts = ["" if value is None else str(value) for value in values]
         return number_classes(texts, names, origin=lambda place: origins[place])
     own = columns.class_names
+    # Hugging Face's ClassLabel writes -1 for a row without a label, as in public test splits.
     problems = [
         f"{origins[place]}: {'no label' if value is None or value == -1 else f'label {value}'}"
         for place, value in enumerate(values)
@@ -249,6 +252,7 @@ def _numbers(
             f"leave these rows out, or name another split:\n{listed(problems)}"
         )
     class_names = order_names(own, names, where=f"the metadata of the column {columns.label!r}")
+    # The metadata number the classes in an order of their own, which data.names may change.
     order = np.array([class_names.index(name) for name in own], dtype=np.int64)
     return class_names, order[np.array(values, dtype=np.int64)]
 

@@ -61,6 +61,7 @@ class CsvLabels(Dataset):
         )
         rows = [(file, row) for file in files for row in self._rows(file)]
         folders = {file: file.parent if request.images is None else root / request.images for file in files}
+        # Tables that were written under Windows separate folders by backslashes.
         paths = [str(folders[file] / row.fields[0].replace("\\", "/")) for file, row in rows]
         _need_each_once(rows, paths)
 
@@ -97,6 +98,7 @@ def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> N
     first: dict[str, int] = {}
     problems: list[str] = []
     for place, path in enumerate(paths):
+        # Twice the same image may have two labels, and ``data.split`` could put one into each part.
         earlier = first.setdefault(path, place)
         if earlier != place:
             (file, row), (earlier_file, earlier_row) = rows[place], rows[earlier]

@@ -90,6 +90,7 @@ def _files(root: Path, value: str | None, split: Split) -> list[Path]:
             f"data.{split}: {root} is one Dataset without splits; divide it with data.split=0.2, or save a DatasetDict with "
             "train and validation"
         )
+    # Dividing the training split of a set that has an evaluation split would mix the two without a word.
     if split == "all":
         words: Sequence[str] = ("train",)
         own = [word for word in FOLDERS_OF["val"] if _of_folder(root / word)]
@@ -129,6 +130,7 @@ def _of_folder(folder: Path) -> list[Path]:
         names = [str(entry["filename"]) for entry in content["_data_files"]]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
         raise DataError(f"{state}: not the state of a saved Dataset ({error}); save the data set again") from error
+    # A name with a folder in it would lead to files outside of the data set.
     odd = [name for name in names if Path(name).name != name]
     if odd or not names:
         given = f"names {odd[0][:200]!r}" if odd else "names no file"
@@ -143,6 +145,7 @@ def _open_reader(arrow: Any, file: Path, fields: Sequence[int] | None = None) ->
     with damage_named(file, kind="Arrow"):
         with open_file(file) as start:
             is_file_format = start.read(len(_FILE_FORMAT)) == _FILE_FORMAT
+        # One thread: loader processes are forked afterwards, and a thread of pyarrow does not survive that.
         options = arrow.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
         source = arrow.memory_map(str(file))
         open_reader = arrow.ipc.open_file if is_file_format else arrow.ipc.open_stream
@@ -150,10 +153,12 @@ def _open_reader(arrow: Any, file: Path, fields: Sequence[int] | None = None) ->
 
 
 def _batches(arrow: Any, file: Path, columns: Columns, rows: Expansion) -> list[Any]:
-    """Return the record batches of a file with the two columns. Others are not read: they may be large, or nested."""
+    """Return the record batches of a file with the two columns."""
     with damage_named(file, kind="Arrow"):
         names = _open_reader(arrow, file).schema.names
+        # Other columns are not read: they may be large, or nested.
         reader = _open_reader(arrow, file, [names.index(columns.image), names.index(columns.label)])
+        # The file format has a list of its batches; the streaming format is read up to its end.
         several = (
             map(reader.get_batch, range(reader.num_record_batches)) if hasattr(reader, "num_record_batches") else reader
         )

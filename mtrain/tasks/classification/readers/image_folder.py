@@ -64,6 +64,8 @@ class ImageFolder(Dataset):
             class_names=class_names,
             origins=origins,
             keys=Texts.of(
+                # Relative to the root, because hosts may keep the set in different places, and ``data.split`` hashes
+                # these keys.
                 path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix() for path in paths
             ),
             notes=notes,
@@ -101,6 +103,7 @@ def _class_folders(folder: Path, split: Split) -> dict[str, Path]:
     folders = {
         entry.name: entry
         for entry in folder.iterdir()
+        # macOS adds ``__MACOSX`` to archives. A link back to a folder above would be a class that holds all others.
         if not entry.name.startswith((".", "__MACOSX")) and os.path.isdir(entry) and not leads_around(entry, folder)
     }
     if not folders:
@@ -113,6 +116,7 @@ def _class_folders(folder: Path, split: Split) -> dict[str, Path]:
 
 def _agreeing(names: Sequence[str], classes: dict[str, Path], folder: Path, split: Split) -> tuple[str, ...]:
     unknown = sorted(set(classes) - set(names))
+    # An evaluation split may lack classes; one that lacks in training could never be learnt.
     missing = [name for name in names if name not in classes] if split != "val" else []
     if not unknown and not missing and len(set(names)) == len(names):
         return tuple(names)

@@ -15,9 +15,8 @@ def number_classes(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names in label order, and the number of each of ``labels``.
 
-    Without ``names`` the classes are all labels that occur, in alphabetical order, numbers in the order of their
-    values. With ``names``, each label is one of them; labels that are all whole numbers count the names from 0, unless
-    one of the numbers is itself a name.
+    Without ``names`` the classes are all labels that occur, in order. With ``names``, each label is one of them, or
+    labels are whole numbers that count the names from 0.
 
     Args:
         labels: The label of each sample.
@@ -31,8 +30,10 @@ def number_classes(
     distinct = set(labels) - {""}
     are_numbers = bool(distinct) and all(label.isascii() and label.isdecimal() for label in distinct)
     if names is None:
+        # Numbers by their value: in alphabetical order, 10 would come before 9.
         names = sorted(distinct, key=lambda label: (int(label), label)) if are_numbers else sorted(distinct)
         numbers = {name: number for number, name in enumerate(names)}
+    # Unless one of the numbers is itself a name, as where the classes are called 1 to 10: then labels are names.
     elif are_numbers and not distinct & set(names):
         numbers = {label: int(label) for label in distinct if int(label) < len(names)}
     else:
@@ -52,5 +53,7 @@ def number_classes(
 
 
 def _meant(label: str, names: Sequence[str]) -> str:
+    # difflib compares a label with every name, which takes long where a file of a large set has wrong labels
+    # throughout.
     near = difflib.get_close_matches(label[:100], names, n=1, cutoff=0.6) if len(names) <= 1000 else []
     return f"; did you mean {near[0]!r}?" if near else ""

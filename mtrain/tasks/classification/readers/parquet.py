@@ -43,9 +43,6 @@ class Parquet(Dataset):
 
     ``train*.parquet`` and ``val*.parquet`` (or ``validation-...``) anywhere below ``data.root``; ``data.train`` and
     ``data.val`` name files, folders or patterns; ``data.split`` divides one set. Needs pyarrow.
-
-    Parquet compresses rows in groups, and training reads rows in random order. So the column of images, as
-    encoded files, is held in memory by each rank.
     """
 
     kind: ClassVar[str] = "classification"
@@ -73,6 +70,8 @@ class Parquet(Dataset):
         for file, content in opened:
             if not set(content.schema_arrow.names) >= {columns.image, columns.label}:
                 raise DataError(f"{file}: no columns {columns.image!r} and {columns.label!r}, which {first.name} has")
+        # Parquet compresses rows in groups, and training reads rows in random order. So the column of images, as
+        # encoded files, is held in memory by each rank.
         _need_memory(opened, columns)
         limit = limit_of(sum(file.stat().st_size for file in files))
         with bounded_reading(_several(files), limit, remedy=DAMAGED):
@@ -89,12 +88,11 @@ def _open_table(parquet: Any, file: Path) -> Any:
 
 
 def _read(parquet: Any, file: Path, content: Any, columns: Columns, rows: Expansion) -> list[Any]:
-    """Read the two columns of a file in batches.
-
-    A dictionary holds each value once, and one image may be repeated in a million rows: it stays a dictionary.
-    """
+    """Read the two columns of a file in batches."""
     with damage_named(file, kind="Parquet"):
+        # A dictionary holds each value once, and one image may be repeated in a million rows: it stays a dictionary.
         content = parquet.ParquetFile(file, memory_map=True, read_dictionary=_dictionaries(content, columns))
+        # One thread: loader processes are forked afterwards, and a thread of pyarrow does not survive that.
         return rows.add_up(content.iter_batches(BATCH, columns=[columns.image, columns.label], use_threads=False))
 
 
@@ -108,6 +106,8 @@ def _dictionaries(content: Any, columns: Columns) -> list[str]:
             chunk = group.column(place)
             if chunk.path_in_schema.split(".")[0] in (columns.image, columns.label):
                 is_bytes = chunk.physical_type == "BYTE_ARRAY"
+                # One row group with a dictionary is enough: a writer gives it up in later groups, where it grows too
+                # large.
                 found[chunk.path_in_schema] = is_bytes and (
                     chunk.has_dictionary_page or found.get(chunk.path_in_schema, False)
                 )
@@ -127,6 +127,7 @@ def _need_memory(opened: Sequence[tuple[Path, Any]], columns: Columns) -> None:
             wanted += sum(
                 chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == columns.image
             )
+    # The metadata say the size before compression, so this is known before anything is read.
     free = available_bytes()
     if wanted > SHARE * free:
         raise DataError(

@@ -112,6 +112,7 @@ class _Origins(Sequence[str]):
         if isinstance(index, slice):
             return [self[each] for each in range(len(self))[index]]
         key = self.keys[index]
+        # Keys are unique within a shard alone, so they begin with its name; the path that is shown has that already.
         return f"{self.files[int(self.file_numbers[index])]} {key.partition('/')[2]}"
 
 
@@ -201,6 +202,7 @@ class WebDataset(Dataset):
         places = {"file_numbers": file_numbers, "offsets": offsets, "sizes": sizes}
         arrays = {name: np.frombuffer(each, np.int64) for name, each in places.items()} | dict(keys.close().arrays)
         origins = _Origins(files, arrays["file_numbers"], Texts(arrays))
+        # Classes are numbered after all shards are read: without data.names, the last one may bring a new class.
         class_names, numbers = number_classes(labels, request.names, origin=lambda place: origins[place])
         facts = {"files": [str(file) for file in files], "class_names": class_names}
         return _split_of({**arrays, "labels": numbers}, facts)
@@ -249,6 +251,7 @@ def _samples(file: Path, problems: list[str]) -> Iterator[_Sample]:
                 yield sample
                 finished.add(sample.key)
             sample = _Sample(key)
+            # A sample ends where another begins: members that come later would be a second sample with the same name.
             if key in finished:
                 problems.append(f"{file}: {key[:200]}: its members are not beside each other")
         if extension in sample.members:
@@ -289,9 +292,11 @@ def _read_place(file: Path, place: Place, *, limit: int) -> bytes:
     offset, size = place
     if size > limit:
         raise OSError(None, f"{size} bytes, more than the {limit} that are read")
+    # Without O_NONBLOCK, a named pipe in the place of a shard would let this wait for ever.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         content = b""
+        # ``pread`` may return less than it was asked for.
         while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
             content += more
     finally:

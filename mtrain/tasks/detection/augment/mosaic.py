@@ -38,6 +38,8 @@ class Layout:
 
 def alone(index: int, size_of: Callable[[int], Size], side: int) -> Layout:
     """Place one image, letterboxed."""
+    # The sizes are those of the fitted image: geometry alone, so that nothing is decoded which the output does not
+    # show.
     width, height = size_of(index)
     return Layout(side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),))
 
@@ -56,25 +58,22 @@ def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
 
 def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
     """Place one image in the middle and eight around it like the vanes of a windmill; keep a random window of twice
-    the side.
-
-    Each of the four side images touches the middle one and is aligned with one of its corners: the top image with
-    its left edge, the right one with its top edge, the bottom one with its right edge, the left one with its bottom
-    edge. Each corner image continues its side image outwards.
-    """
+    the side."""
     sizes = [size_of(index) for index in indices]
     x0 = y0 = side
     x1, y1 = x0 + sizes[0][0], y0 + sizes[0][1]
+    # Each of the four side images touches the middle one and is aligned with one of its edges, and each corner image
+    # continues its side image outwards: so images of any shapes never overlap.
     corners = [
-        (x0, y0),
-        (x0, y0 - sizes[1][1]),
-        (x0 + sizes[1][0], y0 - sizes[2][1]),
-        (x1, y0),
-        (x1, y0 + sizes[3][1]),
-        (x1 - sizes[5][0], y1),
-        (x1 - sizes[5][0] - sizes[6][0], y1),
-        (x0 - sizes[7][0], y1 - sizes[7][1]),
-        (x0 - sizes[8][0], y1 - sizes[7][1] - sizes[8][1]),
+        (x0, y0),  # the middle
+        (x0, y0 - sizes[1][1]),  # top, aligned with the left edge
+        (x0 + sizes[1][0], y0 - sizes[2][1]),  # beside the top, to the right
+        (x1, y0),  # right, aligned with the top edge
+        (x1, y0 + sizes[3][1]),  # below the right
+        (x1 - sizes[5][0], y1),  # bottom, aligned with the right edge
+        (x1 - sizes[5][0] - sizes[6][0], y1),  # beside the bottom, to the left
+        (x0 - sizes[7][0], y1 - sizes[7][1]),  # left, aligned with the bottom edge
+        (x0 - sizes[8][0], y1 - sizes[7][1] - sizes[8][1]),  # above the left
     ]
     shift_x, shift_y = (int(v) for v in rng.uniform(0, side, 2))
     return Layout(

@@ -1,10 +1,4 @@
-"""Render a layout and a map to pixels and boxes.
-
-In general every image is pasted on the canvas and the canvas is warped. Where the map only zooms and shifts
-(YOLOv5's default settings) each visible part of an image goes straight to its place in the output by one resize, a
-third of the cost; its edges land on whole pixels and its boxes take exactly the map of its pixels. Images that the
-output does not show are never decoded.
-"""
+"""Render a layout and a map to pixels and boxes. Images that the output does not show are never decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,10 +52,11 @@ class Axis:
 
 
 class Renderer:
-    """Draw layouts. Its canvas is reused, so that memory is allocated once per process."""
+    """Draw layouts."""
 
     def __init__(self, provider: ImageProvider) -> None:
         self._provider = provider
+        # Reused: a canvas of a mosaic takes megabytes, and would otherwise be allocated for each sample.
         self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
 
     def draw(
@@ -71,6 +66,11 @@ class Renderer:
 
         ``matrix`` takes canvas positions to output positions, ``zoom`` is its scale.
         """
+        # In general every image is pasted on the canvas, and the canvas is warped. Where the map only zooms and
+        # shifts, as
+        # with YOLOv5's defaults, each visible part goes straight to its place by one resize: a third of the cost. Its
+        # edges
+        # land on whole pixels, so its boxes take exactly the map of its pixels, which is not quite ``matrix``.
         if is_upright(matrix):
             shown, maps = self._draw_upright(layout, matrix, out)
             boxes, labels, owner = self._boxes(shown, layout.canvas)
@@ -115,6 +115,7 @@ class Renderer:
             width, height = self._provider.size(placement.index)
             left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, width)
             top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, height)
+            # Rows below ``bottom`` are not shown, and a JPEG's need not be decoded.
             image = self._provider.load(placement.index, rows=bottom)
             region = out[y[0] : y[1], x[0] : x[1]]
             size = (x[1] - x[0], y[1] - y[0])
@@ -131,6 +132,7 @@ class Renderer:
         shown = [p for p in layout.placements if _is_visible(p, layout.canvas, matrix, side)]
         for placement in shown:
             self._paste(placement, canvas)
+        # Without perspective the affine map does the same for less.
         if matrix[2, 0] or matrix[2, 1]:
             cv2.warpPerspective(canvas, matrix, (side, side), dst=out, borderValue=(FILL, FILL, FILL))
         else:
@@ -150,15 +152,13 @@ class Renderer:
 
 
 def _is_visible(placement: Placement, canvas: int, matrix: NDArray[np.float64], side: int) -> bool:
-    """Return False only if no pixel of the placement can reach the output: its mapped corners lie beyond one border.
-
-    Under perspective a corner may have no image, so every placement counts as visible.
-    """
+    """Return False only if no pixel of the placement can reach the output: its mapped corners lie beyond one border."""
     left, top = max(placement.left, 0), max(placement.top, 0)
     right, bottom = min(placement.left + placement.width, canvas), min(placement.top + placement.height, canvas)
     if right <= left or bottom <= top:
         return False
-    if matrix[2, 0] or matrix[2, 1]:
+    if matrix[2, 0] or matrix[2, 1]:  # under perspective a corner may have no image in the output
         return True
     x1, y1, x2, y2 = map_boxes(np.array([[left, top, right, bottom]], dtype=np.float64), matrix)[0]
+    # A margin of one pixel, because bilinear interpolation mixes a pixel with its neighbours.
     return bool(x2 >= -1 and y2 >= -1 and x1 <= side and y1 <= side)

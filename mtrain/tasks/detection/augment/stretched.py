@@ -1,10 +1,5 @@
 """Draw one training image stretched to a square: distort, expand, crop, flip, resize, in PP-YOLOE's order and ranges.
 
-Expansion and crop only choose the visible window of the image's plane; one resize brings the visible part of the
-image to its place in the output, and no larger canvas is painted. Colours are distorted after it, when there are
-fewest pixels, but by ``enhance`` before it, because its contrast depends on the whole image; those of the fill are not
-distorted.
-
 Positions are in pixels of the file's image unless a name says otherwise. Letters of shapes: A attempts, N boxes.
 """
 
@@ -65,6 +60,7 @@ def shared_by_update(spec: AugmentSpec, *, image_size: int, key: tuple[int, int,
     sides = sides_of(spec, image_size=image_size)
     if len(sides) == len(spec.interpolations) == 1:
         return sides[0], METHODS[spec.interpolations[0]]
+    # Drawn by update and not by sample: all samples of a micro batch need one side.
     rng = np.random.Generator(np.random.PCG64([*key, SHARED]))
     side = sides[int(rng.integers(len(sides)))]
     return side, METHODS[spec.interpolations[int(rng.integers(len(spec.interpolations)))]]
@@ -83,14 +79,14 @@ def expand(rng: np.random.Generator, spec: ExpandSpec, window: Window) -> Window
 def crop_window(rng: np.random.Generator, spec: CropSpec, window: Window, boxes_N4: NDArray[np.float64]) -> Window:
     """Return a part of ``window`` that overlaps some box by one of the thresholds and holds the centre of at least one.
 
-    Thresholds are drawn without repetition until one can be met. The window stays unchanged if none can be, if there
-    are no boxes, or if ``allow_no_crop`` is drawn.
+    The window stays unchanged if no threshold can be met, if there are no boxes, or if ``allow_no_crop`` is drawn.
     """
     if not len(boxes_N4):
         return window
     choices: list[float | None] = [*spec.thresholds]
     if spec.allow_no_crop:
         choices.append(None)
+    # Drawn without repetition: a threshold that could not be met is not tried again.
     for number in rng.permutation(len(choices)).tolist():
         threshold = choices[number]
         if threshold is None:
@@ -107,6 +103,7 @@ def _random_crops(rng: np.random.Generator, spec: CropSpec, window: Window) -> N
     """Draw (A, 4) xyxy crops, whole pixels inside ``window``."""
     scale = rng.uniform(spec.scaling[0], spec.scaling[1], spec.num_attempts)
     area = scale * scale
+    # An aspect ratio between the crop's area and its inverse keeps both sides within those of the window.
     low, high = np.maximum(spec.aspect_ratio[0], area), np.minimum(spec.aspect_ratio[1], 1 / np.maximum(area, 1e-9))
     root = np.sqrt(low + (high - low) * rng.random(spec.num_attempts))
     width = np.clip((window.width * scale * root).astype(int), 1, window.width)
@@ -153,6 +150,7 @@ class Stretcher:
         fractions, labels = self._images.boxes(index)
         boxes = fractions * np.array([width, height] * 2)
         change = None if spec.distort is None else drawn_distortion(rng, spec.distort)
+        # Expansion and crop only choose the visible window of the image's plane: no larger canvas is painted.
         window = Window(0, 0, width, height)
         if spec.expand is not None:
             window = expand(rng, spec.expand, window)
@@ -161,6 +159,7 @@ class Stretcher:
         scales, shifts = self._paint(index, window, out, change, method)
         before = boxes * scales + shifts
         after = np.clip(before, 0.0, float(len(out)))
+        # A box whose centre was cropped away shows too little of its object to be a target, as in SSD (section 2.2).
         keep = centres_inside(window.xyxy[None], boxes)[0] & survives(before, after)
         return finish(rng, spec, (after[keep], labels[keep]), out, edge_px=0.0)
 
@@ -183,9 +182,13 @@ class Stretcher:
         kept_width, kept_height = self._images.size(index)
         left, right, scale_x, shift_x = axes[0].source(x, 0, width, kept_width)
         top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, kept_height)
+        # Colours are distorted after the resize, when there are fewest pixels; but by ``enhance`` before it, because
+        # its
+        # contrast depends on the whole image. The fill's colour is never distorted.
         is_whole = self._spec.distort is not None and self._spec.distort.form == "enhance"
         image = self._images.load(index, rows=None if is_whole else bottom)
         if change is not None and is_whole:
+            # A copy, since the image may lie in the cache, where all loader processes read it.
             change(image := image.copy())
         region = out[y[0] : y[1], x[0] : x[1]]
         cv2.resize(image[top:bottom, left:right], (x[1] - x[0], y[1] - y[0]), dst=region, interpolation=method)

@@ -149,8 +149,6 @@ class TransformersDetector(Model):
     def config(self, class_names: Sequence[str]) -> Any:
         """Return the configuration as transformers has it, for these classes.
 
-        Positions are computed for the size of the images at hand, where a config names one size for evaluation.
-
         Raises:
             SpecError: There is none, or it is of another type of model.
         """
@@ -160,7 +158,10 @@ class TransformersDetector(Model):
             entries = self._given_entries()
             self._check_type(entries.pop("model_type", self.model_type))
             labels = dict(enumerate(class_names))
+            # Positions are computed for the size of the images at hand, where a config names one size for evaluation.
             own = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}, "eval_size": None}
+            # The classes are those of the data, and the precision is the job's: what a file says about them must not
+            # win.
             for name in ("num_labels", "dtype", "torch_dtype", "architectures"):
                 entries.pop(name, None)
             return AutoConfig.for_model(self.model_type, **{**entries, **own, "anchor_image_size": None})
@@ -176,12 +177,12 @@ class TransformersDetector(Model):
     def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
         """Return the detections of each image: float32 (K, 6) ``[x1, y1, x2, y2, score, class]``, best first.
 
-        Boxes are in pixels of the network's input. Each query may stand for several classes; nothing is suppressed,
-        because queries are trained to differ.
+        Boxes are in pixels of the network's input.
         """
         height, width = batch["images"].shape[1:3]
         sides = np.array([width, height, width, height], np.float32)
         pairs = zip(output["boxes"], output["scores"], strict=True)
+        # Each query may stand for several classes, and none is suppressed: queries are trained to differ.
         return [best(boxes_Q4 * sides, scores_QC, self.options.max_detections) for boxes_Q4, scores_QC in pairs]
 
     def check_libraries(self) -> None:
@@ -205,8 +206,6 @@ class TransformersDetector(Model):
     def _fit_queries(self, config: Any, image_size: int) -> None:
         """Lower the number of queries to that of the image's cells, among which the network chooses them.
 
-        The weights have the same shapes with fewer queries, except where each query has a vector of its own.
-
         Raises:
             SpecError: The spec says a larger number itself, or each query has a vector of its own.
         """
@@ -218,6 +217,7 @@ class TransformersDetector(Model):
                 f"model.options.config.num_queries: {config.num_queries} queries, and an image of {image_size} pixels has "
                 f"{cells} cells of which they are chosen; give config: {{num_queries: {cells}}} or fewer, or larger images"
             )
+        # The weights have the same shapes with fewer queries, where no query has a vector of its own.
         config.num_queries = cells
 
 

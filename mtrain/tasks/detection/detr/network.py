@@ -24,11 +24,13 @@ def adapt(module: Any) -> Any:
         if not isinstance(batch, Mapping):
             return own_forward(*arguments, **keywords)
         dtype = ops.dtype(next(module.parameters()))
+        # Detectors of this family take colours from 0 to 1, without a mean and a deviation.
         pixels = ops.permute_dims(ops.astype(batch["images"], dtype) / 255, (0, 3, 1, 2))
         if not module.training:
             output = own_forward(pixel_values=pixels)
             return {"boxes": corners(output.pred_boxes), "scores": ops.sigmoid(output.logits)}
         output = own_forward(pixel_values=pixels, labels=labels_of(batch["targets"], pixels))
+        # Backends that exchange gradients wait for one of every parameter on every rank.
         return {"total": output.loss + zero_gradients(module, batch), **parts(output.loss_dict)}
 
     module.forward = forward

@@ -151,6 +151,7 @@ def _category_numbers(categories: Sequence[CocoCategory], *, file: Path) -> tupl
     """Return a whole number for each category id, as the COCO evaluation requires, and a note if an id was none."""
     need_unique((category.id for category in categories), where=str(file), what="ids of categories")
     ids = [category.id for category in categories]
+    # COCO's evaluation takes numbers alone; exporters write "1", 1.0, or a name.
     if all(_is_whole(value) for value in ids):
         return {value: int(value) for value in ids}, []
     texts = ", ".join(show_value(value) for value in ids[:5]) + (", ..." if len(ids) > 5 else "")
@@ -176,6 +177,7 @@ def _classes(
     """Return names and numbers of the classes in label order."""
     ordered = sorted(categories, key=lambda category: numbers[category.id])
     raw_names = [str(category.id if category.name is None else category.name) for category in ordered]
+    # Two categories of one name stay two classes, which are told apart by their ids.
     unique_names = [f"{n} ({c.id})" if raw_names.count(n) > 1 else n for n, c in zip(raw_names, ordered, strict=True)]
     ids = dict(zip(unique_names, (numbers[category.id] for category in ordered), strict=True))
     class_names = order_names(unique_names, names, where=str(file))
@@ -209,6 +211,7 @@ def _image(
     image: CocoImage, annotations: Sequence[CocoAnnotation], folder: Path, labels: Mapping[Any, int]
 ) -> AnnotatedImage:
     path = folder / image.file_name
+    # Some exporters leave the sizes out, or write 0: then the image file tells.
     width, height = (image.width, image.height) if image.width and image.height else size_of(path)
     boxes = np.array([a.bbox for a in annotations], dtype=np.float64).reshape(-1, 4)
     areas = [a.area for a in annotations]
@@ -222,6 +225,7 @@ def _image(
         labels=np.array([labels[a.category_id] for a in annotations], dtype=np.int64),
         crowd=np.array([bool(a.iscrowd) for a in annotations], dtype=np.bool_),
         area=np.array(
+            # An area of its own is that of the outline, by which COCO calls an object small or large.
             [box[2] * box[3] if area is None else area for area, box in zip(areas, boxes, strict=True)],
             dtype=np.float64,
         ),

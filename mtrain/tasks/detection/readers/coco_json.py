@@ -1,8 +1,4 @@
-"""Check the content of a COCO annotation file (https://cocodataset.org/#format-data) against a schema.
-
-A correct file is decoded straight into records. Only a file with faults is read a second time, entry by entry, so
-that all of them can be reported with their place.
-"""
+"""Check the content of a COCO annotation file (https://cocodataset.org/#format-data) against a schema."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,6 +96,9 @@ def read_coco_json(file: Path) -> CocoContent:
     """
     content = _bytes_of(file)
     try:
+        # A correct file is decoded straight into records. One with faults is read a second time, entry by entry, so
+        # that
+        # all of them can be reported with their place.
         return _DECODER.decode(content.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # JSON in UTF-16, and NaN in an unused field, are accepted here; any fault is reported with its place.
@@ -160,6 +159,7 @@ def entry_name(key: str, place: int, entry: object) -> str:
 
 def show_value(value: object) -> str:
     """Format a value for messages, with bounded length."""
+    # Python refuses to print an integer of more than 4,300 digits (``sys.set_int_max_str_digits``).
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a number of more than 60 digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -82,6 +82,7 @@ class CsvBoxes(Dataset):
             except ValueError as error:
                 problems.append(f"{file}:{row.line}: {error}")
                 continue
+            # Also for a row without a box, which is an image to learn from: there is nothing to find on it.
             boxes.setdefault(folder / row.fields[0].replace("\\", "/"), []).extend(box)
         annotated = _images(boxes, root, problems)
         if problems:
@@ -108,6 +109,7 @@ def _box(row: Row, labels: Mapping[str, int]) -> list[tuple[float, ...]]:
     try:
         values = [float(corner) for corner in corners]
     except ValueError:
+        # NaN fails the comparison below, so that text and infinite numbers have one message.
         values = [math.nan]
     if not all(abs(value) < 1e9 for value in values):
         raise ValueError(f"corners {', '.join(corners)[:100]}; expected four numbers of pixels")

@@ -66,6 +66,7 @@ class Voc(Dataset):
                 "list of "
                 "image ids"
             )
+        # The names of all annotation files count, not those of one split: else labels would differ between splits.
         class_names = order_names(self._names(layout.xml_files), request.names, where=str(layout.place))
         return assemble(
             self._read_all(layout, {name: label for label, name in enumerate(class_names)}),
@@ -77,6 +78,7 @@ class Voc(Dataset):
     def _names(self, xml_files: Sequence[Path]) -> tuple[str, ...]:
         """Return the classes of all annotation files, in alphabetical order."""
         for file in xml_files:
+            # The second split of a job asks for the same files again.
             if file not in self._names_by_file:
                 self._names_by_file[file] = voc_class_names(file)
         return tuple(sorted(set().union(*(self._names_by_file[file] for file in xml_files))))

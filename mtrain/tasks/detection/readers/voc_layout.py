@@ -104,6 +104,7 @@ def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) 
 
 def _image_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
     """Return the id in a line: the whole line, or its first word if more columns follow, without a suffix."""
+    # Lists of VOC's challenges have a second column, 1 or -1; a name may have spaces, so the whole line comes first.
     for text in (line, line.split()[0]):
         path = Path(text.replace("\\", "/"))
         has_suffix = path.suffix.lower() in {*SUFFIXES, ".xml"}

@@ -1,8 +1,4 @@
-"""Read one annotation file of Pascal VOC safely: it is XML from an unknown source.
-
-The parser never resolves entities, loads nothing over the network and refuses documents with a type declaration, in
-which entity bombs ("billion laughs") are written. Its time grows linearly with the file.
-"""
+"""Read one annotation file of Pascal VOC safely: it is XML from an unknown source."""
 
 import io
 import math
@@ -81,6 +77,8 @@ def _root(file: Path, *, recover: bool = False) -> etree._Element:
     content = read_bytes(file, limit=MAX_BYTES)
     if not content.strip():
         raise ValueError("empty file")
+    # Entities are never resolved and nothing is loaded over the network. Together with the refusal of a document type
+    # below, in which entity bombs ("billion laughs") are written, the time grows linearly with the file.
     parser = etree.XMLParser(
         resolve_entities=False,
         no_network=True,
@@ -118,6 +116,7 @@ def _size(size: etree._Element, faults: list[str]) -> tuple[int, int]:
     sides = _numbers(size, ("width", "height"), faults)
     if not all(side.is_integer() for side in sides):
         faults.append(f"{size.sourceline}: <size> is {sides[0]:g} x {sides[1]:g}, expected whole numbers of pixels")
+    # Many tools write 0 x 0 for an unknown size.
     return max(int(sides[0]), 0), max(int(sides[1]), 0)
 
 
@@ -156,7 +155,8 @@ def _numbers(parent: etree._Element, tags: Sequence[str], faults: list[str]) -> 
 
 
 def _children(parent: etree._Element) -> dict[str, etree._Element]:
-    """Return the first child of each name. One pass costs far less than a search for each name."""
+    """Return the first child of each name."""
+    # One pass costs far less than a search for each name.
     children: dict[str, etree._Element] = {}
     for child in parent:
         children.setdefault(child.tag, child)

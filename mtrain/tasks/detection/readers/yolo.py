@@ -112,7 +112,8 @@ def places_of(
 
 
 def _base(root: Path, description: Mapping[str, Any]) -> Path:
-    """Return ``path`` of the description if that folder exists, else ``root``: data sets move, so it often does not."""
+    """Return ``path`` of the description if that folder exists, else ``root``."""
+    # Data sets move, and ``path`` stays behind: a folder that is not there is no error.
     base = root / str(description.get("path") or ".").replace("\\", "/")
     return base if os.path.isdir(base) else root
 
@@ -127,6 +128,7 @@ def _existing(entry: str, base: Path, root: Path, split: Split) -> Path:
     parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
     inside = [root.joinpath(*parts[start:]) for start in range(max(len(parts) - 1, 1))]
     literal = [base / entry, root / entry]
+    # Roboflow writes ``../train/images`` for a folder inside the data set, so that comes before the literal meaning.
     candidates = [*inside[:1], *literal] if entry.replace("\\", "/").startswith("../") else literal
     return first_existing([*candidates, *inside], what=f"images of the {split} split", key=f"data.{split}")
 
@@ -228,6 +230,7 @@ def _images(place: Path) -> list[Path]:
 def label_file(image: Path) -> Path:
     """Return the file that holds the boxes of an image."""
     parts = image.parts
+    # From the end: a folder above the data set may be called images too.
     for i in range(len(parts) - 2, -1, -1):
         if parts[i] == "images":
             return Path(*parts[:i], "labels", *parts[i + 1 :]).with_suffix(".txt")
@@ -287,6 +290,7 @@ def _read_labels(file: Path, class_count: int, problems: list[str]) -> list[tupl
     if not os.path.isfile(file):
         return []
     try:
+        # Bytes that are no text become a line that is no box, which is reported with its number.
         text = read_bytes(file, limit=MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
     except OSError as error:
         problems.append(f"{file}: {error.strerror}")
@@ -307,6 +311,7 @@ def _parse(fields: Sequence[str], class_count: int) -> tuple[float, ...]:
         values = [float(field) for field in fields]
     except ValueError:
         values = []
+    # A class and at least three points: two numbers each.
     polygon = len(values) >= 7 and len(values) % 2 == 1
     if len(values) != 5 and not polygon:
         line_start = " ".join(fields[:8])[:60]
