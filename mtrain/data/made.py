@@ -40,8 +40,7 @@ class MadeSet:
     def make(self, directory: Path, write: Callable[[Path], None]) -> Path:
         """Write the set to ``directory`` with ``write`` unless it exists already. Return ``directory``.
 
-        It is built in a temporary folder and renamed into place: several processes may do this at once, and a killed one
-        leaves no incomplete set.
+        Several processes may do this at once.
 
         Raises:
             DataError: ``directory`` holds something else, or cannot be written.
@@ -50,8 +49,10 @@ class MadeSet:
             return directory
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
+            # Built beside its place and renamed: a killed process leaves no incomplete set.
             building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
             try:
+                # ``mkdtemp`` gives the folder to this user alone, and others may read a data set.
                 building.chmod(0o755)
                 write(building)
                 (building / self.mark).write_text(self.content, "utf-8")

@@ -117,6 +117,7 @@ def _share(descriptor: int, path: str, read: Callable[[], Content], form: Form, 
             return content
         if parts is None:
             return content
+        # This rank maps the file too, so that its own copy can go.
         del content, parts
     users, length = _HEAD.unpack(os.pread(descriptor, _HEAD.size, 0))
     os.pwrite(descriptor, _HEAD.pack(users + 1, length), 0)
@@ -143,6 +144,7 @@ def _write(descriptor: int, parts: tuple[Mapping[str, NDArray[Any]], Mapping[str
         for place, array in zip(places, arrays.values(), strict=True):
             file.seek(start + place["at"])  # type: ignore[operator]
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    # Last: where a rank is killed before, the head is 0, and the others read by themselves.
     os.pwrite(descriptor, _HEAD.pack(0, len(described)), 0)
 
 

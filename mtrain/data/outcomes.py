@@ -47,10 +47,8 @@ def is_object(metric: Any) -> bool:
 
 
 def compute_metric(metric: Any, predictions: Any, targets: Any) -> Any:
-    """Return the result of a metric object on the predictions and targets of a whole data set.
-
-    The object is called on one rank alone, so a metric of torchmetrics must not wait for the others.
-    """
+    """Return the result of a metric object on the predictions and targets of a whole data set."""
+    # The object is called on one rank alone, so a metric of torchmetrics must not wait for the others.
     _stop_synchronising(metric)
     if hasattr(metric, "reset"):
         metric.reset()
@@ -59,12 +57,11 @@ def compute_metric(metric: Any, predictions: Any, targets: Any) -> Any:
 
 
 def _stop_synchronising(metric: Any) -> None:
-    """Keep a metric of torchmetrics, and those inside it, from communicating when it is computed.
-
-    ``sync_on_compute`` counts in the constructor only (seen in torchmetrics 1.9); this is asked at every ``compute``.
-    """
+    """Keep a metric of torchmetrics, and those inside it, from communicating when it is computed."""
     for part in metric.modules() if hasattr(metric, "modules") else ():
         if hasattr(part, "distributed_available_fn"):
+            # ``sync_on_compute`` counts in the constructor only (seen in torchmetrics 1.9); this is asked at every
+            # ``compute``.
             part.distributed_available_fn = _one_process
 
 

@@ -80,8 +80,7 @@ def walk(folder: Path) -> list[Path]:
     """Return all files below ``folder`` except hidden ones, sorted so that the order of a directory listing does not
     matter; none if there is no such folder.
 
-    Links are followed. A folder that several of them lead to is entered once, by its own path if that is below
-    ``folder``. A link to a folder that holds ``folder`` is left out: it would make everything beside it part of it.
+    Links are followed. A folder that several of them lead to is entered once, by its own path if that is below ``folder``.
 
     Raises:
         DataError: A folder cannot be read, or there are more than ``MAX_FOLDERS`` or ``MAX_FILES``.
@@ -89,8 +88,10 @@ def walk(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     start = Path(os.path.realpath(folder))
+    # A link to a folder that holds this one would make everything beside it a part of it.
     visited = {str(parent) for parent in start.parents}
     files: list[Path] = []
+    # Links wait until everything below is visited, so that a folder is known by its own path, not by that of a link.
     links = [folder]
     while links:
         below = [links.pop(0)]

@@ -1,8 +1,6 @@
 """Read the samples of a training epoch, each with the random numbers that (seed, epoch, number) determine.
 
-Seeding three generators takes longer than reading a small sample, and most data sets draw nothing. Their generators are seeded
-by one number for a whole batch. If they then draw what that number makes them draw first, no sample has drawn anything.
-Otherwise the batch is read again, and from then on every sample is seeded.
+Most data sets draw nothing: their generators are seeded once for a whole batch.
 """
 
 import random
@@ -63,6 +61,9 @@ class SeededReader:
 
     def _read(self, numbers: Sequence[int], words: Sequence[Sequence[int]]) -> list[Any]:
         if self._untouched is not None and len(numbers) >= WORTH_CHECKING:
+            # Seeding three generators takes longer than reading a small sample. If they draw after the batch what the
+            # probe makes them draw first, no sample has drawn anything; otherwise the batch is read again, and every
+            # sample is seeded from then on.
             samples = self._read_together(numbers)
             if samples is not None:
                 # What is drawn between this batch and the next one repeats, too.

@@ -47,6 +47,7 @@ def files_of(
     if not files:
         raise DataError(f"{key}: no file ({' '.join(suffixes)}) in {root}; set data.root or {key}")
     own = [file for file in files if _belongs(file.relative_to(root), "val")]
+    # Files of an evaluation split would otherwise be divided with the others, and trained on.
     if own:
         raise DataError(
             f"data.split: {root} has an evaluation split of its own ({own[0].relative_to(root)}); leave out data.split, or "

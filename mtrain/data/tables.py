@@ -50,6 +50,7 @@ def read_columns(
         raise DataError(f"{file}: empty; expected a CSV file with the columns {', '.join(wanted)}")
     separators = SEPARATORS if separator is None else (separator,)
     headers = {mark: _first(text, mark) for mark in separators}
+    # By the wanted columns and not by counting: a path or a label may hold any of these characters.
     for mark, header in headers.items():
         if all(name in header for name in wanted):
             places = [header.index(name) for name in wanted]

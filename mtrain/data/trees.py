@@ -38,6 +38,7 @@ def map_leaves(value: Any, leaf: Leaf, path: str = "") -> Any:
 def _like(value: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
     """Return ``entries`` as a mapping of the same class, such as the batches of text libraries; a dict if it cannot."""
     try:
+        # Any class may be given, and its constructor may raise anything.
         return type(value)(entries)  # type: ignore[call-arg]
     except Exception:
         return entries

@@ -10,11 +10,13 @@ _PASSWORD = re.compile(r"://[^/]*:[^/]*@|://[^@]*:[^@]*@")
 
 def is_address(text: str) -> bool:
     """Return whether ``text`` is an address with a scheme, rather than a path on this host."""
+    # fsspec chains addresses with ``::``, as in ``zip://a.zip::s3://bucket``.
     return _SCHEME.match(text) is not None or "::" in text
 
 
 def mask(text: str) -> str:
     """Return an address without what stands before ``@``, which may be a password."""
+    # Up to the last @: a password may hold one.
     return re.sub(r"://.*@", "://***@", text, flags=re.DOTALL)
 
 
@@ -33,6 +35,7 @@ def checked_address(text: str) -> str:
     if not _SCHEME.match(text) or "::" in text:
         raise UsageError(f"{shown}, expected one address such as s3://bucket/prefix or file:///mnt/backup")
     rest = text.partition("://")[2].rstrip("/")
+    # Libraries read these characters as patterns or queries, and `..` would lead out of the folder that was named.
     if re.search(r"[?#*\[\]\\\x00-\x20\x7f]", text) or {"..", "."} & set(rest.split("/")):
         raise UsageError(f"{shown}, expected an address without ?, #, *, brackets, spaces and `..`")
     if text.lower().startswith(("file://", "local://")) and not text.partition("://")[2].startswith("/"):

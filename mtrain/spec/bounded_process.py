@@ -83,12 +83,15 @@ class BoundedProcess:
     def _start(self) -> None:
         environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
         self._process = subprocess.Popen(  # noqa: S603
+            # -I ignores variables such as PYTHONPATH, so the search path is handed over; without the current folder,
+            # in which a stranger's files may lie.
             [sys.executable, "-I", "-c", _CODE, json.dumps([entry for entry in sys.path if entry])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a library that ends the process prints its own traceback
             env={**environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
         )
+        # Also where nobody calls ``close``: the process ends with the object, and with Python.
         self._end = weakref.finalize(self, _end, self._process, os.getpid())
 
     def _ask(
@@ -109,6 +112,7 @@ class BoundedProcess:
             self.close()  # an answer that nobody has read would be taken for that of the next call
             raise
         if "error" in told:
+            # A process without its object could only repeat the error.
             if "worker" in request:
                 self.close()
             raise Failed(told["error"], kind=told["kind"])
@@ -132,11 +136,13 @@ def _ending(status: int, limit_bytes: int, seconds: int | None) -> str:
     if status == -signal.SIGXCPU:
         return f"takes more than {seconds} s of processor time"
     name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    # A library whose allocation fails usually aborts, or writes to address 0.
     memory = "" if name in ("SIGFPE", "SIGILL") else f", or more than {limit_bytes / 2**30:.1f} GiB of memory"
     return f"has ended the process that works with it by {name}: a fault in the library{memory}"
 
 
 def _send(stream: IO[bytes], message: dict[str, Any], payloads: Payloads) -> None:
+    # Payloads follow the text as they are: JSON would need a third more for bytes, and copies of them.
     text = json.dumps({**message, "sizes": [len(payload) for payload in payloads]}).encode()
     stream.write(len(text).to_bytes(8, "little") + text)
     for payload in payloads:
@@ -167,9 +173,11 @@ def _end_with(owner: int) -> None:
 def answer() -> None:
     """Be the process: make the object that the first request names, and answer those that follow until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and is the caller's business
+    # A core file would hold what the process has read, and take as much room as its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     source, target = sys.stdin.buffer, sys.stdout.buffer
+    # What a library prints would otherwise lie between the answers.
     sys.stdout = sys.stderr
     made: Any = None
     while True:
@@ -179,6 +187,7 @@ def answer() -> None:
             return
         if request["seconds"] is not None:
             hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            # The limit counts from the process's begin, so each request moves it on from what is used.
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + request["seconds"], hard))
         content: Payloads = ()
         try:

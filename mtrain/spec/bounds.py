@@ -1,8 +1,4 @@
-"""Bounds on the memory that reading a file may take. A small file may hold an enormous amount of data.
-
-Columns that repeat one image, compressed buffers and declared lengths expand a thousand times and more. Without a bound
-the system ends this process, or another one, for lack of memory.
-"""
+"""Bounds on the memory that reading a file may take. A small file may hold an enormous amount of data."""
 
 import ctypes
 import gc
@@ -45,6 +41,8 @@ def bounded_reading(what: object, limit: int, *, remedy: str) -> Iterator[None]:
         DataError: It needs more.
     """
     try:
+        # Columns that repeat one image, compressed buffers and declared lengths expand a thousand times and more.
+        # Without a bound the system ends this process, or another one, for lack of memory.
         with bounded_growth(limit):
             yield
     except MemoryError as error:
@@ -55,12 +53,10 @@ def bounded_reading(what: object, limit: int, *, remedy: str) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, where the C library is glibc: for once, after something large was read.
-
-    After a file of 116 MB of annotations a rank keeps 230 MiB without it, and 101 MiB with it.
-    """
+    """Give freed memory back to the system, where the C library is glibc: for once, after something large was read."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
+        # After a file of 116 MB of annotations a rank keeps 230 MiB without it, and 101 MiB with it.
         trim(0)
 
 
@@ -92,6 +88,7 @@ def bounded_growth(limit_bytes: int) -> Iterator[None]:
     of its own. Memory that files are mapped to does not count. Without Linux's ``/proc`` nothing is limited.
     """
     try:
+        # The sixth number of statm is that of data and stack, in pages: see proc(5).
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
     except (OSError, IndexError, ValueError):
         yield

@@ -28,16 +28,17 @@ _GROUPS = {MODEL: "models", DATA: "datasets"}
 def task_of(values: Mapping[str, Any], *, registry: Registry) -> str:
     """Return the task of a spec given as plain data, defaults left out.
 
-    The data set decides, or the model where the spec names only a model. Whether both are of one task is checked when
-    the data are opened.
+    The data set decides, or the model where the spec names only a model.
 
     Raises:
         PluginError: the plugin that decides is unknown or cannot be loaded.
     """
+    # Whether both are of one task is checked when the data are opened.
     first, second = (MODEL, DATA) if lookup(values, DATA) is None else (DATA, MODEL)
     try:
         return _kind(values, first, registry)
     except PluginError:
+        # A misspelled name is reported later, with all other mistakes, if the other one tells the task.
         if lookup(values, second) is None:
             raise
         return _kind(values, second, registry)
@@ -78,12 +79,14 @@ def _check(task: str, name: str, section: Any) -> None:
     if not (isinstance(section, type) and issubclass(section, core)):
         raise PluginError(f"{what} is no subclass of {core.__module__}.{core.__qualname__}; derive it from that")
     try:
+        # Defaults must be complete, because a spec need not name the section at all.
         section()
     except ValidationError as error:
         keys = ", ".join(str(item["loc"][0]) for item in error.errors() if item["loc"])
         raise PluginError(f"{what} is not valid without values ({keys}); give every key a default") from error
 
 
+# Each reading of a spec, and each rank's, asks for the same models, and pydantic compiles a validator for each.
 @lru_cache(maxsize=64)
 def _build(task: str, sections: tuple[tuple[str, type[Section]], ...]) -> type[Spec]:
     fields: dict[str, Any] = {}
@@ -114,6 +117,7 @@ class Tasks:
         schemas = {}
         for entry in self.registry.names("tasks"):
             try:
+                # A broken plugin of somebody else must not stop a job that does not use it.
                 schemas[entry.name] = schema_of(entry.name, registry=self.registry)
             except PluginError:
                 continue

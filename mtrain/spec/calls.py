@@ -56,6 +56,7 @@ def _explain(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except TypeError:
             try:
+                # Only now, so that a right call costs nothing; a TypeError from within the function passes unchanged.
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise WrongCall(_message(shown, signature, kwargs, problem=str(error))) from None

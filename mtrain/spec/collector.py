@@ -1,9 +1,4 @@
-"""Python's cyclic garbage collector, kept from work that leaves no garbage.
-
-Importing modules and drawing figures makes hundreds of thousands of objects that stay. They start the collector again and
-again, it walks through all of them each time, and once more when Python ends: a third of the CPU time of a process that
-imports torch and does nothing.
-"""
+"""Python's cyclic garbage collector, kept from work that leaves no garbage."""
 
 import atexit
 import gc
@@ -17,6 +12,9 @@ OBJECTS_OF_A_COLLECTION = 10_000
 @contextmanager
 def pause() -> Iterator[None]:
     """Keep the collector from running meanwhile."""
+    # Importing modules and drawing figures makes hundreds of thousands of objects that stay. They start the collector
+    # again and again, and it walks through all of them each time: with the walk at Python's end, a third of the CPU
+    # time of a process that imports torch and does nothing.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,9 +27,10 @@ def pause() -> Iterator[None]:
 def keep_all() -> None:
     """Exempt the objects that exist now from collection, to the end of this process and at its end.
 
-    For a process of mtrain's own, before code of users has run. What somebody drops later is freed all the same, unless it
-    is part of a cycle; and a file in a cycle would not be flushed when Python ends.
+    For a process of mtrain's own, before code of users has run.
     """
+    # What somebody drops later is freed all the same, unless it is part of a cycle; and a file in a cycle would not
+    # be flushed when Python ends.
     gc.freeze()
 
 

@@ -152,11 +152,14 @@ def load(
         file, source = _locate(path)
         files = Files.read(file)
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
+    # Merged twice: which keys are known depends on the task, which model and data set tell, whose names are in the
+    # values.
     first = inputs.merge(Spec)
     is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
     if is_spec_of_run:
         check_whole(files, file)
     is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run, is_any=folder_file is not None)
+    # A run folder may come from somebody else, and naming code in it would be running that code.
     if untrusted := refuse_code_of_a_run(first.layers, file, is_of_run):  # before anything that it names is read
         raise SpecError(untrusted)
     policy, policy_file, policy_problems = _policy(first.layers, file)
@@ -167,13 +170,16 @@ def load(
     sources.problems.extend(policy_problems)
     layers = sources.layers
     if policy_file is not None:
+        # Written into the spec, so that ranks in other folders read the same policy.
         layers.assign(("plugins",), policy_file, Origin("plugins", file=policy_file), sources.defaults)
+    # The demo must run with whichever framework is installed; a spec of the user means the backend that it names.
     notes = settle_backend(layers, registry, sources.defaults) if path is None and is_shipped(file) else []
     sources.problems.extend(settle_references(layers, schema, is_of_run=is_of_run))
     settle_lengths(layers)
     notes += settle_options(layers, registry=registry)
     if schema_problem is None:
         notes += settle_task(layers, schema, tasks=tasks)
+    # After all sources, because only they say which plugins are used.
     _add_plugin_defaults(sources, policy)
     spec = validate(sources, tasks, schema_problem)
     return Loaded(
@@ -194,6 +200,7 @@ def with_values(loaded: Loaded, values: Mapping[str, tuple[Any, Origin]], *, not
 
     Raises: ``SpecError`` if a value is not valid.
     """
+    # Validated anew, so that a value that was found is held to the same rules as one that was given.
     plain = loaded.spec.model_dump(mode="json")
     provenance, history = dict(loaded.provenance), dict(loaded.history)
     for path, (value, origin) in values.items():
@@ -365,14 +372,14 @@ _OF_THE_USER = ("environment", "override", "flag")
 def settle_backend(layers: Layers, registry: Registry, defaults: Mapping[str, Any]) -> list[str]:
     """Choose the first backend whose library is installed, if the user chose none and that of the demo's spec is not.
 
-    Return a note on the choice, or nothing. Where no library is installed the spec's stays, and a later check refuses it
-    with the command that installs its library.
+    Return a note on the choice, or nothing.
     """
     if layers.is_set(PYTHON) or (layers.is_set(BACKEND) and layers.origins[BACKEND].kind in _OF_THE_USER):
         return []
     default = layers.get(BACKEND)
     entries = {entry.name: entry for entry in registry.usable("backends")}
     first = next((entry for entry in entries.values() if entry.is_installed), None)
+    # Where no library is installed the spec's stays, and a later check refuses it with the command that installs it.
     if first is None or default not in entries or entries[default].is_installed:
         return []
     reason = (

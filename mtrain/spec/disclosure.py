@@ -52,6 +52,7 @@ def needed_to_evaluate(spec: Spec) -> dict[str, Any]:
     """Return the part of a spec that an exported model carries: how samples are prepared and scored, no paths."""
     data = _without_text(spec.data)
     named = {"format": shorten(spec.data.format), "names": spec.data.names}
+    # The name of a user's own class means nothing without the file, whose path is nobody's business.
     if is_reference(spec.data.format):
         named.pop("format")
     model = {"name": shorten(spec.model.name), "options": shared_options(spec.model.options, spec.model.name)}
@@ -83,9 +84,11 @@ def scrub(text: str, hidden: Iterable[str] = ()) -> str:
         text: What is shown.
         hidden: Words that are masked too, such as the names of the job's hosts.
     """
+    # Addresses first: the other patterns would take them apart, and leave the name of a bucket.
     text = _ADDRESS.sub(lambda found: found[0].partition("://")[0] + "://" + MASK, text)
     text = _GIVEN_SECRET.sub(r"\1" + MASK, text)
     text = _IP.sub(MASK, _ACCOUNT.sub(MASK, text))
+    # Longest first, so that of gpu1.lab and gpu1 nothing is left over.
     words = sorted({word for word in hidden if word}, key=len, reverse=True)
     if words:
         text = re.sub(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, words))})(?![\w-])", MASK, text)
@@ -106,12 +109,11 @@ def _disclose(value: Any, name: str) -> Any:
 
 
 def _without_text(section: BaseModel) -> dict[str, Any]:
-    """Return the values of a section but its texts, unless the schema lists them as choices.
-
-    Any text may be a path, an address or a token, in whichever section a task declares; a choice is none of them.
-    """
+    """Return the values of a section but its texts, unless the schema lists them as choices."""
     kept = {}
     for name, field in type(section).model_fields.items():
+        # Any text may be a path, an address or a token, in whichever section a task declares; a choice is none of
+        # them.
         content, found = _plain(getattr(section, name), choices=set(_choices(field.annotation)))
         if found:
             kept[name] = content

@@ -104,6 +104,7 @@ def parse_json(content: bytes | str) -> Any:
     """
     try:
         return json.loads(content)
+    # json's reader calls itself for each level, so brackets alone can end it.
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -32,12 +32,11 @@ def few(hosts: Sequence[str]) -> str:
 def checked_host(host: str) -> str:
     """Return ``host`` if it is safe: a name of ASCII letters, digits, ".", "-" and "_", or the IP address of one host.
 
-    ``ssh`` would read "-oProxyCommand=..." as an option, and puts names into commands of the user's own configuration
-    (``ProxyCommand``, ``Match exec``), where other characters would be the shell's.
-
     Raises:
         UsageError: ``host`` is anything else.
     """
+    # ``ssh`` would read "-oProxyCommand=..." as an option, and puts names into commands of the user's own
+    # configuration (``ProxyCommand``, ``Match exec``), where other characters would be the shell's.
     is_name = _HOST.fullmatch(host) and not _NUMBERS.fullmatch(host)
     if len(host) <= LONGEST_HOST and (is_name or _is_address(host)):
         return host
@@ -64,6 +63,7 @@ def _is_address(host: str) -> bool:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
+    # None of these is the address of one host.
     if parsed.is_unspecified or parsed.is_multicast or address == BROADCAST:
         return False
     return not percent or _ZONE.fullmatch(zone) is not None
@@ -92,11 +92,9 @@ def bracketed(host: str) -> str:
 
 
 def is_named(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header is an address, which nobody can redirect, or one of ``names``.
-
-    A page of a stranger can make a browser ask a server by a name of its own (DNS rebinding), and would then read the
-    answers. Such a request carries that name.
-    """
+    """Return whether a Host header is an address, which nobody can redirect, or one of ``names``."""
+    # A page of a stranger can make a browser ask a server by a name of its own (DNS rebinding), and would then read
+    # the answers. Such a request carries that name.
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.lower().rstrip(".")
     try:

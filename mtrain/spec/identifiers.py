@@ -30,8 +30,9 @@ def checked_job_id(number: str) -> str:
     """Return ``number`` if it can be a scheduler's id of a job: letters, digits, ".", "_" and "-", no "-" in front.
 
     Raises:
-        UsageError: it is anything else. ``scancel`` would read "--user=root" as an option.
+        UsageError: it is anything else.
     """
+    # ``scancel`` would read "--user=root" as an option.
     if isinstance(number, str) and _JOB_ID.fullmatch(number):
         return number
     shown = one_line(number, limit=SHOWN)

@@ -24,6 +24,7 @@ def plain(value: Any, *, where: str, path: Path = ()) -> Any:
         raise SpecError(f"{where}: nested more than {MAX_DEPTH} deep; does a value contain itself?")
     if value is None or isinstance(value, bool):
         return value
+    # Makes plain text of a subclass, such as numpy's.
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Integral):

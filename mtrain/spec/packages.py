@@ -65,6 +65,7 @@ def is_own(target: str) -> bool:
 def find_policy_file(module: str, search_path: Sequence[str]) -> Path:
     """Return where the ``plugins.toml`` of a package is or would be; the package is not imported."""
     for entry in search_path:
+        # The usual case without ``find_spec``, which would run the hooks of editable installations for each package.
         if os.path.exists(os.path.join(entry, module, "__init__.py")):
             return Path(entry, module, POLICY_FILE)
     from importlib.util import find_spec  # it may be found by a hook, or have no file of its own

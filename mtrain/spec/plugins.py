@@ -235,6 +235,7 @@ def _shipped_names(kind: str) -> set[str]:
 @lru_cache(maxsize=1)
 def _read_shipped(search_path: tuple[str, ...]) -> Policy:
     """Return what mtrain's ``plugins.toml`` says, and those of the distributions that bring plugins, each of its own ones."""
+    # Read from beside the code and not from entry points: an installation may be older than its sources.
     policy = _lay_over(Policy(), Path(__file__).parents[1] / POLICY_FILE)
     brought: dict[str, set[tuple[str, str]]] = {}
     for group, name, target in _providers(search_path):
@@ -313,15 +314,14 @@ def load(kind: str, name: str, *, policy: Policy | None = None) -> type[Any]:
 def task_of(kind: str, name: str, *, policy: Policy | None = None) -> str:
     """Return the task that a model or a data set names as its ``kind``.
 
-    For the plugins of mtrain and of a ``plugins.toml`` that file can say it, so that a spec is read without importing
-    them: they need numpy, which takes longer to import than everything else that a spec needs.
-
     Raises: ``PluginError`` like ``load``.
     """
     policy = policy or read_policy()
     if _refers(kind, name):
         find(kind, name, policy=policy)
         return task_of(kind, references.PLUGIN, policy=policy)
+    # A ``plugins.toml`` can say it, so that a spec is read without importing the class: that needs numpy, which takes
+    # longer to import than everything else that a spec needs.
     declared = policy.of(kind, name).task
     if declared is not None and ((entry := find(kind, name, policy=policy)).is_local or entry.is_own):
         return declared
@@ -436,12 +436,10 @@ _listed_path: list[str] = []
 
 
 def _list_points(kind: str) -> list[tuple[str, str]]:
-    """Return name and target of each entry point of a kind.
-
-    Stevedore is given what one scan has found. What it would find itself it keeps in a file for each state of every folder of the
-    path, the current one among them: each job would leave one of 40 KB in the user's home, and what was installed within two
-    minutes would be missing.
-    """
+    """Return name and target of each entry point of a kind."""
+    # Stevedore is given what one scan has found. What it would find itself it keeps in a file for each state of every
+    # folder of the path, the current one among them: each job would leave one of 40 KB in the user's home, and what
+    # was installed within two minutes would be missing.
     if _listed_path != sys.path:
         _listed_path[:] = sys.path
         points = [
@@ -486,6 +484,7 @@ def _import(entry: Entry, policy: Policy) -> Any:
         return DriverManager(group, entry.name, on_load_failure_callback=_raise).driver
     if entry.is_local:
         for folder in policy.folders:
+            # Only where a local plugin is loaded: otherwise a folder would hide installed modules of its names.
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))
     point = importlib.metadata.EntryPoint(entry.name, entry.target, group)

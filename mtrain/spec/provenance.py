@@ -135,6 +135,7 @@ class Layers:
             self.history.setdefault(path, []).append((container[key], self.origin(path)))
             for below in [other for other in self.origins if other[: len(path)] == path]:
                 del self.origins[below]
+        # A copy, because later layers change values in place, and a spec in Python is the caller's.
         container[key] = deepcopy(value)
         self._note(value, origin_at, path)
 

@@ -144,6 +144,7 @@ def parsed_python(file: Path) -> ast.Module:
     """
     content = read_bytes(file, limit=MAX_CODE_BYTES)
     try:
+        # Parsed and never run: only ranks may import a framework.
         tree = ast.parse(content, filename=str(file))
         compile(
             tree, str(file), "exec", dont_inherit=True
@@ -167,6 +168,7 @@ def _find(tree: ast.Module, reference: Reference) -> ast.stmt | None:
         names[name] = statement
     if reference.name in names:
         return names[reference.name]
+    # Such a file may define any name, and only running it would tell.
     if "*" in names or "__getattr__" in names:
         return None
     raise PluginError(
@@ -257,6 +259,7 @@ def _module(reference: Reference) -> ModuleType:
     if reference.file is None:
         return importlib.import_module(reference.module)
     for module in list(sys.modules.values()):
+        # A model and a data set in one file must see one module, or their classes would exist twice.
         if getattr(module, "__file__", None) == str(reference.file):
             return module
     _source(reference.file)  # a missing file, and one that is not Python, have messages of their own

@@ -86,14 +86,12 @@ def require(modules: Sequence[str], *, what: str, extra: str) -> None:
 
 
 def requirements(extra: str, *, distribution: str = "mtrain") -> list[str]:
-    """Return the requirements of extras of the installed mtrain, or of a package of it; their own names if they are not known.
-
-    Where an extra includes another one, that one's requirements are returned: no index has mtrain.
-    """
+    """Return the requirements of extras of the installed mtrain, or of a package of it; their own names if they are not known."""
     try:
         lines = [line.partition(";") for line in metadata.requires(distribution) or []]
     except metadata.PackageNotFoundError:
         return [extra]
+    # An extra that includes others is written out: no index has mtrain, so pip could not resolve ``mtrain[data]``.
     extras, needs = extra.split(","), dict[str, None]()
     for name in extras:  # It grows by those that are included.
         wanted = f'extra == "{name}"' if name else ""

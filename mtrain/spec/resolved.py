@@ -74,6 +74,7 @@ class Resolved:
         """Return the model plugin; options that the spec does not set may follow from the sections of its task."""
         choice, model_class = self.spec.model, self.model_class
         defaults = {name: option.default for name, option in model_class.Options.model_fields.items()}
+        # What the spec says itself stands above what follows from the sections of its task.
         options = {**self.task_named(model_class.kind).model_options(self.spec, defaults), **choice.options}
         model: Model = self.registry.make("models", choice.name, options, path="model.options")
         return model
@@ -85,6 +86,7 @@ class Resolved:
         Raises:
             SpecError: they name different ones.
         """
+        # The data set decides, as where the schema is built: see ``building.task_of``.
         data_kind = self.registry.task_of("datasets", self.spec.data.format)
         self.check_kinds(data_kind)
         return self.task_named(data_kind)

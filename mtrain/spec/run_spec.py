@@ -39,12 +39,11 @@ def check_whole(files: Files, file: Path) -> None:
 
 
 def lost_parts(whole: Mapping[str, Any], given: Any) -> list[str]:
-    """Return what a spec lacks of ``whole``, which was written in this order: sections, and keys of the last one.
-
-    A file that ends too early, at whatever line, lacks some.
-    """
+    """Return what a spec lacks of ``whole``, which was written in this order: sections, and keys of the last one."""
     if not isinstance(given, Mapping):
         return list(whole)
+    # mtrain writes sections in the schema's order, so a file that ends too early lacks the last ones, or keys of the
+    # last that is there.
     missing = [name for name in whole if name not in given]
     last = next(reversed(list(whole)), None)
     if missing or last is None or not isinstance(part := whole[last], Mapping):

@@ -123,6 +123,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], values: Any) -> 
     items = error.errors(include_url=False, include_context=False)
     for item in items[:_MOST_PROBLEMS]:
         path = _real_path(item["loc"], values, item["type"])
+        # Of a union pydantic reports an error for each member, and one sentence for each path is enough.
         if path not in problems or item["type"] == "value_error":
             problems[path] = Problem(path, _message(item, path, model), item["type"], item["input"])
     if len(items) > _MOST_PROBLEMS:
@@ -162,6 +163,7 @@ def _zeros_hint(value: Any) -> str:
         return ""
     octal = f"0o{number}" if number.isdigit() else ""
     other = scalar(octal)
+    # YAML 1.1 reads 010 as 8, so whoever wrote it may have meant that.
     eight = f"; or {octal}, which is {other}" if isinstance(other, int) and other != scalar(number) else ""
     return f"; a number has no 0 in front ({number}{eight})"
 
@@ -186,6 +188,7 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
     answer = hint(word, keys_at(model, section))
     if "did you mean" in answer:
         return answer
+    # The word may be right, and its section wrong.
     elsewhere = [dot(path) for path, _ in walk(model) if path[-1] == word]
     if word in elsewhere:
         return f"; {word!r} belongs to no section: it is a key at the top"
@@ -218,6 +221,7 @@ def _real_path(location: tuple[int | str, ...], values: Any, kind: str) -> Path:
         if isinstance(current, Mapping) and (key in current or (last and kind in ("missing", "extra_forbidden"))):
             path.append(key)
             current = current.get(key)
+        # Whatever is not in the values is a tag, such as the name of a union's member.
         elif isinstance(current, list) and isinstance(key, int) and key < len(current):
             path.append(key)
             current = current[key]

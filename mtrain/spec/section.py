@@ -37,6 +37,7 @@ class Off:
 class Section(BaseModel):
     """Base class of all sections. It refuses unknown keys, wrong types and non-finite numbers; values are frozen."""
 
+    # Strict: YAML has types of its own, so a value of another one is a mistake, such as a number in quotes.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
 

@@ -43,6 +43,7 @@ LENGTHS_OF_WARMUP: Sequence[Path] = (("schedule", "warmup", "epochs"), ("schedul
 
 def settle_lengths(layers: Layers) -> None:
     """Let a length of the warm-up take the place of one in the other unit that a weaker source gave."""
+    # The longer of both counts, so a default of the other unit would lengthen what the user has shortened.
     weaker, stronger = sorted(LENGTHS_OF_WARMUP, key=layers.number)
     if None not in (layers.get(weaker), layers.get(stronger)) and layers.number(weaker) < layers.number(stronger):
         layers.assign(weaker, None, layers.origin(stronger), {})
@@ -76,6 +77,7 @@ def _unknown_options(layers: Layers, selector: Selector, name: str, registry: Re
         return []
     try:
         valid_options = {} if name == selector.unset else registry.load(selector.kind, name).Options.model_fields
+    # A plugin that cannot be loaded is reported by the validation, with the line of its name.
     except PluginError:
         return []
     return [(*selector.options, option) for option in options if option not in valid_options]
@@ -89,6 +91,7 @@ def _former(layers: Layers, path: Path) -> tuple[Any, Origin | None, Origin]:
     """
     values: list[tuple[Any, Origin | None]] = [(_default(path), None), *layers.choices(path)]
     position = len(values) - 1
+    # A source that repeats the name chooses nothing anew: what was given for it meanwhile still fits.
     while position and values[position - 1][0] == values[-1][0]:
         position -= 1
     former, replaced = values[position - 1] if position else (None, None)
@@ -125,8 +128,6 @@ def _drop(layers: Layers, path: Path) -> None:
 def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks) -> list[str]:
     """Leave out keys of other tasks than the job's; return notes on those that had an effect.
 
-    A key that is switched off asks for nothing, so it is left out without a note.
-
     Args:
         layers: The merged sources.
         schema: The schema of the job.
@@ -134,6 +135,7 @@ def settle_task(layers: Layers, schema: type[Spec], *, tasks: Tasks) -> list[str
     """
     active = []
     for path, owners in list(_foreign(layers.values, schema, tasks)):
+        # A key that is switched off asks for nothing, so it is left out without a note.
         if any(_is_off(layers.get(path), key_field) for key_field in owners.values()):
             _drop(layers, path)
         else:
@@ -194,18 +196,17 @@ def _task_as_of(layers: Layers, level: int, registry: Registry) -> str:
 
 
 def refuse_code_of_a_run(layers: Layers, file: FilePath, is_of_run: Callable[[Origin], bool]) -> list[str]:
-    """Return a line for each program or policy of plugins that nothing but a run folder names.
-
-    A policy in the current folder is the user's own, also where the run folder names it.
-    """
+    """Return a line for each program or policy of plugins that nothing but a run folder names."""
     problems = []
     for path, what in CODE_OF_A_RUN.items():
         value = layers.get(path)
+        # A policy in the current folder is the user's own, also where the run folder names it.
         own = path == POLICY and value == str((FilePath() / plugins.POLICY_FILE).resolve()) != str(
             (file.parent / plugins.POLICY_FILE).resolve()
         )
         if value and isinstance(value, str | list) and is_of_run(layers.origin(path)) and not own:
             problems.append(_refuse_untrusted(layers.origin(path), path, what, value))
+    # A policy beside the spec is read without being named, so it is refused where it only exists.
     beside = file.parent / plugins.POLICY_FILE
     if is_of_run(Origin("file", file=str(file))) and layers.get(POLICY) is None and os.path.lexists(beside):
         problems.append(_refuse_untrusted(Origin("file", file=str(beside)), POLICY, "plugins", str(beside)))
@@ -224,8 +225,7 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
     """Make the paths in references to the user's own code absolute; return a line for each that is refused.
 
     A path is taken from the folder of the file that names it, or from the current folder where the command line or the
-    environment does. A spec that mtrain wrote into a run folder runs no code that only it names: such a folder may come
-    from somebody else.
+    environment does.
     """
     problems = []
     for path, key_field in walk(schema):
@@ -244,6 +244,8 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
             if not isinstance(text, str) or not (is_file or references.is_reference(text)):
                 continue
             origin = layers.origin(place)
+            # A spec in a run folder runs no code that only it names: such a folder may come from somebody else. A
+            # file of a pipeline holds no code.
             if is_of_run(origin) and not is_file:
                 problems.append(
                     f"{origin} {dot(place)}: names code, {text}, and a run folder is not trusted to run code; give the "

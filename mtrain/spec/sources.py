@@ -90,11 +90,7 @@ class Files:
         return files
 
     def _collect(self, file: FilePath, chain: tuple[FilePath, ...], visited: set[FilePath]) -> None:
-        """Add ``file`` and its bases to ``laid``.
-
-        A file that several others name as a base counts once, at its strongest position. So the bases are visited from
-        the last to the first, and a file that was visited before is skipped, with its own bases.
-        """
+        """Add ``file`` and its bases to ``laid``."""
         name = display(file)
         if file in chain:
             names = " -> ".join(display(link) for link in (*chain[chain.index(file) :], file))
@@ -122,6 +118,8 @@ class Files:
         """Add the content of ``file`` as a layer, and its bases."""
         bases = self._bases(parsed, file, name)
         self.laid.append(_Laid(parsed, name, "base" if chain else "file"))
+        # From the last to the first: a file that several others name as a base counts once, at its strongest
+        # position.
         for base in reversed(bases):
             self._collect(base, (*chain, file), visited)
 
@@ -177,6 +175,7 @@ class Sources:
         self.layers.begin()
         for name in sorted(environ):
             text = shorten(f"{name}={environ[name]}")
+            # Sorted above, so that mistakes come in one order whatever the shell exports first.
             if name in FOREIGN:
                 dotted = FOREIGN[name]
             elif name.startswith(PREFIX) and name not in RESERVED:
@@ -191,15 +190,14 @@ class Sources:
         self._settle_alternatives()
 
     def add_run(self, values: Mapping[str, Any], file: str) -> None:
-        """Add the values, by dotted path, that were chosen for the run that is resumed; ``file`` is the run's spec.
-
-        What a weaker source says too stays that source's: code that the user's own spec names is named by the user.
-        """
+        """Add the values, by dotted path, that were chosen for the run that is resumed; ``file`` is the run's spec."""
         self.layers.begin()
         origin = Origin("run", file=file, level=self.layers.level)
         for dotted, value in values.items():
             path = _path(dotted)
             said = self.layers.get(path)
+            # What a weaker source says too stays that source's: code that the user's own spec names is named by the
+            # user.
             if self.layers.is_set(path) and (said == value or (_names_code(said) and _names_code(value))):
                 continue
             try:
@@ -262,6 +260,7 @@ class Sources:
         """Let a length in updates replace a length in epochs from a weaker layer, and the other way round."""
         pair: tuple[Path, Path] = (("train", "epochs"), ("train", "updates"))
         for new, old in (pair, pair[::-1]):
+            # A source that gives both means neither to give way: the validation refuses it.
             fresh = self.layers.is_touched(new) and self.layers.get(new) is not None
             if fresh and not self.layers.is_touched(old) and self.layers.get(old) is not None:
                 self.layers.assign(old, None, self.layers.origin(new), self.defaults)
@@ -300,6 +299,7 @@ def specs_in(folder: FilePath) -> list[str]:
     names = []
     for file in sorted(file for ending in ("*.yml", "*.yaml") for file in folder.glob(ending)):
         with contextlib.suppress(ValueError):
+            # Lines are looked at and no YAML is parsed: the files of a folder need not be valid.
             if any(line.startswith(keys) for line in read_text(file).splitlines()):
                 names.append(file.name)
     return names

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that is most similar to ``word``; None if none is similar.
 
-    Case and the difference of ``-`` and ``_`` are ignored. ``word`` itself is never returned. If no candidate is similar as a
-    whole, one counts of which a part is, or that ``word`` abbreviates: ``rate`` and ``lr`` stand for ``learning_rate``.
+    Case and the difference of ``-`` and ``_`` are ignored. ``word`` itself is never returned.
     """
 
     def plain(text: str) -> str:
@@ -24,6 +23,7 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
         return 1.0 if is_abbreviated else max(map(likeness, parts))
 
     others = [candidate for candidate in candidates if candidate != word]
+    # A part is compared only if no candidate is similar as a whole: ``rate`` and ``lr`` stand for ``learning_rate``.
     for measure, least in ((likeness, 0.6), (likeness_of_parts, 0.8)):
         score, best = max(
             ((measure(plain(other)), other) for other in others), key=lambda pair: pair[0], default=(0.0, "")

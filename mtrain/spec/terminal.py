@@ -43,6 +43,7 @@ def say(text: object = "", *, stream: IO[str] | None = None, err: bool = False, 
 
 def open_closed_streams() -> None:
     """Open what the caller has closed of standard input, output and error, on nothing: no file of a job gets its number."""
+    # ``open`` gives the lowest free number, so each one up to 2 that is returned was closed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:
         continue
     os.close(descriptor)

@@ -277,6 +277,7 @@ class WarmupSpec(Section):
     def _what_is_given_alone_counts_alone(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        # The larger length counts, so the default of the unit that is not given would lengthen a short warm-up.
         given = [name for name in ("epochs", "updates") if values.get(name) is not None]
         return values if len(given) != 1 else {"epochs": None, "updates": None, **values}
 

@@ -31,6 +31,7 @@ def validate(sources: Sources, tasks: Tasks, schema_problem: Problem | None) -> 
     schema = sources.schema
     values = sources.layers.values
     spec, problems = _try(values, schema)
+    # A second time, because only pydantic knows which type a key needs.
     if spec is None and _repair(sources, problems):
         spec, problems = _try(values, schema)
     lengths = [sources.layers.get(("train", key)) for key in ("epochs", "updates")]
@@ -118,8 +119,7 @@ def _line(layers: Layers, problem: Problem) -> str:
 def _blame(layers: Layers, problem: Problem) -> Origin:
     """Return where the value was set that a problem is about.
 
-    Of a section, that is the key which the message names, the one that was set last. What was typed for one key is not to
-    blame for another one of its section.
+    Of a section, that is the key which the message names, the one that was set last.
     """
     origin, section = layers.origin(problem.path), layers.get(problem.path)
     if isinstance(section, dict):
@@ -128,6 +128,7 @@ def _blame(layers: Layers, problem: Problem) -> Origin:
             return max(map(layers.origin, named), key=lambda each: each.level)
     elif layers.is_set(problem.path):
         return origin
+    # What was typed for one key is not to blame for another one of its section.
     key = _typed_key(origin)
     return origin if origin.file is not None or f"{dot(problem.path)}.".startswith(f"{key}.") else Origin("default")
 

@@ -86,7 +86,7 @@ def _as_float(number: int) -> float:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without resolving scalars, and refuses deep nesting and long lists before they cost time."""
+    """Composes nodes without resolving scalars."""
 
     depth = 0
     count = 0
@@ -94,6 +94,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         self.count += index is not None  # PyYAML passes None for keys, which do not count as values.
+        # Refused while the text is read: a list of a megabyte, or a thousand brackets, would cost seconds or the
+        # stack.
         if self.count > MAX_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=self.line_mark())
         if self.depth > MAX_DEPTH:
@@ -186,6 +188,7 @@ def parse_value(text: str) -> Any:
                 f"begins as a {kind} and is none: {reason} (a backslash needs single quotes in YAML: ['a\\.b'])"
             )
         return text
+    # A shell takes brackets for patterns, so a list can be written without them.
     if "," in stripped:
         return [scalar(part.strip()) for part in stripped.split(",") if part.strip()]
     return scalar(stripped)
@@ -218,6 +221,7 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self._count += 1
+        # Counted again, because an alias of a few characters repeats all that its anchor holds.
         if self._count > MAX_VALUES or len(path) > MAX_DEPTH:
             raise TooManyValues
         if isinstance(node, yaml.MappingNode):
@@ -309,6 +313,7 @@ def _word(text: str) -> str:
     """Write text as a YAML scalar: without quotes where YAML would read it as the same text, otherwise in quotes."""
     if _PLAIN.match(text) and isinstance(scalar(text), str):
         return text
+    # Single quotes escape nothing, so a pattern with backslashes stays as it was written.
     if text.isascii() and text.isprintable() and "'" not in text:
         return f"'{text}'"
     return '"' + "".join(map(_escape, text)) + '"'
@@ -327,6 +332,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Other readers follow other editions: 010 is 8 in YAML 1.1 and 10 in YAML 1.2.
     is_plain = isinstance(scalar(text), str) and not _NUMBER_ELSEWHERE.match(text)
     return dumper.represent_scalar(f"{_TAG}str", text, style=None if is_plain else "'")
 

@@ -7,8 +7,19 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces.details import Matrix
 
+_NAMED = 5
+"""Number of confusions that remarks list."""
 MAX_CLASSES = 40
 """Largest number of classes of a matrix that have a row of their own."""
+
+
+def most_confused(counts_CC: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Return true class, predicted class and number of samples of the most frequent mistakes."""
+    mistakes = counts_CC - np.diag(counts_CC.diagonal())
+    # A stable sort, so that confusions of equal number are named in the order of the classes in every run.
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:_NAMED]
+    pairs = (divmod(int(place), len(mistakes)) for place in order)
+    return [(true, predicted, int(mistakes[true, predicted])) for true, predicted in pairs if mistakes[true, predicted]]
 
 
 def confusion(

@@ -8,14 +8,37 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mtrain.core.interfaces import Task
 from mtrain.core.interfaces.program import ProgramInput
 from mtrain.core.overriding import override
-from mtrain.data.images.section import ImageDataSpec
 from mtrain.spec.section import narrowed
 from mtrain.tasks.base import TaskBase
 from mtrain.tasks.description import describe_task
 
 if TYPE_CHECKING:
+    from mtrain.core.interfaces.details import Detail
     from mtrain.spec.model import Spec
     from mtrain.tasks.datasets import OpenData
+
+
+class PredictionImages:
+    """Base class of images to predict on, of any task: a part of ``ImageData`` of ``core.interfaces``."""
+
+    kind: ClassVar[str]
+    """Name of the task plugin."""
+
+    def __init__(self, spec: "Spec", images: Any) -> None:
+        self._spec = spec
+        self._images = images
+
+    def task(self) -> Task:
+        """Return the facts that a model needs before it is built."""
+        return describe_task(self.kind, self._spec, self._images.class_names)
+
+    def length(self, split: str) -> int:
+        """Return the number of images."""
+        return len(self._images)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return no statistics: the images have no labels."""
+        return {}
 
 
 class ImageTask(TaskBase):
@@ -34,18 +57,13 @@ class ImageTask(TaskBase):
         self._scored = spec.evaluate.enabled or not training
 
     @classmethod
-    def _data_section(cls) -> type[ImageDataSpec]:
-        section: Any = cls.sections["data"]
-        found: type[ImageDataSpec] = section
-        return found
+    def _data_section(cls) -> Any:
+        return cls.sections["data"]
 
     @classmethod
     @override
     def divided(cls, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
-        if data.split is None:
-            return None
-        train, val = cls._divide(read_all(), data.split, seed=data.split_seed)
-        return cls.prepared(data, train), cls.prepared(data, val)
+        return None if data.split is None else cls._divide(read_all(), data.split, seed=data.split_seed)
 
     @staticmethod
     @abstractmethod
@@ -93,6 +111,11 @@ class ImageTask(TaskBase):
         from mtrain.data.images.drawing import save_image
 
         save_image(self._comparison(partial), path)
+
+    def details(self, evaluator: Any) -> "Sequence[Detail]":
+        """See ``TaskData.details``."""
+        found: Sequence[Detail] = evaluator.details()
+        return found
 
     @abstractmethod
     def _comparison(self, partial: Mapping[int, Any]) -> Any:

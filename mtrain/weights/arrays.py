@@ -15,12 +15,10 @@ _NUMERIC = re.compile(r"[<>|=]?(f[248]|[iu][1248]|b1)")
 BFLOAT16 = "bfloat16"
 
 
+# An honest ratio can exceed 1, since half precision is widened and tied weights count twice. A hostile pickle can
+# name one buffer without end.
 MAX_GROWTH = 8
-"""Largest ratio of the bytes of all arrays to the bytes of their file.
-
-An honest ratio can exceed 1, since half precision is widened and tied weights count twice. A hostile pickle can name
-one buffer without end.
-"""
+"""Largest ratio of the bytes of all arrays to the bytes of their file."""
 ALLOWANCE_BYTES = 2**20
 """Bytes that the arrays of a file may take in addition, so that small files pass."""
 MIB = 2**20
@@ -83,6 +81,7 @@ def _widened_bytes(count: int, itemsize: int) -> int:
 
 def widen(bits: Array) -> Array:
     """Convert bfloat16 numbers, stored as 16-bit integers, to float32 without rounding."""
+    # bfloat16 is the upper half of a float32, so the lower half is 0.
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -191,6 +190,7 @@ class TorchTensor:
         if len(tensor.shape) != len(tensor.strides):
             raise Refused("a tensor with as many strides as it has not axes")
         last = offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+        # ``as_strided`` checks nothing: a view beyond the storage would read the memory of the process.
         if math.prod(tensor.shape) and last >= storage.length:
             raise tensor._too_large()
         return tensor
@@ -201,11 +201,9 @@ class TorchTensor:
         )
 
     def size_bytes(self) -> int:
-        """Implement ``Leaf``.
-
-        Only tensors that are weights come here. Others may repeat numbers of their storage, as the grids do that YOLOv5's last
-        layer keeps after an evaluation.
-        """
+        """Implement ``Leaf``."""
+        # Only tensors that are weights come here. Others may repeat numbers of their storage, as the grids do that
+        # YOLOv5's last layer keeps after an evaluation.
         if math.prod(self.shape) > self.storage.length:
             raise self._too_large()
         return _widened_bytes(math.prod(self.shape), self.storage.itemsize)

@@ -1,8 +1,7 @@
 """Read folders of ``torch.distributed.checkpoint`` (DCP) without torch: their description as data, then array after array.
 
 A folder holds ``.metadata``, a pickle with the shape of each array and the place of each of its pieces, and files such as
-``__0_0.distcp``, in which each piece is a zip archive as of ``torch.save``. torch's own reader would unpickle the description, and
-neither the process that starts a job nor a rank on Paddle has torch.
+``__0_0.distcp``, in which each piece is a zip archive as of ``torch.save``.
 """
 
 import re
@@ -82,6 +81,8 @@ def _read_description(path: Path) -> Mapping[str, Any]:
             f"{path}: {PIECES} without {DESCRIPTION}, which is written last: the save was not finished, or the copy lacks it; "
             f"copy hidden files too, as with `cp -r {shlex.quote(path.name)} TARGET`, or give an earlier folder"
         )
+    # Not by torch's own reader: it would unpickle the description, and neither the process that starts a job nor a
+    # rank on Paddle has torch.
     value = load(
         BytesIO(read_bytes(file, limit=_MAX_DESCRIPTION_BYTES)),
         DescriptionVocabulary(),
@@ -125,6 +126,7 @@ def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...
     name, start, length = state.get("relative_path"), state.get("offset"), state.get("length")
     if not isinstance(name, str) or type(start) is not int or type(length) is not int or start < 0 or length < 0:
         raise Refused(f"{key[:80]}: a piece of which {DESCRIPTION} does not say where it lies")
+    # A description of a stranger could name any file of this machine.
     if Path(name).name != name or name == ".." or not name.isprintable():
         raise Refused(f"the file {ascii(name)[:80]}, which is not in the folder itself")
     if state.get("transform_descriptors"):
@@ -176,10 +178,7 @@ def _tree(tensors: Mapping[str, SplitTensor], paths: object) -> dict[Any, Any]:
 
 
 def _weights_in(tree: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the dictionary that holds the weights or a known wrapper of them: ``{"app": {"model": ...}}`` has one inside.
-
-    In a state without dictionaries the keys of an optimizer are whole names, which are left out.
-    """
+    """Return the dictionary that holds the weights or a known wrapper of them: ``{"app": {"model": ...}}`` has one inside."""
     for _ in range(_MAX_DEPTH):
         if any(isinstance(value, SplitTensor) for value in tree.values()) or any(key in tree for key in WRAPPERS):
             break
@@ -187,6 +186,7 @@ def _weights_in(tree: dict[Any, Any]) -> dict[Any, Any]:
         if len(inner) != 1:
             break
         tree = inner[0]
+    # In a state without dictionaries the keys of an optimizer are whole names.
     return {
         key: value for key, value in tree.items() if not (isinstance(key, str) and key.startswith(_STARTS_OF_OPTIMIZER))
     }

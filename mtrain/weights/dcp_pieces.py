@@ -93,6 +93,7 @@ class SplitTensor:
             CheckpointError: A file is damaged.
         """
         self._check()
+        # Without a copy: one rank has written the whole array.
         if len(self.pieces) == 1:
             return self._check_piece(self.pieces[0].read())
         array = np.empty(self.shape, _TYPES[self.dtype])
@@ -117,6 +118,7 @@ class SplitTensor:
         begins = np.array([piece.offsets for piece in self.pieces], np.int64).reshape(count, axes)
         ends = begins + np.array([piece.sizes for piece in self.pieces], np.int64).reshape(count, axes)
         is_inside = bool((ends <= np.array(self.shape, np.int64)).all())
+        # Pieces inside of the array that do not overlap and have as many elements leave nothing out.
         is_whole = sum(math.prod(piece.sizes) for piece in self.pieces) == math.prod(self.shape)
         if not is_inside or not is_whole or _overlap(begins, ends):
             raise Refused(f"{self.key[:80]}: its pieces do not make up its shape {self.shape}")

@@ -63,6 +63,7 @@ def said_by(header: Mapping[str, Any]) -> Said:
     ids = list(found.category_ids) if len(found.category_ids) == len(names) else []
     labels = {"class_names": names, "category_ids": ids} if names else {}
     if not isinstance(name, str) or not name.isprintable() or ":" in name or "/" in name:
+        # The classes are harmless text, and are used even where the rest is not.
         return Said(labels=labels)  # a name with a colon would be code of a user
     pruned = model.get("pruned")
     return Said(

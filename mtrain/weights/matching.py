@@ -125,6 +125,7 @@ def match(
         CheckpointError: Two names of the file have the same neutral name.
     """
     arrays, prefix = find_prefix(_rename(neutral_names(file.arrays), required, published), required)
+    # A matrix that is not square, and fits only as it is, shows that the file's writer has transposed none.
     transposed = file.layout == "paddle" and not _as_here(arrays, required)
     result = Match(
         file=file, prefix=prefix, unused=[name for name in arrays if name not in required and not is_range(name)]
@@ -150,6 +151,7 @@ def _sort_in(
     cast = array.astype(dtype)
     if dtype.kind in "iub" and array.dtype.kind == "f" and not np.array_equal(cast, array):
         result.inexact.append(name)
+    # Such as anchors: those of this job's data fit its boxes, and the file's fit others.
     elif own is not None and not np.array_equal(own[name], cast):
         result.from_data.append(name)
     else:
@@ -220,14 +222,13 @@ def _now(name: str, published: Published) -> str:
 
 
 def find_prefix(arrays: Mapping[str, T], required: Collection[str]) -> tuple[dict[str, T], str]:
-    """Return ``arrays`` with the prefix under which most names match, and that prefix.
-
-    A file may contain only a part of the model, such as the backbone. Or its names may all begin with the attribute of a class
-    around the model, which is removed where more names match without it.
-    """
+    """Return ``arrays`` with the prefix under which most names match, and that prefix."""
+    # A file may contain only a part of the model, such as the backbone.
     prefixes = ["", *dict.fromkeys(name.partition(".")[0] + "." for name in required if "." in name)]
     match_counts = Counter({prefix: sum(prefix + name in required for name in arrays) for prefix in prefixes})
     best = max(prefixes, key=lambda prefix: match_counts[prefix])
+    # Names may all begin with the attribute of a class around the model, which is removed where more of them match
+    # without it.
     outer = _shared_start(arrays)
     if outer and sum(name.removeprefix(outer) in required for name in arrays) > match_counts[best]:
         return {name.removeprefix(outer): array for name, array in arrays.items()}, ""

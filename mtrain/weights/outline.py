@@ -72,9 +72,11 @@ def outlines(questions: Sequence[Question]) -> list[dict[str, EntryType] | None]
     command = [sys.executable, "-m", "mtrain.weights.outline"]
     request = json.dumps([asdict(question) for question in questions])
     try:
+        # A process of its own, because layers can be bound only once in one; a single one for all questions.
         process = subprocess.run(  # noqa: S603  # this interpreter, our own module
             command, input=request, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
+        # The last line: a plugin may print while it is imported.
         answers = json.loads(process.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return [None] * len(questions)

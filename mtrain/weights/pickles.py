@@ -106,14 +106,15 @@ def load(
 ) -> Any:
     """Read the pickle at the position of ``stream`` and return its value; the stream is then positioned at its end.
 
-    Time and memory are bounded by the bytes read: no instruction allocates memory by a number that the pickle merely
-    claims, none copies values that the memo can name again and again, and there are at most ``max_instructions``.
+    Time and memory are bounded by the bytes read.
 
     Raises:
         Refused: The pickle contains something that weights do not need, or is damaged.
     """
     machine = _Machine(vocabulary, persistent)
     try:
+        # No instruction allocates memory by a number that the pickle merely claims, and none copies values that the
+        # memo can name again and again; so a bound on their number bounds time and memory.
         for _ in range(max_instructions):
             if (operation := _next_operation(stream)) is _STOP:
                 return machine.pop()
@@ -124,10 +125,8 @@ def load(
 
 
 def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
-    """Read the code of the next instruction, and refuse unlisted ones before their argument is decoded.
-
-    Decoding the argument of some instructions already imports a codec.
-    """
+    """Read the code of the next instruction, and refuse unlisted ones before their argument is decoded."""
+    # ``pickletools.genops`` would decode the argument first, and for some instructions that already imports a codec.
     code = stream.read(1)
     operation = _OPERATIONS.get(code.decode("latin-1"))
     if operation is None:
@@ -138,11 +137,9 @@ def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
 
 
 def _argument(operation: pickletools.OpcodeInfo, stream: BytesIO) -> Any:
-    """Decode the argument of an instruction.
-
-    The argument of GLOBAL, module and name, is read here, because ``pickletools`` would treat a backslash as an escape,
-    which pickles do not.
-    """
+    """Decode the argument of an instruction."""
+    # Module and name are read here, because ``pickletools`` would treat a backslash as an escape, which pickles do
+    # not.
     if operation.name == "GLOBAL":
         return Name(*(stream.readline().decode("ascii").removesuffix("\n") for _ in range(2)))
     return None if operation.arg is None else operation.arg.reader(stream)

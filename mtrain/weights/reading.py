@@ -145,12 +145,11 @@ def _check_header(path: Path, start: bytes) -> None:
 
 
 def _is_safetensors(start: bytes) -> bool:
-    """Say whether a file begins with the length of a header and the header, JSON.
-
-    One length in 32 begins with the byte of a pickle, which never goes on with the rest of a length within the limit and a brace.
-    """
+    """Say whether a file begins with the length of a header and the header, JSON."""
     if start.startswith(ZIP_START) or start[8:9] != b"{":
         return False
+    # One length in 32 begins with the byte of a pickle, which never goes on with the rest of a length within the
+    # limit.
     return not start.startswith(_PICKLE_START) or int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES
 
 
@@ -248,6 +247,7 @@ def _read_folder(path: Path) -> Weights:
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
         runs = [candidate for candidate in (path / "checkpoints", path) if store.list_all(candidate)]
+        # Which one is meant is not guessed: a run folder says which checkpoint is best, this one does not.
         if not runs and (inside := dcp.newest_inside(path)) is not None:
             raise CheckpointError(
                 f"{path}: holds folders of torch.distributed.checkpoint; give one of them, such as {inside}"

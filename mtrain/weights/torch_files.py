@@ -95,6 +95,7 @@ def read_legacy(content: bytes) -> Any:
 def is_legacy(content: bytes) -> bool:
     """Return whether the file starts with a pickle of torch's magic number."""
     try:
+        # Paddle's files are pickles too, and begin with another value.
         return bool(load(BytesIO(content[:64]), WeightsVocabulary()) == LEGACY_MAGIC)
     except Refused:
         return False

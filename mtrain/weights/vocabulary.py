@@ -76,10 +76,8 @@ def _empty_dict(*arguments: object) -> dict[Any, Any]:
 
 
 def _same(items: object = ()) -> Any:
-    """Return a tuple unchanged, and a set as the list of its members.
-
-    Nothing is copied, because a pickle can name one list many times.
-    """
+    """Return a tuple unchanged, and a set as the list of its members."""
+    # Nothing is copied, because a pickle can name one list many times.
     if not isinstance(items, list | tuple):
         raise Refused("a tuple or set of something that is no list")
     return items

@@ -68,6 +68,7 @@ def safetensors_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
     """Return a pickle (protocol 4) of a dictionary of numpy arrays, with module names that every numpy has."""
+    # The names are those of old numpy versions, which newer ones still resolve.
     parts = [b"\x80\x04}("]
     for name, array in arrays.items():
         order, code = array.dtype.newbyteorder("<").str[0], array.dtype.str[1:]

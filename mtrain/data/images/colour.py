@@ -29,16 +29,14 @@ def random_gains(rng: np.random.Generator, spec: VariationSpec) -> tuple[float, 
 
 
 def scale_hsv(image: NDArray[np.uint8], gains: tuple[float, float, float]) -> None:
-    """Multiply hue (modulo the circle), saturation and value (saturating) of ``image`` (H, W, 3) RGB, in place.
-
-    One diagonal 3x3 transform scales all three planes, 3x cheaper than split, three tables and merge. A hue of 180 to
-    255 is beyond the circle's end and OpenCV wraps it on the way back; larger products would saturate, so they take a
-    table.
-    """
+    """Multiply hue (modulo the circle), saturation and value (saturating) of ``image`` (H, W, 3) RGB, in place."""
     hue, saturation, value = gains
     table = None
+    # A hue of 180 to 255 is beyond the circle's end, and OpenCV wraps it on the way back; larger products would
+    # saturate, so they take a table.
     if hue * (HUES - 1) >= 255:
         table, hue = (np.arange(256) * hue % HUES).astype(np.uint8), 1.0
+    # One diagonal transform scales all three planes, 3x cheaper than split, three tables and merge.
     factors = np.diag(np.array([hue, saturation, value], dtype=np.float32))
     rows = max(1, STRIPE_BYTES // max(image[0].nbytes, 1))
     for start in range(0, len(image), rows):
@@ -74,14 +72,12 @@ def enhance(image: NDArray[np.uint8], steps: list[tuple[Callable[[NDArray[np.uin
 
 
 def random_distortion(rng: np.random.Generator, spec: DistortSpec) -> NDArray[np.float64]:
-    """Return a (3, 4) matrix, rgb -> M[:, :3] rgb + M[:, 3], that combines the steps of ``spec`` in random order.
-
-    All of them are linear in RGB, so values saturate once, at the end.
-    """
+    """Return a (3, 4) matrix, rgb -> M[:, :3] rgb + M[:, 3], that combines the steps of ``spec`` in random order."""
     steps = [_brightness, _contrast, _saturation, _hue]
     total = np.eye(4)
     for number in rng.permutation(len(steps)).tolist():
         if rng.random() < spec.probability:
+            # All of them are linear in RGB, so one matrix holds them, and values saturate once, at the end.
             total = steps[number](rng, spec) @ total
     return total[:3]
 
@@ -97,7 +93,8 @@ def _scale_brightness(image: NDArray[np.uint8], factor: float) -> None:
 
 
 def _scale_contrast(image: NDArray[np.uint8], factor: float) -> None:
-    """Scale the distance to the mean grey of the whole ``image``, which Pillow rounds to a whole level."""
+    """Scale the distance to the mean grey of the whole ``image``."""
+    # Pillow's ImageEnhance.Contrast rounds the mean grey to a whole level.
     mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     matrix = np.diag([factor] * 3 + [1.0])[:3]
     matrix[:, 3] = (1 - factor) * mean

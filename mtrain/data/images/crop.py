@@ -56,6 +56,7 @@ def random_window(
     allowed aspect ratio is returned.
     """
     width, height = size_wh
+    # In the logarithm, 1:2 is as likely as 2:1.
     log_low, log_high = math.log(aspect_ratio[0]), math.log(aspect_ratio[1])
     for _ in range(ATTEMPTS):
         area = width * height * rng.uniform(scale[0], scale[1])

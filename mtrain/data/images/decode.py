@@ -99,12 +99,14 @@ def _decode_opencv(data: bytes) -> NDArray[np.uint8]:
     if data[:8] == PNG:
         if data.rfind(b"IEND") < 0:
             raise ValueError("PNG ends early")
+        # OpenCV, asked for an unchanged image, leaves the orientation out, which Pillow applies.
         if b"eXIf" in data:
             return _decode_pillow(data)
     image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
     if image is None:
         return _decode_pillow(data)
     if image.dtype == np.uint16:
+        # 65535 / 257 is 255: white stays white, and grey levels of 8 bits come back as they were.
         image = image // 257
     image = image.astype(np.uint8, copy=False)
     if image.ndim == 2:
@@ -119,6 +121,7 @@ def _decode_pillow(data: bytes) -> NDArray[np.uint8]:
         image: Image.Image = file
         image.load()
         image = ImageOps.exif_transpose(image)
+        # ``convert("RGB")`` would cut values of 16 bits off at 255.
         if image.mode.startswith("I;16"):
             grey = (np.asarray(image).astype(np.uint16) // 257).astype(np.uint8)
             return np.repeat(grey[:, :, None], 3, axis=2)

@@ -97,6 +97,7 @@ def _ink(stroke: NDArray[np.float32], rng: np.random.Generator, *, height_px: fl
     """Return the opacity (H, W) of one digit, H about ``height_px``, cropped to its ink, with smooth edges at any
     size."""
     padded = np.pad(stroke, 2)
+    # Enlarged before it is turned, so that an image of 8 x 8 pixels has smooth edges at any size.
     fine_px = 16 * len(padded)
     enlarged = cv2.resize(padded, (fine_px, fine_px), interpolation=cv2.INTER_CUBIC)
     matrix = cv2.getRotationMatrix2D((fine_px / 2, fine_px / 2), rng.uniform(-12, 12), 1.0)

@@ -54,13 +54,16 @@ def grid(images: Sequence[Pixels], *, columns: int, cell_px: int = 320, captions
     return canvas
 
 
+def spread(count: int, limit: int) -> list[int]:
+    """Return up to ``limit`` of the numbers from 0 to ``count`` - 1, spread evenly."""
+    return [int(place) for place in np.linspace(0, count - 1, min(count, limit))]
+
+
 def put_text(
     canvas: Pixels, text: str, corner: tuple[int, int], *, scale: float, colour: tuple[int, int, int] = (0, 0, 0)
 ) -> None:
-    """Write one line into ``canvas`` from its lower left ``corner``. The text may be anybody's, such as a file name.
-
-    OpenCV ends the process where text is not UTF-8, so such letters are written as escapes.
-    """
+    """Write one line into ``canvas`` from its lower left ``corner``. The text may be anybody's, such as a file name."""
+    # OpenCV ends the process where text is not UTF-8; ``one_line`` writes such letters as escapes.
     cv2.putText(canvas, one_line(text, limit=MAX_TEXT), corner, _FONT, scale, colour, 1, cv2.LINE_AA)
 
 

@@ -26,6 +26,7 @@ def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS)
         data = read_image(path)
         if data[:2] == JPEG and _EXIF not in data:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            # CMYK needs a conversion, and an orientation a turn: both are ``decode``'s work.
             if colours in ("YCbCr", "Gray") and height * width <= max_pixels:
                 return _decode(data, (width, height), reduce, strict=True)
     except (OSError, ValueError):
@@ -36,8 +37,7 @@ def decode_quickly(path: Path, *, reduce: int = 1, max_pixels: int = MAX_PIXELS)
 def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1) -> NDArray[uint8] | None:
     """Decode the first ``rows`` rows (of the reduced image) with the pixels of ``decode_quickly``.
 
-    A JPEG is stored from top to bottom, so the rest need not be read. It is not looked at for damage either: call this
-    for files only that ``decode_quickly`` has read before.
+    Call this for files only that ``decode_quickly`` has read before: what is below is not looked at for damage.
 
     Args:
         path: The file.
@@ -50,6 +50,7 @@ def decode_top(path: Path, *, size: tuple[int, int], rows: int, reduce: int = 1)
         or in several passes.
     """
     try:
+        # A JPEG is stored from top to bottom, so a decoder that is told a smaller height stops after these rows.
         data = shorten(read_image(path), size, rows * reduce)
         return None if data is None else _decode(data, (size[0], min(rows * reduce, size[1])), reduce, strict=False)
     except (OSError, ValueError, IndexError, struct.error):
@@ -67,6 +68,7 @@ def shorten(data: bytes, size: tuple[int, int], rows: int) -> bytes | None:
         if marker in _NOT_BASELINE or marker == 0xFF:  # 0xFF: a fill byte, which is rare
             return None
         if marker == _SCAN:
+            # A first scan without all colours is followed by further ones, for which the whole height is needed.
             whole = data[position + 4] == components and data.rfind(_END) > position
             return patched if patched and whole else None
         if marker == _BASELINE:

@@ -44,6 +44,7 @@ def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
 def margin(pad: float) -> int:
     """Return the whole pixels of padding before the image, where ``pad`` is half of the total; an odd pixel goes
     after it."""
+    # 0.1 less, so that of an odd number of pixels the larger half lies behind the image, as in YOLOv5.
     return round(pad - 0.1)
 
 
@@ -118,6 +119,7 @@ def map_boxes(boxes_N4: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDA
     x1, y1, x2, y2 = boxes_N4.T
     corners = np.stack([np.stack([x1, x2, x1, x2]), np.stack([y1, y1, y2, y2]), np.ones((4, len(boxes_N4)))])
     mapped = np.tensordot(matrix, corners, axes=1)
+    # Dividing by a coordinate of 0 or less would mirror the corner to the other side of the image.
     beyond_horizon = (mapped[2] < HORIZON).any(axis=0)
     points = mapped[:2] / np.where(mapped[2] < HORIZON, 1.0, mapped[2])
     around: NDArray[np.float64] = np.concatenate([points.min(axis=1), points.max(axis=1)]).T
@@ -138,6 +140,7 @@ def survives(
     ``before_N4``, the uncut boxes at the output's zoom."""
     width, height = after_N4[:, 2] - after_N4[:, 0], after_N4[:, 3] - after_N4[:, 1]
     area_before = (before_N4[:, 2] - before_N4[:, 0]) * (before_N4[:, 3] - before_N4[:, 1])
+    # Keeps the quotients of boxes without area finite.
     tiny = 1e-16
     aspect = np.maximum(width / (height + tiny), height / (width + tiny))
     large = (width > least_px) & (height > least_px)

@@ -54,6 +54,7 @@ def read_jpeg_header(data: bytes) -> tuple[int, int, int, int]:
         if data[position] != 0xFF:
             raise ValueError("damaged JPEG header")
         marker = data[position + 1]
+        # Fill bytes, and markers that have no length (ISO/IEC 10918-1, table B.1).
         if marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8:
             position += 1 if marker == 0xFF else 2
             continue
@@ -109,9 +110,6 @@ class ImageError(DataError):
 def read_image(path: Path | str) -> bytes:
     """Return the content of an image file.
 
-    A file of more than ``SMALL_BYTES`` is as long as its header lets expect: a sparse file takes no place on the disk, and
-    any amount of memory.
-
     Raises:
         OSError: It is missing, unreadable, not a regular file, or too long; ``strerror`` says which.
     """
@@ -121,6 +119,8 @@ def read_image(path: Path | str) -> bytes:
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
+        # A sparse file takes no place on the disk and any amount of memory, so a large file must have the header of
+        # an image that may be as large.
         with open_file(path) as file:
             limit = expected_bytes(file)
         if limit is None:

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from mtrain.data.images.decode import decode_bytes
 from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_image, reason_of
+from mtrain.data.reading import listed
+from mtrain.errors import DataError
 
 _REDUCE = 8
 """Scale at which JPEGs are decoded (an eighth): all data is read, most of the transform is skipped."""
@@ -19,6 +21,17 @@ K = TypeVar("K")
 def unreadable(files: Sequence[Path], *, max_pixels: int = MAX_PIXELS) -> dict[Path, str]:
     """Map each file that cannot be decoded to its reason, in the order of ``files``; readable files are left out."""
     return undecodable(files, read_image, max_pixels=max_pixels)
+
+
+def need_readable(files: Sequence[Path], *, max_pixels: int) -> None:
+    """Refuse images that cannot be decoded.
+
+    Raises:
+        DataError: there are some; the first ones are named with the reason, the rest counted.
+    """
+    problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
+    if problems:
+        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
 
 
 def undecodable(keys: Iterable[K], read: Callable[[K], bytes], *, max_pixels: int = MAX_PIXELS) -> dict[K, str]:

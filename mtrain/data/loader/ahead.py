@@ -22,11 +22,7 @@ REMEMBERED = 15
 
 
 class Ahead:
-    """Number of micro batches to prepare ahead, from the times between receiving one and asking for the next.
-
-    Times are those of whole updates: a device computes while the program already asks for the next micro batch, and makes it
-    wait once in an update.
-    """
+    """Number of micro batches to prepare ahead, from the times between receiving one and asking for the next."""
 
     def __init__(
         self, given: Prefetch, *, most: int, accumulate: int = 1, clock: Callable[[], float] = time.perf_counter
@@ -47,6 +43,8 @@ class Ahead:
             return
         self._spent += self._clock() - self._received
         self._used += 1
+        # Whole updates are timed: a device computes while the program already asks for the next micro batch, and
+        # makes it wait once in an update.
         if self._used == self._accumulate:
             self._times.append(self._spent)
             self._used, self._spent = 0, 0.0

@@ -3,10 +3,8 @@
 The loader is built in two steps. A :class:`WorkerPool` forks its workers at once, while the process is small, has one
 thread and no framework. Later, when rank and batch are known, :meth:`WorkerPool.loader` gives loaders over its sources.
 
-Every sample is a task of its own and the workers share one queue in job order: all of them work on the batch that is
-needed next, so it is ready as early as possible and a slow image delays only itself. Batches come in job order
-whatever the timing, and the same for any number of workers, because a sample depends on (seed, epoch, index) alone, and
-what the samples of an update share, such as their size, on (seed, epoch, update).
+Batches come in job order whatever the timing, and the same for any number of workers, because a sample depends on
+(seed, epoch, index) alone, and what the samples of an update share, such as their size, on (seed, epoch, update).
 """
 
 from collections import deque
@@ -133,9 +131,9 @@ class WorkerPool:
         return ShardedLoader(self, source_ring, indices, plan, ahead=ahead, number=self._loaders)
 
     def _most_ahead(self, source_ring: SourceRing, micro_batch: int) -> int:
-        """Return how many micro batches ahead memory allows, at least one; half of a ring stays free for another
-        loader."""
+        """Return how many micro batches ahead memory allows, at least one."""
         by_memory = self._ahead_bytes // (micro_batch * source_ring.ring.spec.nbytes)
+        # Half of a ring stays free for another loader of the source.
         by_places = source_ring.ring.capacity // (2 * micro_batch) - LIVES - 1
         return max(min(MOST, by_memory, by_places), 1)
 
@@ -150,6 +148,8 @@ class WorkerPool:
         job.serial = self._serial
         self._serial += 1
         self._jobs[job.serial] = job
+        # Every sample is a task of its own in one queue: all workers work on the batch that is needed next, so it is
+        # ready as early as possible, and a slow image delays only itself.
         self._executor.submit(
             Task(source_ring.number, loader, job.serial, *job.key[:2], index, job.start, position)
             for position, index in enumerate(job.indices)
@@ -292,6 +292,7 @@ class ShardedLoader:
         """Discard the batches prepared ahead; their places become free when the workers have finished with them."""
         if self._ahead:
             self._pool.cancel(self._number)
+            # Workers may still write into the places of these jobs.
             self._draining.extend(self._ahead)
             self._ahead.clear()
         self._keys = iter(())

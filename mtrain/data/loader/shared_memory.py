@@ -20,6 +20,7 @@ LEAST_BYTES = 64 << 20
 
 def shared_bytes(size: int) -> NDArray[np.uint8]:
     """Return ``size`` zero bytes that forked children share. They live as long as a view of them."""
+    # Without MAP_NORESERVE, a system that does not overcommit would count pages that are never written.
     area = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
     return np.frombuffer(area, dtype=np.uint8)[:size]
 

@@ -1,12 +1,6 @@
 """Run processes that prepare samples. They are forked once, share one task pipe, and each have a result pipe.
 
-All workers read the same task pipe: a record is as long as a cache line and pipes hand out whole records (they divide
-PIPE_BUF), so a free worker takes the oldest task, and a worker that dies cannot leave a lock locked. Results are
-small and pickled; large arrays do not pass through the pipes.
-
-A worker ends with its parent in any case: the kernel kills it when the thread that forked it ends (Linux), it
-compares its parent's id once after requesting that, and the task pipe closes. It ignores SIGINT and SIGTERM, which go
-to whole process groups: its parent decides when it ends, for example after saving a checkpoint."""
+Results are small and pickled; large arrays do not pass through the pipes. A worker ends with its parent in any case."""
 
 import contextlib
 import ctypes
@@ -126,6 +120,8 @@ class Workers:
         self._backlog: deque[bytes] = deque()
         self._stop = stop
         self._failure: TrainingError | None = None
+        # All workers read the same pipe. Records divide PIPE_BUF, so that each is handed out whole: a free worker
+        # takes the oldest task, and one that dies cannot leave a lock locked.
         tasks_out, self._tasks = os.pipe()
         os.set_blocking(self._tasks, False)
         self._selector = selectors.DefaultSelector()
@@ -202,6 +198,7 @@ class Workers:
         status = _status(pid)
         how = f"was killed by signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"ended with {status}"
         hint = "; the machine may be out of memory: use fewer data.workers" if status == -signal.SIGKILL else ""
+        # A batch lacks the dead worker's sample for good, so the others have nothing to finish.
         for other in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(other, signal.SIGKILL)
@@ -225,6 +222,8 @@ def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
         return pid
     status = 1
     try:
+        # They go to whole process groups, and the parent decides when a worker ends, for example after saving a
+        # checkpoint.
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -244,6 +243,7 @@ def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
 def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before the request, which then comes too late.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -272,10 +272,10 @@ def _leave_threads_to_the_pool() -> None:
 
 
 def _keep_memory() -> None:
-    """Keep freed memory in the process. Otherwise glibc returns each image's pages to the system and requests them
-    again."""
+    """Keep freed memory in the process."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
+        # Otherwise glibc returns each image's pages to the system and requests them again.
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc accepts
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 

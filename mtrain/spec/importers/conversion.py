@@ -93,6 +93,8 @@ def _make_importer(name: str, registry: Registry) -> Importer:
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:
     """Load the spec as ``mtrain`` would; report a mistake at the place of the foreign value."""
     lines = list(_render(values, (), schema=Spec))
+    # A file, so that the result is read as a user's spec would be, and each mistake has a line, which leads to the
+    # foreign value.
     with tempfile.TemporaryDirectory() as folder:
         file = FilePath(folder).resolve() / "imported.yml"
         file.write_text("\n".join(line for line, _ in lines) + "\n", encoding="utf-8")
@@ -123,6 +125,7 @@ def _overridden(values: Mapping[str, Given], loaded: config.Loaded) -> dict[str,
         enclosing = next((other_path for other_path in result if path.startswith(f"{other_path}.")), None)
         if enclosing is not None:
             path, value = enclosing, lookup(loaded.values, tuple(enclosing.split(".")))
+        # A section that was set as a whole replaces the values in it.
         for nested_path in [other_path for other_path in result if other_path.startswith(f"{path}.")]:
             del result[nested_path]
         result[path] = Given(value, origin.text)

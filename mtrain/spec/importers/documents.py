@@ -89,6 +89,7 @@ def read(file: FilePath) -> Document:
 
 def _add(document: Document, file: FilePath, chain: tuple[FilePath, ...], problems: list[str]) -> None:
     name = display(file)
+    # Only a file above itself is a circle: two branches may share a base.
     if file in chain:
         names = " -> ".join(display(link) for link in (*chain[chain.index(file) :], file))
         problems.append(f"{name}: {BASE_KEY} goes round in a circle: {names}")
@@ -102,6 +103,7 @@ def _add(document: Document, file: FilePath, chain: tuple[FilePath, ...], proble
     problems.extend([problem] if problem else parsed.problems)
     if problem or parsed.problems:
         return
+    # Bases first: what the file itself says is merged over them.
     for base in _bases(parsed, file, name, problems):
         _add(document, base, (*chain, file), problems)
     layer = _Layer(parsed, name, _resolve_tags(parsed))
@@ -185,6 +187,7 @@ def _merge(document: Document, into: dict[str, Any], values: dict[str, Any], pat
         if (
             isinstance(value, dict)
             and isinstance(previous, dict)
+            # A tag makes an object: merging the arguments of two of them would make one that no file describes.
             and here not in layer.whole
             and here not in document.whole
         ):

@@ -71,6 +71,7 @@ class Book:
         """Carry ``source`` over to ``target``, changed to ``value`` if given. A missing or already entered ``source``
         is skipped."""
         path = path_of(source)
+        # Also for a missing source, which has no leaves.
         if self._entered.issuperset(self.document.leaves(path)):
             return
         value = self.document.get(path) if value is ... else value
@@ -198,5 +199,6 @@ def is_number(value: Any) -> bool:
 def equal(value: Any, other: Any) -> bool:
     """Return whether two plain values are equal: ``1`` equals ``1.0``, but not ``true``."""
     if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        # YAML has lists where the tables here have tuples.
         return len(value) == len(other) and all(map(equal, value, other))
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

@@ -106,4 +106,5 @@ def _weights(book: Book, model: str) -> None:
         book.drop(source, f"mtrain downloads nothing; fetch the file, then {remedy}")
         book.note(f"pretrain_weights is not carried over: as it stands, the spec trains {model} from scratch")
     else:
+        # PaddleDetection names its files of weights without a suffix.
         book.carry(source, "model.weights", weights if weights.endswith(".pdparams") else f"{weights}.pdparams")

@@ -24,6 +24,7 @@ def translate(book: Book) -> None:
     if not book.has("TrainReader"):
         book.note("data.augment: the file has no TrainReader, so training has no augmentation")
     for name in LETTERBOX_OFF:
+        # Without these, mtrain's own defaults would add augmentation that the file does not have.
         book.assume(f"data.augment.{name}", 0.0, "not among PaddleDetection's transforms")
     translators = {
         "RandomDistort": _distort,
@@ -74,6 +75,7 @@ def _distort(book: Book, at: Path) -> None:
 
 def _pillow_degrees(hue: Sequence[float]) -> float:
     """Return the hue's range in degrees where it counts 256ths of Pillow's circle."""
+    # Beyond half a turn both ways, every hue is reached already.
     return min(360.0 / 256 * max(abs(hue[0]), abs(hue[1])), 180.0)
 
 
@@ -84,6 +86,7 @@ def _degrees(hue: Sequence[float]) -> float:
 
 def _expand(book: Book, at: Path) -> None:
     target = "data.augment.expand"
+    # Their chance is that of no change.
     book.put(f"{target}.probability", 1.0 - book.number((*at, "prob"), _HALF), (*at, "prob"))
     book.same((*at, "prob"), f"{target}.probability (theirs is the chance of no change)")
     book.put(f"{target}.ratio", book.number((*at, "ratio"), 4.0), (*at, "ratio"))

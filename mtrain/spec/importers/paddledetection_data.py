@@ -1,8 +1,4 @@
-"""Translate data sets and readers of a PaddleDetection file: paths, batch, pre-processing, augmentation.
-
-The probabilities of its ``RandomDistort`` and ``RandomExpand`` are those of no change; a spec states the probability of
-a change.
-"""
+"""Translate data sets and readers of a PaddleDetection file: paths, batch, pre-processing, augmentation."""
 
 import os
 from collections.abc import Mapping
@@ -98,6 +94,7 @@ def _eval_path(book: Book, root: str) -> None:
     if os.path.normpath(other) == os.path.normpath(root) or not book.has(source):
         book.carry(source, "data.val")
     else:
+        # Each of its data sets has a folder of its own, and mtrain has one root for both splits.
         book.carry(source, "data.val", os.path.relpath(os.path.join(other, str(book.get(source))), root))
     book.same(
         f"{_EVAL}.dataset_dir",
@@ -135,6 +132,7 @@ def _batch(book: Book, *, cards: int, cards_given: bool) -> None:
         return
     per_card = book.integer(source, 1)
     total = per_card * cards
+    # The learning rate of the file is meant for the batch of all cards, so other batches scale it from there.
     book.put("train.reference_batch_size", total, source)
     book.put("train.max_micro_batch", per_card, source)
     book.carry(
@@ -184,6 +182,7 @@ def _resize(book: Book, at: Path) -> None:
         book.drop((*at, "keep_ratio"), "mtrain's pre-processing of PP-YOLOE stretches images to a square")
         book.note("data.resize: stretch, although EvalReader keeps the ratio")
     book.same((*at, "keep_ratio"), "data.resize: stretch")
+    # Reported and not refused: it changes metrics, and no weight.
     book.fixed((*at, "interp"), CUBIC, what="mtrain's evaluation of stretched images")
     if not equal(book.get((*at, "interp"), LINEAR), CUBIC):
         book.note("evaluation and prediction resize by cubic interpolation in mtrain, by another in EvalReader")

@@ -101,6 +101,7 @@ def translate(book: Book) -> str:
     """
     architecture = _architecture(book)
     model = _variant(book)
+    # A default that gives another network would be taken silently, and published weights would not fit.
     for path in STATED:
         if not book.has(path):
             source: str | Path = path.partition(".")[0] if book.has(path.partition(".")[0]) else "architecture"
@@ -113,6 +114,8 @@ def translate(book: Book) -> str:
             if key in expected:
                 book.same((section, key), f"model.name: {model}")
             elif section != "PPYOLOEHead":
+                # An unknown key of the head can change the loss at most, and is reported; one of the other parts may
+                # change the network.
                 raise book.refuse((section, key), f"which {_WHAT} does not know; it could change the network")
     book.same("architecture", f"model.name: {model}")
     book.same((architecture,), f"model.name: {model}")

@@ -39,6 +39,7 @@ def _optimizer(book: Book) -> None:
     book.carry(f"{_OPTIMIZER}.type", "optimizer.rule", RULES[kind])
     book.otherwise("optimizer.rule", RULES[kind], _DEFAULT)
     book.carry("LearningRate.base_lr", "optimizer.learning_rate")
+    # Their defaults are written out, because mtrain's own differ.
     book.otherwise("optimizer.learning_rate", 0.01, _DEFAULT)
     if kind == "Momentum":
         book.carry(f"{_OPTIMIZER}.momentum", "optimizer.momentum")
@@ -59,6 +60,7 @@ def _decay(book: Book, *, decoupled: bool) -> None:
         book.carry(f"{_OPTIMIZER}.weight_decay", "optimizer.weight_decay")
         book.drop(regularizer, "AdamW has a decay of its own")
         book.otherwise("optimizer.weight_decay", 0.01, _DEFAULT)
+        # One group without a rule of its own: mtrain's default groups would spare biases and BatchNorm.
         book.assume("optimizer.groups", [{"match": ""}], "PaddleDetection's AdamW decays every parameter")
         return
     setting = book.get(regularizer)

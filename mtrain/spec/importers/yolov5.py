@@ -106,6 +106,7 @@ class YOLOv5(Importer):
 
 def _kind_of(document: Document) -> str | None:
     """Return which of the three files a document is; None: none of them."""
+    # A spec of mtrain has keys such as ``train`` and ``data`` too, and must not be taken for a data YAML.
     if sections(document):
         return None
     return next((kind for kind, keys in KINDS.items() if any(key in document.values for key in keys)), None)
@@ -192,6 +193,7 @@ def _hyper_parameters(book: Book, options: Options) -> None:
         book.drop("anchors", "mtrain's YOLOv5 has three anchors a level")
     for target, value in RULES.items():
         book.assume(target, value, _SCRIPT)
+    # Flags of the training script, which no file states.
     book.assume("train.epochs", EPOCHS, _FLAG)
     book.assume("data.image_size", IMAGE_SIZE, _FLAG)
     book.assume(
@@ -236,6 +238,7 @@ def _data(book: Book) -> None:
     book.assume("data.format", "yolo", f"{book.document.name} is a data YAML of YOLOv5")
     if book.has("path"):
         book.carry("path", "data.root")
+        # YOLOv5 takes it from its own folder, and no file says where that is.
         if not str(book.get("path")).startswith("/"):
             book.note("data.root: YOLOv5 takes a relative `path` from its own folder, mtrain from where it is started")
     else:

@@ -44,7 +44,7 @@ class DigitsClasses(Dataset):
             DataError: a path is set, or there are not ten names.
         """
         paths = {"data.root": request.root, f"data.{request.split}": request.value, "data.images": request.images}
-        # A path that is silently ignored would let a user believe that his own images are trained.
+        # A path that is silently ignored would let users believe that their own images are trained.
         set_keys = [key for key, value in paths.items() if value is not None]
         if set_keys:
             raise DataError(f"{', '.join(set_keys)}: given, but digits_classes comes with scikit-learn; leave it out")

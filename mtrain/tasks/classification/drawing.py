@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Source
-from mtrain.data.images.drawing import Pixels, grid
+from mtrain.data.images.drawing import Pixels, grid, spread
 from mtrain.tasks.classification.labels import LabelledImages
 
 _CELL_PX = 120
@@ -35,8 +35,8 @@ def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *
     right = [index for index, label in predicted.items() if label == split.labels[index]]
     # Mistakes say most and come first, but at most half of the places are theirs: the drawing also shows what is
     # right.
-    shown = _spread(wrong, limit // 2)
-    shown += _spread(right, limit - len(shown))
+    shown = [wrong[place] for place in spread(len(wrong), limit // 2)]
+    shown += [right[place] for place in spread(len(right), limit - len(shown))]
     images, captions = [], []
     for index in shown:
         true_label, predicted_label = int(split.labels[index]), predicted[index]
@@ -50,7 +50,7 @@ def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *
 
 def labelled_grid(split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, each with its class."""
-    indices = _spread(list(range(len(split))), limit)
+    indices = spread(len(split), limit)
     # The end of a path tells images apart; a cell has no room for its beginning, which most of them share.
     captions = [f"{split.class_names[split.labels[i]]}  {split.origins[i][-12:]}" for i in indices]
     images = [_enlarge(split.images[i], _CELL_PX) for i in indices]
@@ -59,16 +59,10 @@ def labelled_grid(split: LabelledImages, *, limit: int) -> Pixels:
 
 def inputs_grid(source: Source, split: LabelledImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
-    items = [source.sample(0, index) for index in _spread(list(range(len(source))), limit)]
+    items = [source.sample(0, index) for index in spread(len(source), limit)]
     captions = [f"{split.class_names[item.label]}  {split.origins[item.index][-12:]}" for item in items]
     images = [_enlarge(item.image, _CELL_PX) for item in items]
     return grid(images, columns=min(_COLUMNS, len(items)), cell_px=_CELL_PX, captions=captions)
-
-
-def _spread(indices: list[int], limit: int) -> list[int]:
-    if len(indices) <= limit:
-        return indices
-    return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, limit)]
 
 
 def _enlarge(image: Pixels, side: int) -> Pixels:

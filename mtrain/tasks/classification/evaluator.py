@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 from mtrain.core.interfaces import HostBatch
 from mtrain.core.interfaces.details import Detail
 from mtrain.tasks.classification.labels import LabelledImages
-from mtrain.tasks.confusion import confusion
-
-_NAMED = 5
-"""Number of confusions that the remarks list."""
+from mtrain.tasks.confusion import confusion, most_confused
 
 
 class ClassEvaluator:
@@ -65,23 +62,10 @@ class ClassEvaluator:
 
     def remarks(self) -> list[str]:
         """Report the most frequent confusions between classes."""
-        mistakes = self.confusion - np.diag(self.confusion.diagonal())
-        count = int(mistakes.sum())
-        if not count:
-            return []
-        # A stable sort, so that confusions of equal number are named in the order of the classes in every run.
-        order = np.argsort(-mistakes, axis=None, kind="stable")[:_NAMED]
-        pairs = [
-            (int(true_label), int(predicted_label))
-            for true_label, predicted_label in zip(*np.unravel_index(order, mistakes.shape), strict=True)
-        ]
-        names = self._split.class_names
-        confusions = [
-            f"{names[true_label]} for {names[predicted_label]} ({mistakes[true_label, predicted_label]})"
-            for true_label, predicted_label in pairs
-            if mistakes[true_label, predicted_label]
-        ]
-        return [f"mistakes: {count} of {self.confusion.sum()}, most often {', '.join(confusions)}"]
+        names, total = self._split.class_names, self.confusion.sum()
+        parts = [f"{names[true]} for {names[found]} ({count})" for true, found, count in most_confused(self.confusion)]
+        count = total - self.confusion.trace()
+        return [f"mistakes: {count} of {total}, most often {', '.join(parts)}"] if parts else []
 
     def details(self) -> list[Detail]:
         """Return the confusion matrix of the last result."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.decode import decode_bytes
+from mtrain.data.images.drawing import spread
 from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_image, reason_of
 from mtrain.data.reading import listed
 from mtrain.data.texts import Texts
@@ -118,13 +119,12 @@ def sizes(split: LabelledImages) -> str:
     if isinstance(split.images, EncodedImages):
         # Spread over the split, because the images of one class or of one source often have one size and lie
         # together.
-        chosen = np.unique(np.linspace(0, len(split) - 1, min(len(split), LOOKED_AT)).astype(int)).tolist()
+        chosen = spread(len(split), LOOKED_AT)
         found = sorted({split.images.size(index) for index in chosen}, key=lambda size: size[0] * size[1])
         suffix = f" ({len(chosen)} of {len(split)} looked at)" if len(chosen) < len(split) else ""
     else:
         # The images of an array all have one size.
-        found = sorted({(image.shape[1], image.shape[0]) for image in (split.images[0],)})
-        suffix = ""
+        found, suffix = [split.images[0].shape[1::-1]], ""
     (width, height), (largest_width, largest_height) = found[0], found[-1]
     span = "" if len(found) == 1 else f" to {largest_width} x {largest_height}"
     return f"{width} x {height}{span} px{suffix}"

@@ -7,50 +7,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import grid, save_image
-from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import listed, unique_stems
-from mtrain.errors import DataError
+from mtrain.data.images.readable import need_readable
+from mtrain.data.reading import unique_stems
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
 from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import data_of
 from mtrain.tasks.classification.source import ClassificationSource
-from mtrain.tasks.description import describe_task
+from mtrain.tasks.image_task import PredictionImages
 
 if TYPE_CHECKING:
     from mtrain.data.loader.source_ring import PooledSource
-    from mtrain.spec.model import Spec
     from mtrain.tasks.classification.section import ClassificationDataSpec
 
 
-class ClassImages:
+class ClassImages(PredictionImages):
     """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for classification."""
 
-    def __init__(self, spec: "Spec", images: LabelledImages) -> None:
-        self._spec = spec
-        self._images = images
-
-    def task(self) -> Task:
-        """Return the facts that a model needs before it is built."""
-        return describe_task("classification", self._spec, self._images.class_names)
+    kind = "classification"
+    _images: LabelledImages
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the images as the source ``val``."""
         data = data_of(self._spec)
         fit: Any = {"side": data.image_size, "resize": data.resize, "crop_share": data.crop_share}
         return {"val": ClassificationSource(self._images, **fit)}
-
-    def length(self, split: str) -> int:
-        """Return the number of images."""
-        return len(self._images)
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the images have no labels."""
-        return {}
 
     def evaluator(self) -> ClassEvaluator:
         """Create an evaluator that only collects predictions; there is no ground truth."""
@@ -83,14 +67,8 @@ class ClassImages:
             if draw:
                 best = (classes[label], score) if is_confident else None
                 caption = caption_of(best, confidence=confidence)
-                save_image(
-                    grid(
-                        [self._images.images[index]],
-                        columns=1,
-                        captions=[caption],
-                    ),
-                    out / f"{stems[index]}.jpg",
-                )
+                drawn = grid([self._images.images[index]], columns=1, captions=[caption])
+                save_image(drawn, out / f"{stems[index]}.jpg")
         write_json(out / "predictions.json", rows)
 
 
@@ -103,9 +81,7 @@ def without_labels(
         DataError: some cannot be read; all of them are named.
     """
     files = sorted(files)
-    problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=data.max_pixels).items()]
-    if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+    need_readable(files, max_pixels=data.max_pixels)
     origins = [str(file) for file in files]
     return LabelledImages(
         images=EncodedImages(ImageFiles(files), origins, max_pixels=data.max_pixels),

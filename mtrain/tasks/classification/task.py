@@ -12,7 +12,6 @@ from mtrain.tasks.classification.section import ClassificationDataSpec, data_of
 from mtrain.tasks.image_task import ImageTask
 
 if TYPE_CHECKING:
-    from mtrain.core.interfaces.details import Detail
     from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.classification.evaluator import ClassEvaluator
@@ -25,7 +24,7 @@ class ClassificationTask(ImageTask):
     """The classification side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
-    # Methods import what needs numpy or an image library: a plan is printed, and a spec checked, without them.
+    # Every reading of a spec imports this module for its sections, so methods import what needs an image library.
     kind = "classification"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": ClassificationDataSpec}
 
@@ -129,7 +128,3 @@ class ClassificationTask(ImageTask):
         from mtrain.tasks.classification.drawing import comparison
 
         return comparison(self._data.val, partial)
-
-    def details(self, evaluator: "ClassEvaluator") -> "Sequence[Detail]":
-        """See ``TaskData.details``."""
-        return evaluator.details()

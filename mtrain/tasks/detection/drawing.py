@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.drawing import Pixels, grid, put_text, text_size
+from mtrain.data.images.drawing import Pixels, grid, put_text, spread, text_size
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.image_cache import decode_annotated
 from mtrain.tasks.detection.source import DetectionSource
@@ -69,18 +69,16 @@ def annotate(annotations: Annotations, index: int) -> Pixels:
 
 def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, with their boxes."""
-    count = min(limit, len(annotations.samples))
-    indices = [int(i) for i in np.linspace(0, len(annotations.samples) - 1, count)]
+    indices = spread(len(annotations.samples), limit)
     captions = [_caption(annotations, i) for i in indices]
     images = [annotate(annotations, i) for i in indices]
-    return grid(images, columns=min(columns, count), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(columns, len(images)), cell_px=cell_px, captions=captions)
 
 
 def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Pixels:
     """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row."""
-    count = min(limit, len(source))
     images, captions = [], []
-    for update, index in enumerate(np.linspace(0, len(source) - 1, count).astype(int).tolist()):
+    for update, index in enumerate(spread(len(source), limit)):
         # Each as a sample of another update, so that all sides and interpolations can be seen.
         item = source.sample(0, index, update=update)
         assert item.image is not None
@@ -89,7 +87,7 @@ def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: i
         boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
         images.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
         captions.append(f"{Path(source.describe(index)).name[-24:]}  {side} px  {len(boxes)} boxes")
-    return grid(images, columns=min(4, count), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(4, len(images)), cell_px=cell_px, captions=captions)
 
 
 def _caption(annotations: Annotations, index: int) -> str:
@@ -111,15 +109,13 @@ def comparison(
     :func:`mtrain.tasks.detection.evaluator.merge` returns them; those below ``threshold`` are not drawn.
     """
     indices = sorted(predictions)
-    drawn_indices = [indices[int(i)] for i in np.linspace(0, len(indices) - 1, min(limit, len(indices)))]
     images: list[Pixels] = []
     captions: list[str] = []
-    for index in drawn_indices:
+    for index in (indices[place] for place in spread(len(indices), limit)):
         rows = predictions[index]
         rows = rows[rows[:, 4] >= threshold]
         image = decode_annotated(annotations.samples[index])
-        order = np.argsort(rows[:, 4])  # draw the highest score last, on top
-        rows = rows[order]
+        rows = rows[np.argsort(rows[:, 4])]  # draw the highest score last, on top
         drawn = draw_boxes(image, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
         images += [annotate(annotations, index), drawn]
         captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {threshold:g}"]

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -39,28 +39,6 @@ def decode_annotated(sample: Sample) -> NDArray[np.uint8]:
     return decode(sample.path, max_pixels=max(MAX_PIXELS, sample.width * sample.height))
 
 
-class Cache(Protocol):
-    """A cache of decoded images by sample index."""
-
-    def get(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the image, which must not be written to, or None."""
-        ...
-
-    def put(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Store an image. Several processes may store the same one at once."""
-        ...
-
-
-class NoCache:
-    """A cache that stores nothing."""
-
-    def get(self, index: int) -> None:
-        """Return None: nothing is stored."""
-
-    def put(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Discard the image."""
-
-
 class RamCache:
     """A cache in anonymous shared memory, one place per image: workers forked later fill and read the same pages."""
 
@@ -87,11 +65,11 @@ class RamCache:
         self._ready = shared_bytes(len(shapes))
 
     def get(self, index: int) -> NDArray[np.uint8] | None:
-        """Return a view of the image's place once it is filled, else None."""
+        """Return a view of the image's place, which must not be written to, once it is filled; else None."""
         return self._place(index) if self._ready[index] else None
 
     def put(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Copy the image into its place."""
+        """Copy the image into its place. Several processes may store the same one at once."""
         self._place(index)[...] = image
         # After the bytes: whoever sees the flag sees the image. Two workers at once write equal bytes, so no lock is
         # needed.
@@ -161,7 +139,7 @@ class Images:
     def __init__(self, samples: Sequence[Sample], sizing: Sizing) -> None:
         self._samples = samples
         self._sizing = sizing
-        self._cache: Cache = NoCache()
+        self._cache: RamCache | DiskCache | None = None
         # A place is 1 once its file was decoded whole, quickly and without a warning, by any loader process.
         self._sound = shared_bytes(len(samples))
 
@@ -210,11 +188,10 @@ class Images:
             DataError: the file is unreadable or not of the annotated size.
 
         """
+        if self._cache is None:
+            top = None if rows is None else self._top(index, rows)
+            return self._read(index) if top is None else top
         image = self._cache.get(index)
-        if image is None and rows is not None:
-            image = self._top(index, rows)
-            if image is not None:
-                return image
         if image is None:
             image = self._read(index)
             self._cache.put(index, image)
@@ -222,8 +199,8 @@ class Images:
 
     def _top(self, index: int, rows: int) -> NDArray[np.uint8] | None:
         """Decode the first rows alone where that gives the same pixels, and saves time; else return None."""
-        # A file that was never decoded whole may be damaged below these rows, and a cache wants whole images.
-        if not self._sound[index] or not isinstance(self._cache, NoCache):
+        # A file that was never decoded whole may be damaged below these rows.
+        if not self._sound[index]:
             return None
         sample, original = self._samples[index], self.original_size(index)
         reduce = self._sizing.reduction(original)

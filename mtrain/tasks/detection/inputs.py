@@ -89,8 +89,8 @@ class StretchTraining:
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
         self.largest = max(sides_of(spec, image_size=side))
-        # The smallest crop must still have as many pixels as the input; below a tenth of the image, memory counts
-        # more.
+        # The smallest crop must still have as many pixels as the input; the bound keeps the size finite where
+        # ``scaling`` is next to 0.
         self.images = Images(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
         self._spec = spec
         self._image_size = side

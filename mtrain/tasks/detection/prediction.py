@@ -2,52 +2,37 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtrain.core.interfaces import Task
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.header import probe
 from mtrain.data.reading import listed, unique_stems
 from mtrain.errors import DataError
-from mtrain.tasks.description import describe_task
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.drawing import draw_boxes
 from mtrain.tasks.detection.evaluator import CocoEvaluator, Detections, results_json
 from mtrain.tasks.detection.image_cache import decode_annotated
 from mtrain.tasks.detection.section import data_of
 from mtrain.tasks.detection.source import open_sources
+from mtrain.tasks.image_task import PredictionImages
 
 if TYPE_CHECKING:
     from mtrain.data.loader.source_ring import PooledSource
-    from mtrain.spec.model import Spec
 
 
-class DetectionImages:
+class DetectionImages(PredictionImages):
     """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for detection."""
 
-    def __init__(self, spec: "Spec", images: Annotations) -> None:
-        self._spec = spec
-        self._images = images
-
-    def task(self) -> Task:
-        """Return the facts that a model needs before it is built."""
-        return describe_task("detection", self._spec, self._images.class_names)
+    kind = "detection"
+    _images: Annotations
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the images as the source ``val``."""
         opened = open_sources(data_of(self._spec), None, self._images, seed=0)
         return {str(name): source for name, source in opened.items()}
-
-    def length(self, split: str) -> int:
-        """Return the number of images."""
-        return len(self._images)
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the images have no boxes."""
-        return {}
 
     def evaluator(self) -> CocoEvaluator:
         """Create an evaluator that only collects predictions; there is no ground truth."""

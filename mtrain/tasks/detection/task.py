@@ -1,6 +1,6 @@
 """Detection as a kind of task: connect a job to data sets of images with boxes. The work is done in other modules."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ class DetectionTask(ImageTask):
     """The detection side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
-    # Methods import what needs numpy or an image library: a plan is printed, and a spec checked, without them.
+    # Every reading of a spec imports this module for its sections, so methods import what needs an image library.
     kind = "detection"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": DetectionDataSpec, "evaluate": DetectionEvaluateSpec}
 
@@ -35,13 +35,12 @@ class DetectionTask(ImageTask):
         self._limit = evaluation_of(spec).max_detections
         self._image_weights: ImageWeights | None = None
 
-    @classmethod
-    def divided(cls, data: Any, read_all: Callable[[], "Annotations"]) -> "tuple[Annotations, Annotations] | None":
-        """Divide all images where ``data.split`` says so."""
+    @staticmethod
+    @override
+    def _divide(content: "Annotations", share: float, *, seed: int) -> "tuple[Annotations, Annotations]":
         from mtrain.tasks.detection.selection import divide_split
 
-        section: DetectionDataSpec = data
-        return None if section.split is None else divide_split(read_all(), section.split, seed=section.split_seed)
+        return divide_split(content, share, seed=seed)
 
     @classmethod
     def prepared(cls, data: Any, content: "Annotations") -> "Annotations":

@@ -1,7 +1,7 @@
 """Make the data sets of a user's own class or function."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +21,30 @@ class AnyOptions(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
+class Referring:
+    """Base class of the plugins ``own``: each stands for code of a user, and ``referring`` makes the class for one reference."""
+
+    section: ClassVar[str]
+    """Key of the spec that takes the reference."""
+    reference: ClassVar[Reference | None] = None
+
+    @classmethod
+    def referring(cls, reference: Reference) -> type[Self]:
+        """Return the plugin class for what ``reference`` names."""
+        # A class for each, because a registry loads classes, and one job may refer to several reporters.
+        return type(
+            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        )
+
+    @classmethod
+    def _reference_of(cls) -> Reference:
+        if cls.reference is None:
+            raise PluginError(
+                f"{cls.section}: 'own' stands for a class or function of yours; write PATH.py:Name in its place"
+            )
+        return cls.reference
+
+
 @dataclass(frozen=True)
 class OwnSplit:
     """One split, made by the user's class."""
@@ -32,22 +56,16 @@ class OwnSplit:
         return len(self.dataset)
 
 
-class OwnData(Dataset):
-    """Stands for a user's own data set: ``referring`` makes the class for one reference."""
+class OwnData(Referring, Dataset):
+    """Stands for a user's own data set."""
+
+    section = "data.format"
 
     Options: ClassVar[type[BaseModel]] = AnyOptions
     kind = "own"
-    reference: ClassVar[Reference | None] = None
 
     def __init__(self, options: AnyOptions) -> None:
         self._options = dict(options.model_extra or {})
-
-    @classmethod
-    def referring(cls, reference: Reference) -> "type[OwnData]":
-        """Return the plugin class for what ``reference`` names."""
-        return type(
-            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
-        )
 
     def read(self, request: SplitRequest) -> OwnSplit:
         """Make one split: call the class with the options, and with ``split`` and ``root`` if it takes them.
@@ -56,19 +74,18 @@ class OwnData(Dataset):
             DataError: the object is no data set, or there is no evaluation split.
             UsageError: it cannot be made.
         """
-        if self.reference is None:
-            raise PluginError("data.format: 'own' stands for a class of yours; write PATH.py:Name in its place")
-        if request.split == "val" and not calls.takes(self.reference, "split"):
+        reference = self._reference_of()
+        if request.split == "val" and not calls.takes(reference, "split"):
             raise DataError(
-                f"data.format: {self.reference.text} has no parameter `split`, so there is no evaluation split; give it one, with "
+                f"data.format: {reference.text} has no parameter `split`, so there is no evaluation split; give it one, with "
                 "the values 'train' and 'val', or set evaluate.enabled: false"
             )
         offered: dict[str, Any] = {"split": request.split} | (
             {} if request.root is None else {"root": str(request.root)}
         )
-        dataset = calls.make(self.reference, self._options, offered, path="data.options")
+        dataset = calls.make(reference, self._options, offered, path="data.options")
         if problem := unusable(dataset):
-            raise DataError(f"data.format: {self.reference.text}: {problem}")
+            raise DataError(f"data.format: {reference.text}: {problem}")
         if not len(dataset):
-            raise DataError(f"data.format: {self.reference.text}: its {request.split} split is empty; expected samples")
+            raise DataError(f"data.format: {reference.text}: its {request.split} split is empty; expected samples")
         return OwnSplit(dataset)

@@ -15,9 +15,8 @@ from mtrain.data import trees
 from mtrain.data.objects import is_module
 from mtrain.errors import DataError, PluginError, SpecError
 from mtrain.spec import references
-from mtrain.spec.references import Reference
 from mtrain.tasks.own import calls, layout
-from mtrain.tasks.own.dataset import AnyOptions
+from mtrain.tasks.own.dataset import AnyOptions, Referring
 
 FRAMEWORKS = ("torch", "paddle")
 
@@ -31,23 +30,17 @@ class OwnFacts(Task):
     seed: int = 0
 
 
-class OwnModel(Model):
-    """Stands for a user's own model: ``referring`` makes the class for one reference."""
+class OwnModel(Referring, Model):
+    """Stands for a user's own model."""
+
+    section = "model.name"
 
     Options: ClassVar[type[BaseModel]] = AnyOptions
     kind = "own"
     native = True
-    reference: ClassVar[Reference | None] = None
 
     def __init__(self, options: AnyOptions) -> None:
         self._options = dict(options.model_extra or {})
-
-    @classmethod
-    def referring(cls, reference: Reference) -> "type[OwnModel]":
-        """Return the plugin class for what ``reference`` names."""
-        return type(
-            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
-        )
 
     def check_framework(self, framework: str) -> None:
         """Refuse a class of another framework, as far as its bases tell; the module that is built tells for certain."""
@@ -64,11 +57,6 @@ class OwnModel(Model):
                 f"model.name: {self._reference_of().words} is a model of {other}, and the backend is on {framework}; choose a backend on "
                 f"{other}, and write model.framework: {other} so that the plan says so"
             )
-
-    def _reference_of(self) -> Reference:
-        if self.reference is None:
-            raise PluginError("model.name: 'own' stands for a class of yours; write PATH.py:Name in its place")
-        return self.reference
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task`` unchanged: a user's model is built from its options alone."""

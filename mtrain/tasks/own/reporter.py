@@ -10,17 +10,18 @@ from mtrain.records.adapted import Adapted, FunctionReporter, refusal
 from mtrain.spec import references
 from mtrain.spec.references import Reference
 from mtrain.tasks.own import calls
-from mtrain.tasks.own.dataset import AnyOptions
+from mtrain.tasks.own.dataset import AnyOptions, Referring
 
 OFFERED = frozenset({"run"})
 """Parameter that mtrain gives to a class that takes it: a ``ReportedRun``."""
 
 
-class OwnReporter(Adapted):
-    """Stands for a user's own reporter: ``referring`` makes the class for one reference."""
+class OwnReporter(Referring, Adapted):
+    """Stands for a user's own reporter."""
+
+    section = "report.reporters"
 
     Options: ClassVar[type[BaseModel]] = AnyOptions  # type: ignore[assignment]
-    reference: ClassVar[Reference | None] = None
 
     def __init__(self, options: AnyOptions, run: ReportedRun) -> None:
         reference, values = self._reference_of(), dict(options.model_extra or {})
@@ -35,24 +36,9 @@ class OwnReporter(Adapted):
         super().__init__(made, run)
 
     @classmethod
-    def referring(cls, reference: Reference) -> "type[OwnReporter]":
-        """Return the plugin class for what ``reference`` names."""
-        return type(
-            cls.__name__, (cls,), {"reference": reference, "__module__": cls.__module__, "__doc__": cls.__doc__}
-        )
-
-    @classmethod
     def is_on(cls, rank: int) -> bool:
         """See ``Reporter.is_on``. This imports the user's code."""
         return rank == 0 or bool(getattr(references.import_object(cls._reference_of()), "every_rank", False))
-
-    @classmethod
-    def _reference_of(cls) -> Reference:
-        if cls.reference is None:
-            raise PluginError(
-                "report.reporters: 'own' stands for a class or function of yours; write PATH.py:Name in its place"
-            )
-        return cls.reference
 
 
 def refuse_unknown(reference: Reference, options: Any, *, path: str) -> None:

@@ -202,7 +202,7 @@ class OwnTask(TaskBase):
 
     def _splits(self) -> dict[str, Any]:
         names = [name for name, used in (("train", self._training), ("val", self._score)) if used]
-        return {name: getattr(self._data, name if name == "train" else "val") for name in names}
+        return {name: getattr(self._data, name) for name in names}
 
 
 def _referring(text: str, key: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Source
-from mtrain.data.images.drawing import Pixels, grid
+from mtrain.data.images.drawing import Pixels, grid, spread
 from mtrain.data.images.indexed import IGNORED, colours
 from mtrain.tasks.segmentation.evaluator import expand
 from mtrain.tasks.segmentation.masks import MaskedImages
@@ -45,7 +45,7 @@ def comparison(split: MaskedImages, predictions: Mapping[int, Mapping[str, Any]]
 def masks_grid(split: MaskedImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, each with its mask."""
     images, captions = [], []
-    for index in _spread(len(split), limit):
+    for index in spread(len(split), limit):
         image = split.image(index)
         images.append(_enlarge(overlay(image, split.mask(index, (image.shape[1], image.shape[0])))))
         captions.append(split.images[index].name[-30:])
@@ -54,15 +54,11 @@ def masks_grid(split: MaskedImages, *, limit: int) -> Pixels:
 
 def inputs_grid(source: Source, split: MaskedImages, *, limit: int) -> Pixels:
     """Draw up to ``limit`` samples, spread evenly over the split, as the network receives them in epoch 0."""
-    indices = _spread(len(source), limit)
+    indices = spread(len(source), limit)
     samples = [source.sample(0, index).pixels for index in indices]
     images = [_enlarge(overlay(pixels[..., :3], pixels[..., 3])) for pixels in samples]
     captions = [split.images[index].name[-30:] for index in indices]
     return grid(images, columns=min(4, len(images)), cell_px=_CELL_PX, captions=captions)
-
-
-def _spread(count: int, limit: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, limit))})
 
 
 def _enlarge(image: Pixels) -> Pixels:

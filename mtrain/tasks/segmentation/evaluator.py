@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array, HostBatch
 from mtrain.core.interfaces.details import Detail
+from mtrain.data.images.drawing import spread
 from mtrain.data.images.indexed import IGNORED
-from mtrain.tasks.confusion import confusion
+from mtrain.tasks.confusion import confusion, most_confused
 from mtrain.tasks.segmentation.fitting import Resize, back
 from mtrain.tasks.segmentation.masks import MaskedImages
 
 DRAWN = 12
 """Number of images whose predictions are kept to be drawn."""
-_NAMED = 5
-"""Number of confusions that the remarks list."""
 
 
 class MaskEvaluator:
@@ -37,24 +36,26 @@ class MaskEvaluator:
     def __init__(self, split: MaskedImages, *, resize: Resize) -> None:
         self._split = split
         self._resize: Resize = resize
-        self._drawn = {int(index) for index in np.linspace(0, len(split) - 1, min(DRAWN, len(split)))}
+        self._drawn = set(spread(len(split), DRAWN))
         self._counts: dict[int, dict[str, Any]] = {}
         self.confusion = np.zeros((len(split.class_names),) * 2, dtype=np.int64)
         """(C, C) number of pixels of the last result by true (row) and predicted class (column)."""
 
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B mappings with ``classes`` uint8
-        (S, S). An image that was already added is skipped.
+        (S, S).
 
         Raises:
             DataError: a mask cannot be read.
         """
         for number, prediction in zip(batch["index"], predictions, strict=True):
             index = int(number)
+            # The last micro batches are filled up with the first samples (``core.samples.sampler.Padded``).
             if index in self._counts:
                 continue
             size_wh = self._split.size(index)
             predicted = back(prediction["classes"], size_wh, resize=self._resize)
+            # Counts of pairs travel between ranks in place of whole maps: they are exact, and a thousandth of the size.
             codes, counts = _pairs(self._split.mask(index, size_wh), predicted, len(self._split.class_names))
             drawn = compress(predicted) if index in self._drawn else b""
             self._counts[index] = {"codes": codes, "counts": counts, "drawn": drawn}
@@ -76,6 +77,7 @@ class MaskEvaluator:
         by_class = {
             name: float(right[label] / either[label])
             for label, name in enumerate(self._split.class_names)
+            # A class that neither the truth nor a prediction has must not pull the mean down.
             if either[label]
         }
         mean = float(np.mean(list(by_class.values()))) if by_class else 0.0
@@ -85,18 +87,11 @@ class MaskEvaluator:
 
     def remarks(self) -> list[str]:
         """Report the most frequent confusions between classes."""
-        mistakes = self.confusion - np.diag(self.confusion.diagonal())
-        if not mistakes.any():
-            return []
         names, total = self._split.class_names, self.confusion.sum()
-        order = np.argsort(-mistakes, axis=None, kind="stable")[:_NAMED]
-        pairs = [(int(code) // len(names), int(code) % len(names)) for code in order]
-        parts = [
-            f"{names[true]} as {names[predicted]} ({mistakes[true, predicted] / total:.1%})"
-            for true, predicted in pairs
-            if mistakes[true, predicted]
-        ]
-        return [f"wrong pixels: {mistakes.sum() / total:.1%} of all, most often {', '.join(parts)}"]
+        found = most_confused(self.confusion)
+        parts = [f"{names[true]} as {names[predicted]} ({count / total:.1%})" for true, predicted, count in found]
+        wrong = total - self.confusion.trace()
+        return [f"wrong pixels: {wrong / total:.1%} of all, most often {', '.join(parts)}"] if parts else []
 
     def details(self) -> list[Detail]:
         """Return the confusion matrix of the last result."""

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mtrain.core.interfaces import HostBatch, Task
+from mtrain.core.interfaces import HostBatch
 from mtrain.core.record_files import write_json
 from mtrain.data.images.drawing import save_image
 from mtrain.data.images.indexed import write_indices
-from mtrain.data.images.readable import unreadable
-from mtrain.data.reading import listed, unique_stems
-from mtrain.errors import DataError
-from mtrain.tasks.description import describe_task
+from mtrain.data.images.readable import need_readable
+from mtrain.data.reading import unique_stems
+from mtrain.tasks.image_task import PredictionImages
 from mtrain.tasks.segmentation.drawing import overlay
 from mtrain.tasks.segmentation.evaluator import compress, expand
 from mtrain.tasks.segmentation.fitting import back
@@ -23,7 +22,6 @@ from mtrain.tasks.segmentation.source import SegmentationSource
 
 if TYPE_CHECKING:
     from mtrain.data.loader.source_ring import PooledSource
-    from mtrain.spec.model import Spec
 
 
 class MaskCollector:
@@ -53,30 +51,16 @@ class MaskCollector:
         return []
 
 
-class SegmentationImages:
+class SegmentationImages(PredictionImages):
     """Images to predict on. Implements ``ImageData`` of ``core.interfaces`` for segmentation."""
 
-    def __init__(self, spec: "Spec", images: MaskedImages) -> None:
-        self._spec = spec
-        self._section = data_of(spec)
-        self._images = images
-
-    def task(self) -> Task:
-        """Return the facts that a model needs before it is built."""
-        return describe_task("segmentation", self._spec, self._images.class_names)
+    kind = "segmentation"
+    _images: MaskedImages
 
     def sources(self) -> "Mapping[str, PooledSource]":
         """Return the images as the source ``val``."""
-        data = self._section
+        data = data_of(self._spec)
         return {"val": SegmentationSource(self._images, side=data.image_size, resize=data.resize)}
-
-    def length(self, split: str) -> int:
-        """Return the number of images."""
-        return len(self._images)
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return no statistics: the images have no labels."""
-        return {}
 
     def evaluator(self) -> MaskCollector:
         """Create an evaluator that only collects predictions; there is no ground truth."""
@@ -98,14 +82,14 @@ class SegmentationImages:
         ``mask`` (the PNG). With ``draw`` each image is written too, with its classes in colour.
         """
         out.mkdir(parents=True, exist_ok=True)
-        files = self._images.images
+        files, data = self._images.images, data_of(self._spec)
         stems = unique_stems(files)
         rows: list[dict[str, Any]] = []
         for index, maps in sorted(partial.items()):
             image = self._images.image(index)
-            size_wh, side = (image.shape[1], image.shape[0]), self._section.image_size
+            size_wh, side = (image.shape[1], image.shape[0]), data.image_size
             classes, certainty = (
-                back(np.asarray(expand(maps[name], (side, side))), size_wh, resize=self._section.resize)
+                back(np.asarray(expand(maps[name], (side, side))), size_wh, resize=data.resize)
                 for name in ("classes", "certainty")
             )
             write_indices(classes, out / f"{stems[index]}.png")
@@ -135,7 +119,5 @@ def without_labels(files: Sequence[Path], *, class_names: Sequence[str], max_pix
         DataError: some cannot be read; all of them are named.
     """
     files = sorted(files)
-    problems = [f"{file}: {reason}" for file, reason in unreadable(files, max_pixels=max_pixels).items()]
-    if problems:
-        raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
+    need_readable(files, max_pixels=max_pixels)
     return MaskedImages(images=files, masks=(), class_names=tuple(class_names), max_pixels=max_pixels)

@@ -11,7 +11,6 @@ from mtrain.tasks.image_task import ImageTask
 from mtrain.tasks.segmentation.section import SegmentationDataSpec, data_of
 
 if TYPE_CHECKING:
-    from mtrain.core.interfaces.details import Detail
     from mtrain.data.loader.source_ring import PooledSource
     from mtrain.spec.model import Spec
     from mtrain.tasks.segmentation.evaluator import MaskEvaluator
@@ -24,6 +23,7 @@ class SegmentationTask(ImageTask):
     """The segmentation side of a job. Implements ``TaskData`` of ``core.interfaces``; the class itself is a
     ``TaskKind``."""
 
+    # Every reading of a spec imports this module for its sections, so methods import what needs an image library.
     kind = "segmentation"
     input_key = "pixels"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": SegmentationDataSpec}
@@ -130,7 +130,3 @@ class SegmentationTask(ImageTask):
         from mtrain.tasks.segmentation.drawing import comparison
 
         return comparison(self._data.val, partial)
-
-    def details(self, evaluator: "MaskEvaluator") -> "Sequence[Detail]":
-        """See ``TaskData.details``."""
-        return evaluator.details()

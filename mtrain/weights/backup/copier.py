@@ -43,16 +43,16 @@ class Kept:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "Kept":
-        """Keep the files of a checkpoint: hard links take no room while the checkpoint exists.
-
-        A folder of links that is left behind is deleted at the next start, as that of a writer that has died.
-        """
+        """Keep the files of a checkpoint."""
+        # The name is that of a writer's folder: where a job is killed, the next start deletes the links as those of a
+        # writer that has died.
         holder = f"{socket.gethostname()}@{os.getpid()}"
         folder = checkpoint.with_name(f"{store.TEMPORARY}{checkpoint.name}@{holder}.copy")
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             for file in checkpoint.iterdir():
+                # Hard links take no room while the checkpoint exists, and keep its files when it is rotated away.
                 os.link(file, folder / file.name, follow_symlinks=False)
         except OSError:  # a file system without hard links: the copy has to be quicker than the rotation
             shutil.rmtree(folder, ignore_errors=True)
@@ -128,11 +128,7 @@ class NoCopies:
 
 
 class Copier:
-    """Has the checkpoints of one run copied by another process; see ``Copies``.
-
-    A copy that is under way is made to its end. Meanwhile the newest checkpoint waits, and older ones are passed over. The
-    files of both are kept until they are copied.
-    """
+    """Has the checkpoints of one run copied by another process; see ``Copies``."""
 
     def __init__(self, rule: CheckpointSpec, run_dir: Path) -> None:
         assert rule.copy_to is not None
@@ -175,6 +171,8 @@ class Copier:
         """See ``Copies.add``."""
         kept = Kept.of(checkpoint.absolute())
         with self._lock:
+            # A copy that is under way is made to its end. Meanwhile the newest checkpoint waits, and older ones are
+            # passed over: a queue would grow without end where checkpoints are written faster than they are copied.
             if self._waiting is not None:
                 self._release(self._waiting)
                 self._passed_over += 1
@@ -215,6 +213,7 @@ class Copier:
 
     def _recover(self, lost: Kept) -> list[News | None]:
         """Hand the checkpoint over to another process, or give it up where that was done before."""
+        # The process may have answered, and died only then.
         late = self._answers()  # before the pipe is closed
         self._stop()
         heard = [self._heard(answer) for answer in late]
@@ -265,6 +264,7 @@ class Copier:
             bufsize=0,
         )
         assert self._process.stdout is not None
+        # ``news`` is called between updates, which must not wait for the other process.
         os.set_blocking(self._process.stdout.fileno(), False)
         assert self._process.stdin is not None
         self._process.stdin.write(self._settings.line())

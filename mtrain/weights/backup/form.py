@@ -29,6 +29,7 @@ from mtrain.spec.files import parse_json, read_bytes
 FORMAT = 1
 RUN = "run.json"
 COPY = "COPY.json"
+# A run is told by a random id, because another one may have the same name.
 OWN = "copies.json"
 """File of the run folder that holds the run's id."""
 STEP = re.compile(r"step-\d{8,12}")
@@ -95,6 +96,7 @@ class Manifest:
         if not manifest:
             raise BadCopy(f"its {files.MANIFEST} is damaged or of another format")
         entries = _entries(manifest["files"], files.MANIFEST)
+        # Names become paths when a copy is fetched, so only those that are known are taken.
         if set(entries) != {*files.ARRAYS.values(), files.STATE}:
             raise BadCopy(f"its {files.MANIFEST} lists other files than those of a checkpoint")
         update, serial = manifest.get("update"), manifest.get("serial")

@@ -141,6 +141,8 @@ class Place:
             raise UsageError(
                 f"{self.in_words}: needs the package fsspec; install it with: {remedies.install('backup')}"
             ) from None
+        # fsspec remembers listings and connections: another process may have written meanwhile, and a broken
+        # connection would stay.
         settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
         if scheme in LOCAL:
             settings["auto_mkdir"] = True
@@ -170,6 +172,8 @@ class Place:
 
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError):
+            # Loading the class connects to nothing, and tells in most cases; only for a missing package the address
+            # is opened.
             assert self._system_and_path  # raises the error that names the package
 
     def _path(self, name: str) -> str:
@@ -280,6 +284,7 @@ class Place:
     def upload(self, name: str, file: Path) -> None:
         """Write an object with the content of a file."""
         files, path = self._system_and_path[0], self._path(name)
+        # Never through a link, which somebody else may have put there: see ``outputs``.
         if self._is_local:  # in parts, between which it is known that the disk still writes
             files.makedirs(os.path.dirname(path), exist_ok=True)
             with file.open("rb") as source, outputs.open_to_write(Path(path), "wb") as target:

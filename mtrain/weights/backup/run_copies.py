@@ -62,6 +62,7 @@ class RunCopies:
             PlaceError: the place cannot be reached or written.
             BadCopy: it has the copies of another run.
         """
+        # Two runs of one name would delete each other's copies as old ones.
         there = self.run()
         if there is None:
             self.place.put(form.RUN, form.run_content(run))
@@ -78,6 +79,7 @@ class RunCopies:
         """
         found = self.place.sizes()
         steps = sorted({name.partition("/")[0] for name in found if form.STEP.fullmatch(name.partition("/")[0])})
+        # The manifest is written last, so a copy without one was interrupted.
         whole = [step for step in steps if f"{step}/{MANIFEST}" in found]
         return whole, [step for step in steps if step not in whole]
 
@@ -180,6 +182,7 @@ class RunCopies:
             there = self._small(f"{name}/{MANIFEST}")
         except BadCopy:  # none, or one that is no manifest: nobody takes the copy
             return False
+        # The checkpoint was written anew: until the copy is complete it must not count as that of the former one.
         if there != content:
             self.place.remove(f"{name}/{MANIFEST}")
         return there == content
@@ -226,6 +229,7 @@ class RunCopies:
         copies, bad = self.list_copies()
         kept = {new, *(copy.name for copy in copies[: rule.newest])}
         scored = [copy for copy in copies if copy.manifest.score > -math.inf]
+        # Of equal scores the first one, as ``checkpoint.keep_best`` has it.
         scored.sort(key=lambda copy: (-copy.manifest.score, copy.manifest.update))
         kept.update(copy.name for copy in scored[: rule.best])
         for name in (*(copy.name for copy in copies), *bad):

@@ -73,6 +73,7 @@ class Copying:
 
     def run(self) -> None:
         """Copy until the process ends."""
+        # Libraries of storage take seconds to load: they do so while the first checkpoint is not there yet.
         with contextlib.suppress(MtrainError):  # told with the first checkpoint
             Place(self._settings.address).check_package()  # loads the library, which takes seconds
         while True:
@@ -108,6 +109,7 @@ class Copying:
                 return {"bytes": 0, "passed_over": True}
             except (PlaceError, BadCopy, MtrainError) as problem:
                 error = str(problem)
+                # What is damaged or forbidden stays so; a network may come back.
                 if not isinstance(problem, PlaceError) or problem.lasting:
                     break
             except Exception as problem:  # The job must hear of it, whatever it is.
@@ -137,9 +139,11 @@ def main() -> None:
     # A request to end is meant for the job, which waits for the copy of its last checkpoint.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    # Libraries may print at any time, which must not stand between the answers.
     os.dup2(1, ANSWERS)
     os.dup2(2, 1)
     os.nice(NICENESS)
+    # The folder of a local copy holds weights and the spec, as the run folder does.
     runfolder.keep_private()
     first = json.loads(sys.stdin.buffer.readline())
     settings = Settings(**{each.name: first[each.name] for each in fields(Settings)})
@@ -155,10 +159,7 @@ LOOKS = 20
 
 
 class StallWatch:
-    """Calls ``give_up`` when nothing has moved for ``timeout_s`` seconds, from a thread of its own.
-
-    The looks are counted, not the time: while the process is stopped, or gets no processor, nobody looks.
-    """
+    """Calls ``give_up`` when nothing has moved for ``timeout_s`` seconds, from a thread of its own."""
 
     def __init__(self, timeout_s: float, give_up: Callable[[], None]) -> None:
         self._pause_s = timeout_s / LOOKS
@@ -179,6 +180,7 @@ class StallWatch:
 
     def look(self) -> bool:
         """Return whether nothing has moved for so many looks that the work has stalled."""
+        # Looks are counted and not the time: while the process is stopped, or gets no processor, nobody looks.
         self._idle_looks += 1
         return self._idle_looks > LOOKS
 

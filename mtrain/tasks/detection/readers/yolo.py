@@ -248,9 +248,7 @@ def _notes(paths: Sequence[Path], places: Sequence[Path]) -> list[str]:
         path.name
         for place in label_folders
         for path in walk(place)
-        if path.suffix == ".txt"
-        and path not in labels
-        and path.name not in ("classes.txt", "train.txt", "val.txt", "test.txt")
+        if path.suffix == ".txt" and path not in labels and path.name not in _NOT_LABELS
     )
     return [
         f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
