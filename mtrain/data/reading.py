@@ -1,6 +1,7 @@
 """Helpers that the annotation readers share: locating files, and errors that list all problems at once."""
 
 import difflib
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -178,6 +179,21 @@ def unique_stems(files: Sequence[Path]) -> list[str]:
         names.append(file.stem if file.stem not in stems else f"{file.stem}-{index}")
         stems.add(file.stem)
     return names
+
+
+def divide(keys: Sequence[str], share: float, *, seed: int) -> tuple[list[int], list[int]]:
+    """Return the positions of the samples for training and of those for evaluation, both in order: ``share`` of them, at
+    least one in each part, a single sample for training.
+
+    ``keys``: a name of each sample, the same on every host.
+    """
+    # A hash of the key decides, and not the position: most samples keep their part when others are added, and the
+    # order in which a host lists its files does not matter. A file name whose bytes are not UTF-8 has lone surrogates,
+    # which the default of ``encode`` refuses.
+    digests = [hashlib.sha256(f"{seed}\0{key}".encode(errors="surrogatepass")).digest() for key in keys]
+    order = sorted(range(len(keys)), key=digests.__getitem__)
+    count = min(max(round(share * len(keys)), 1), len(keys) - 1)
+    return sorted(order[count:]), sorted(order[:count])
 
 
 def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:

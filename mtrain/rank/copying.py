@@ -10,7 +10,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Collective
 from mtrain.records.reporter import Report
 from mtrain.system.runfolder import RunFolder
-from mtrain.weights.backup.copier import Copier, Copies, NoCopies
+from mtrain.weights.backup.copier import Copier, Copies
 
 EVERY_S = 0.2
 """Seconds between two looks at a copy that the end of a job waits for."""
@@ -19,7 +19,7 @@ EVERY_S = 0.2
 def make_copies(spec: Any, run_folder: RunFolder, collective: Collective) -> Copies:
     """Return what copies the checkpoints of a run: on rank 0, where ``checkpoint.copy_to`` is given."""
     if spec.checkpoint.copy_to is None or collective.rank != 0:
-        return NoCopies()
+        return Copies()
     return Copier(spec.checkpoint, run_folder.path)
 
 

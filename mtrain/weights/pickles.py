@@ -67,14 +67,6 @@ def member(function: Name, arguments: tuple[Any, ...], *, of: frozenset[Name]) -
     raise Refused(f"the name {function}", name=function)
 
 
-class Buildable(Protocol):
-    """A value that a BUILD instruction completes."""
-
-    def build(self, state: object) -> None:
-        """Apply the stored state. Raises ``Refused`` if it is not as expected."""
-        ...
-
-
 class Vocabulary(Protocol):
     """The names that a pickle may mention, and the values that they make."""
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.data.images.section import DistortSpec, VariationSpec
+from mtrain.data.images.section import DistortSpec
 
 HUES = 180
 """Length of OpenCV's hue circle for uint8 images."""
@@ -22,8 +23,8 @@ STRIPE_BYTES = 96 * 1024
 """Size of the stripe of rows that is converted at once, in bytes."""
 
 
-def random_gains(rng: np.random.Generator, spec: VariationSpec) -> tuple[float, float, float]:
-    """Draw the factors of hue, saturation and value, each uniform in 1 +- its range."""
+def random_gains(rng: np.random.Generator, spec: Any) -> tuple[float, float, float]:
+    """Draw the factors of hue, saturation and value, each uniform in 1 +- its range: ``hsv_h`` and so on of a section."""
     hue, saturation, value = rng.uniform(-1.0, 1.0, 3) * (spec.hsv_h, spec.hsv_s, spec.hsv_v) + 1.0
     return float(hue), float(saturation), float(value)
 

@@ -6,7 +6,6 @@ composed around the image's centre).
 """
 
 import math
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -24,17 +23,6 @@ HORIZON = 0.05
 perspective's horizon."""
 
 
-@dataclass(frozen=True, slots=True)
-class Letterboxed:
-    """A letterboxed image with its scale and padding, so that boxes can be mapped to it and back."""
-
-    image: NDArray[np.uint8]
-    ratio_wh: tuple[float, float]
-    """New pixels per old pixel, for width and height."""
-    pad_wh: tuple[float, float]
-    """Padding at the left and at the top, not rounded: the image itself begins at ``margin(pad)``."""
-
-
 def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
     """Return (width, height) after scaling the longest side to ``side``; the other side is rounded up."""
     ratio = side / max(width, height)
@@ -48,39 +36,17 @@ def margin(pad: float) -> int:
     return round(pad - 0.1)
 
 
-def letterbox(
-    image: NDArray[np.uint8],
-    shape_hw: tuple[int, int],
-    *,
-    auto: bool = False,
-    scale_fill: bool = False,
-    scale_up: bool = True,
-    stride: int = 32,
-) -> Letterboxed:
-    """Fit ``image`` (H, W, 3) into ``shape_hw`` keeping its aspect ratio, centred on grey.
-
-    ``auto`` pads only up to the next multiple of ``stride``; ``scale_fill`` stretches instead of
-    adding a margin; without ``scale_up`` a small image keeps its size.
-    """
+def letterbox(image: NDArray[np.uint8], shape_hw: tuple[int, int]) -> NDArray[np.uint8]:
+    """Fit ``image`` (H, W, 3) into ``shape_hw`` keeping its aspect ratio, centred on grey."""
     height, width = image.shape[:2]
     ratio = min(shape_hw[0] / height, shape_hw[1] / width)
-    if not scale_up:
-        ratio = min(ratio, 1.0)
-    ratio_wh = (ratio, ratio)
     new_wh = (max(round(width * ratio), 1), max(round(height * ratio), 1))
-    padding = [shape_hw[1] - new_wh[0], shape_hw[0] - new_wh[1]]
-    if scale_fill:
-        new_wh, padding = (shape_hw[1], shape_hw[0]), [0, 0]
-        ratio_wh = (shape_hw[1] / width, shape_hw[0] / height)
-    elif auto:
-        padding = [total % stride for total in padding]
-    pad_w, pad_h = padding[0] / 2, padding[1] / 2
     if (width, height) != new_wh:
         image = np.asarray(cv2.resize(image, new_wh, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
-    boxed = np.full((new_wh[1] + padding[1], new_wh[0] + padding[0], 3), FILL, dtype=np.uint8)
-    top, left = margin(pad_h), margin(pad_w)
+    boxed = np.full((*shape_hw, 3), FILL, dtype=np.uint8)
+    top, left = margin((shape_hw[0] - new_wh[1]) / 2), margin((shape_hw[1] - new_wh[0]) / 2)
     boxed[top : top + new_wh[1], left : left + new_wh[0]] = image
-    return Letterboxed(boxed, ratio_wh, (pad_w, pad_h))
+    return boxed
 
 
 def random_map(

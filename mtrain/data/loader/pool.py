@@ -18,7 +18,7 @@ from mtrain.core.interfaces import Array, HostBatch
 from mtrain.data.loader.ahead import LEAST, MOST, Ahead, Prefetch
 from mtrain.data.loader.shared_memory import Ring, shared_bytes
 from mtrain.data.loader.source_ring import PooledSource, SourceRing
-from mtrain.data.loader.workers import Executor, Inline, Task, Workers
+from mtrain.data.loader.workers import Inline, Task, Workers
 from mtrain.errors import DataError, SpecError, TrainingError
 
 LIVES = 2
@@ -87,7 +87,7 @@ class WorkerPool:
             out = source_ring.ring.place(task.start, task.position, source.shape(epoch, update))
             return source.fill(epoch, task.sample, out, update=update)
 
-        self._executor: Executor = Workers(workers, handle, shared_bytes(1)) if workers else Inline(handle)
+        self._executor = Workers(workers, handle, shared_bytes(1)) if workers else Inline(handle)
         self.workers = workers
         self.is_open = True
 

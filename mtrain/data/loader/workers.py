@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import MtrainError, TrainingError
@@ -66,22 +66,6 @@ class Result(NamedTuple):
     """The error message, with a traceback unless the user's data is at fault; None on success."""
 
 
-class Executor(Protocol):
-    """Runs tasks and returns their results."""
-
-    def submit(self, tasks: Iterable[Task]) -> None:
-        """Queue tasks. Does not wait."""
-        ...
-
-    def collect(self) -> list[Result]:
-        """Return at least one result, waiting for it if needed. A task must be in progress."""
-        ...
-
-    def close(self) -> None:
-        """End the processes that were started. Can be called twice."""
-        ...
-
-
 def attempt(handle: Callable[[Task], Any], task: Task) -> Result:
     """Run a task; an exception becomes the result's error text."""
     try:
@@ -100,7 +84,7 @@ class Inline:
         self._tasks: deque[Task] = deque()
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Queue tasks."""
+        """Queue tasks. Does not wait."""
         self._tasks.extend(tasks)
 
     def collect(self) -> list[Result]:

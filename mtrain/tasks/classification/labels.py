@@ -1,13 +1,13 @@
 """Images with one class each: the result of classification data sets and the input of the rest of that task."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.reading import divide
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 
@@ -80,35 +80,21 @@ def divide_split(split: LabelledImages, share: float, *, seed: int) -> tuple[Lab
     Raises:
         DataError: no class has two images.
     """
-    for_evaluation = sorted(
-        index for class_ in _by_class(split, seed) for index in class_[: _count(len(class_), share)]
-    )
-    if not for_evaluation:
-        raise DataError(
-            f"data.split: {len(split)} images cannot be divided, because no class has two; give more, or leave it out"
-        )
-    rest = sorted(set(range(len(split))) - set(for_evaluation))
-    # The notes are about the whole set: with both parts they would be reported twice.
-    return _choose(split, rest), replace(_choose(split, for_evaluation), notes=())
-
-
-def _by_class(split: LabelledImages, seed: int) -> Iterator[list[int]]:
-    """Yield the indices of each class, in the order of the hashes of their keys."""
-    # A hash of the key decides, and not the position: most images keep their part when others are added, and the
-    # order in which a host lists its files does not matter.
-    keys = split.keys or split.origins
     classes: dict[int, list[int]] = {}
     for index, label in enumerate(split.labels.tolist()):
         classes.setdefault(label, []).append(index)
+    keys = split.keys or split.origins
+    parts: tuple[list[int], list[int]] = ([], [])
     for indices in classes.values():
-        # A file name whose bytes are not UTF-8 has lone surrogates, which the default of ``encode`` refuses.
-        yield sorted(
-            indices, key=lambda index: hashlib.sha256(f"{seed}\0{keys[index]}".encode(errors="surrogatepass")).digest()
+        for part, places in zip(parts, divide([keys[index] for index in indices], share, seed=seed), strict=True):
+            part += [indices[place] for place in places]
+    train, evaluation = map(sorted, parts)
+    if not evaluation:
+        raise DataError(
+            f"data.split: {len(split)} images cannot be divided, because no class has two; give more, or leave it out"
         )
-
-
-def _count(images: int, share: float) -> int:
-    return min(max(round(share * images), 1), images - 1)
+    # The notes are about the whole set: with both parts they would be reported twice.
+    return _choose(split, train), replace(_choose(split, evaluation), notes=())
 
 
 def _choose(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:

@@ -140,7 +140,7 @@ def fit_image(image: NDArray[np.uint8], *, side: int, resize: Resize, crop_share
     if image.shape[:2] == (side, side):
         return image
     if resize == "letterbox":
-        return letterbox(image, (side, side)).image
+        return letterbox(image, (side, side))
     method = cv2.INTER_AREA if side < max(image.shape[:2]) else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, (side, side), interpolation=method), dtype=np.uint8)
 

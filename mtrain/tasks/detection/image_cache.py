@@ -134,7 +134,7 @@ class DiskCache:
 
 
 class Images:
-    """The images of a split at the size that ``sizing`` chooses; a ``ImageProvider`` for the renderer."""
+    """The images of a split at the size that ``sizing`` chooses."""
 
     def __init__(self, samples: Sequence[Sample], sizing: Sizing) -> None:
         self._samples = samples

@@ -54,62 +54,67 @@ class View(Protocol):
         ...
 
 
-class LetterboxTraining:
-    """Augmented mosaics and letterboxed images. The side depends on (seed, epoch, update), all else on (seed, epoch,
+class TrainingView:
+    """Base class of augmented images. Side and interpolation depend on (seed, epoch, update), all else on (seed, epoch,
     index)."""
+
+    def __init__(self, images: Images, spec: AugmentSpec, *, side: int, seed: int) -> None:
+        self.images = images
+        self.largest = largest_side(spec, side)
+        self._spec = spec
+        self._image_size = side
+        self._seed = seed
+
+    def side(self, epoch: int, update: int) -> int:
+        """Return the side drawn for the update; always the same without multi-scale training."""
+        return self._drawn_for(epoch, update)[0]
+
+    def _drawn_for(self, epoch: int, update: int) -> tuple[int, int]:
+        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
+
+    def _begin(self, key: Key) -> tuple[np.random.Generator, int]:
+        """Return the sample's random numbers, and the number of its image."""
+        # A repetition of an image in one epoch has a higher index, so its augmentation is drawn anew.
+        epoch, _, index = key
+        return np.random.Generator(np.random.PCG64([self._seed, epoch, index])), index % len(self.images)
+
+
+def largest_side(spec: AugmentSpec, side: int) -> int:
+    """Return the largest side of an input in pixels, where ``side`` is that of the spec."""
+    return max(sides_of(spec, image_size=side))
+
+
+class LetterboxTraining(TrainingView):
+    """Augmented mosaics and letterboxed images."""
 
     def __init__(
         self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int, epochs: int | None
     ) -> None:
         """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
-        self.largest = max(sides_of(spec, image_size=side))
-        self.images = Images(samples, AtMost(self.largest))
-        self._spec = spec
-        self._image_size = side
-        self._seed = seed
+        super().__init__(Images(samples, AtMost(largest_side(spec, side))), spec, side=side, seed=seed)
         self._last_mosaic = np.inf if epochs is None else epochs - spec.close_mosaic_epochs
         self._augmenter = Augmenter(self.images, spec)
 
-    def side(self, epoch: int, update: int) -> int:
-        """Return the side drawn for the update; always the same without multi-scale training."""
-        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))[0]
-
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
-        epoch, _, index = key
-        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        image = index % len(self.images)
-        # A repetition of an image in one epoch has a higher index, so its augmentation is drawn anew.
-        return self._augmenter.draw(rng, image, out, mosaics=epoch < self._last_mosaic), NO_WAY_BACK
+        rng, image = self._begin(key)
+        return self._augmenter.draw(rng, image, out, mosaics=key[0] < self._last_mosaic), NO_WAY_BACK
 
 
-class StretchTraining:
-    """Augmented stretched images. Side and interpolation depend on (seed, epoch, update), all else on (seed, epoch,
-    index)."""
+class StretchTraining(TrainingView):
+    """Augmented stretched images."""
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
-        self.largest = max(sides_of(spec, image_size=side))
         # The smallest crop must still have as many pixels as the input; the bound keeps the size finite where
         # ``scaling`` is next to 0.
-        self.images = Images(samples, AtLeast(round(self.largest / max(_narrowest(spec), 0.1))))
-        self._spec = spec
-        self._image_size = side
-        self._seed = seed
+        least = round(largest_side(spec, side) / max(_narrowest(spec), 0.1))
+        super().__init__(Images(samples, AtLeast(least)), spec, side=side, seed=seed)
         self._stretcher = Stretcher(self.images, spec)
-
-    def side(self, epoch: int, update: int) -> int:
-        """Return the side drawn for the update."""
-        return self._draw_size(epoch, update)[0]
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
         """See ``View.draw``."""
-        epoch, update, index = key
-        rng = np.random.Generator(np.random.PCG64([self._seed, epoch, index]))
-        image = index % len(self.images)
-        return self._stretcher.draw(rng, image, out, method=self._draw_size(epoch, update)[1]), NO_WAY_BACK
-
-    def _draw_size(self, epoch: int, update: int) -> tuple[int, int]:
-        return shared_by_update(self._spec, image_size=self._image_size, key=(self._seed, epoch, update))
+        rng, image = self._begin(key)
+        return self._stretcher.draw(rng, image, out, method=self._drawn_for(*key[:2])[1]), NO_WAY_BACK
 
 
 def _narrowest(spec: AugmentSpec) -> float:

@@ -1,10 +1,9 @@
 """Select images of a split: drop missing ones, or divide the split into a training and an evaluation part."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 
-from mtrain.data.reading import listed, name_some
+from mtrain.data.reading import divide, listed, name_some
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
 
@@ -72,15 +71,11 @@ def divide_split(annotations: Annotations, share: float, *, seed: int) -> tuple[
     images = annotations.images
     if len(images) < 2:
         raise DataError(f"data.split: {len(images)} images cannot be divided; give at least two, or leave it out")
-    # A hash of the name decides, and not the position: most images keep their part when others are added.
-    ranked = sorted(images, key=lambda image: _rank(image, seed))
-    count = min(max(round(share * len(images)), 1), len(images) - 1)
-    notes = annotations.notes
-    return _subset(annotations, ranked[count:], notes=notes), _subset(annotations, ranked[:count], notes=())
-
-
-def _rank(image: AnnotatedImage, seed: int) -> bytes:
-    return hashlib.sha256(f"{seed}\0{image.file_name}\0{image.image_id}".encode(errors="surrogatepass")).digest()
+    train, evaluation = divide([f"{image.file_name}\0{image.image_id}" for image in images], share, seed=seed)
+    return (
+        _subset(annotations, [images[place] for place in train], notes=annotations.notes),
+        _subset(annotations, [images[place] for place in evaluation], notes=()),
+    )
 
 
 def _subset(annotations: Annotations, images: Sequence[AnnotatedImage], *, notes: Sequence[str]) -> Annotations:

@@ -1,6 +1,5 @@
 """Images with masks: the result of segmentation data sets and the input of the rest of that task."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.header import MAX_PIXELS, need_bounded, probe
 from mtrain.data.images.indexed import IGNORED, read_indices
-from mtrain.data.reading import listed
+from mtrain.data.reading import divide, listed
 from mtrain.errors import DataError
 
 _MAX_THREADS = 4
@@ -94,19 +93,15 @@ class MaskedImages:
 def divide_split(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImages, MaskedImages]:
     """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
-    A hash of ``seed`` and its key decides an image's part, so the parts are the same on every host.
+    The parts are the same on every host.
 
     Raises:
         DataError: there are fewer than two images.
     """
     if len(split) < 2:
         raise DataError(f"data.split: {len(split)} images cannot be divided; give more, or leave it out")
-    order = sorted(
-        range(len(split)),
-        key=lambda index: hashlib.sha256(f"{seed}\0{split.keys[index]}".encode(errors="surrogatepass")).digest(),
-    )
-    count = min(max(round(share * len(split)), 1), len(split) - 1)
-    return split.chosen(sorted(order[count:])), split.chosen(sorted(order[:count]))
+    train, evaluation = divide(split.keys, share, seed=seed)
+    return split.chosen(train), split.chosen(evaluation)
 
 
 def count_pixels(split: MaskedImages) -> NDArray[np.int64]:

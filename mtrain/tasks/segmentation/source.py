@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
-from mtrain.data.images.colour import scale_hsv
+from mtrain.data.images.colour import random_gains, scale_hsv
 from mtrain.data.images.indexed import IGNORED
 from mtrain.data.loader.shared_memory import ArraySpec
 from mtrain.tasks.segmentation.fitting import Place, Resize, fit_image, fitted_size, lay, lay_mask
@@ -104,9 +104,9 @@ def _vary(
     rng: np.random.Generator, spec: SegmentationAugmentSpec, colours: NDArray[np.uint8], classes: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Change the colours, and flip image and mask."""
-    hue, saturation, value = rng.uniform(-1.0, 1.0, 3) * (spec.hsv_h, spec.hsv_s, spec.hsv_v) + 1.0
-    if (hue, saturation, value) != (1.0, 1.0, 1.0):
-        scale_hsv(colours, (float(hue), float(saturation), float(value)))
+    gains = random_gains(rng, spec)
+    if gains != (1.0, 1.0, 1.0):
+        scale_hsv(colours, gains)
     up_down, left_right = rng.random(2) < (spec.flip_ud, spec.flip_lr)
     if up_down or left_right:
         code = -1 if up_down and left_right else int(left_right)

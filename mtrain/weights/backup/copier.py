@@ -15,9 +15,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mtrain.core.checkpoint import store
+from mtrain.core.overriding import override
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup.run_copies import folder_at
 from mtrain.weights.backup.worker import Settings
@@ -74,60 +75,32 @@ class News:
     fields: dict[str, Any]
 
 
-class Copies(Protocol):
-    """What a rank knows of copies."""
+class Copies:
+    """What a rank knows of copies. This one is of a rank that copies nothing."""
 
     def start(self) -> None:
         """Start the copying process, which needs some seconds to load its libraries."""
-        ...
 
     def add(self, checkpoint: Path) -> None:
         """Learn that a checkpoint is complete. Another thread may call."""
-        ...
 
     def news(self) -> list[News]:
         """Return what happened since the last call. It returns at once."""
-        ...
-
-    def is_settled(self) -> bool:
-        """Return whether no copy is being made or waits to be made."""
-        ...
-
-    def summary(self) -> dict[str, Any]:
-        """Return the part of a job's summary that is about copies."""
-        ...
-
-    def close(self) -> None:
-        """End the copying process; a copy that is not complete stays torn."""
-        ...
-
-
-class NoCopies:
-    """``Copies`` of a rank that copies nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def add(self, checkpoint: Path) -> None:
-        """Do nothing."""
-
-    def news(self) -> list[News]:
-        """Return nothing."""
         return []
 
     def is_settled(self) -> bool:
-        """Return True."""
+        """Return whether no copy is being made or waits to be made."""
         return True
 
     def summary(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return the part of a job's summary that is about copies."""
         return {}
 
     def close(self) -> None:
-        """Do nothing."""
+        """End the copying process; a copy that is not complete stays torn."""
 
 
-class Copier:
+class Copier(Copies):
     """Has the checkpoints of one run copied by another process; see ``Copies``."""
 
     def __init__(self, rule: CheckpointSpec, run_dir: Path) -> None:
@@ -162,13 +135,13 @@ class Copier:
         self._newest: str | None = None
         self._error: str | None = None
 
+    @override
     def start(self) -> None:
-        """See ``Copies.start``."""
         with self._lock, contextlib.suppress(OSError):  # ``written`` tries again
             self._start()
 
+    @override
     def add(self, checkpoint: Path) -> None:
-        """See ``Copies.add``."""
         kept = Kept.of(checkpoint.absolute())
         with self._lock:
             # A copy that is under way is made to its end. Meanwhile the newest checkpoint waits, and older ones are
@@ -180,8 +153,8 @@ class Copier:
             if self._under_way is None:
                 self._take_next()
 
+    @override
     def news(self) -> list[News]:
-        """See ``Copies.news``."""
         with self._lock:
             answers, self._unread = [*self._unread, *self._answers()], []
             heard = [self._heard(answer) for answer in answers]
@@ -190,18 +163,18 @@ class Copier:
             heard.append(self._warning())
             return [news for news in heard if news is not None]
 
+    @override
     def is_settled(self) -> bool:
-        """See ``Copies.is_settled``."""
         with self._lock:
             return self._under_way is None and self._waiting is None
 
+    @override
     def summary(self) -> dict[str, Any]:
-        """See ``Copies.summary``."""
         copies = {"to": self._shown, "copied": self._copy_files, "failed": self._failed, "newest": self._newest}
         return {"copies": {**copies, "error": self._error}}
 
+    @override
     def close(self) -> None:
-        """See ``Copies.close``."""
         with self._lock:
             self._stop()
             for kept in (self._under_way, self._waiting):

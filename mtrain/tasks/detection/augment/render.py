@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -10,22 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.images.geometry import FILL, is_upright, map_boxes, survives
 from mtrain.tasks.detection.augment.mosaic import Layout, Placement
-
-
-class ImageProvider(Protocol):
-    """Provides images and their boxes by sample index."""
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return (width, height) of an image, which may be any: it is stretched to its placement."""
-        ...
-
-    def load(self, index: int, *, rows: int | None = None) -> NDArray[np.uint8]:
-        """Return an image, uint8 (H, W, 3) RGB; those below the first ``rows`` may be missing."""
-        ...
-
-    def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return (N, 4) xyxy as fractions of the image's width and height, and (N,) labels."""
-        ...
+from mtrain.tasks.detection.image_cache import Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +38,8 @@ class Axis:
 class Renderer:
     """Draw layouts."""
 
-    def __init__(self, provider: ImageProvider) -> None:
-        self._provider = provider
+    def __init__(self, images: Images) -> None:
+        self._images = images
         # Reused: a canvas of a mosaic takes megabytes, and would otherwise be allocated for each sample.
         self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
 
@@ -90,7 +74,7 @@ class Renderer:
         their labels (N,) and the number of their placement (N,)."""
         if not shown:
             return np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        image_boxes = [self._provider.boxes(placement.index) for placement in shown]
+        image_boxes = [self._images.boxes(placement.index) for placement in shown]
         owner = np.repeat(np.arange(len(shown)), [len(labels) for _, labels in image_boxes])
         places = np.array([(p.left, p.top, p.width, p.height) for p in shown], dtype=np.float64)[owner]
         fractions, labels = (np.concatenate(parts) for parts in zip(*image_boxes, strict=True))
@@ -112,11 +96,11 @@ class Renderer:
             y = vertical.output_range(placement.top, placement.height, layout.canvas, len(out))
             if x[1] <= x[0] or y[1] <= y[0]:
                 continue
-            width, height = self._provider.size(placement.index)
+            width, height = self._images.size(placement.index)
             left, right, scale_x, shift_x = horizontal.source(x, placement.left, placement.width, width)
             top, bottom, scale_y, shift_y = vertical.source(y, placement.top, placement.height, height)
             # Rows below ``bottom`` are not shown, and a JPEG's need not be decoded.
-            image = self._provider.load(placement.index, rows=bottom)
+            image = self._images.load(placement.index, rows=bottom)
             region = out[y[0] : y[1], x[0] : x[1]]
             size = (x[1] - x[0], y[1] - y[0])
             cv2.resize(image[top:bottom, left:right], size, dst=region, interpolation=cv2.INTER_LINEAR)
@@ -143,7 +127,7 @@ class Renderer:
         left, top = max(placement.left, 0), max(placement.top, 0)
         right = min(placement.left + placement.width, len(canvas))
         bottom = min(placement.top + placement.height, len(canvas))
-        image = self._provider.load(placement.index)
+        image = self._images.load(placement.index)
         if image.shape[:2] != (placement.height, placement.width):
             size = (placement.width, placement.height)
             image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
