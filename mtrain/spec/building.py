@@ -47,13 +47,14 @@ def task_of(values: Mapping[str, Any], *, registry: Registry) -> str:
 def _kind(values: Mapping[str, Any], path: Path, registry: Registry) -> str:
     name = lookup(values, path)
     if name is None:
-        name = _default(path)
+        name = default_at(path)
     if not isinstance(name, str):
         raise PluginError(f"given {name!r}, expected the name of a plugin")
     return registry.task_of(_GROUPS[path], name)
 
 
-def _default(path: Path) -> Any:
+def default_at(path: Path) -> Any:
+    """Return the default of a key of the core; None where there is no such key."""
     key_field = field_at(Spec, path)
     return None if key_field is None else key_field.default
 

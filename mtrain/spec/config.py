@@ -20,7 +20,8 @@ from mtrain.spec.building import DATA, MODEL, Tasks, schema_of, task_of
 from mtrain.spec.files import MAX_OWN_BYTES, read_text
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS
-from mtrain.spec.provenance import Layers, Origin
+from mtrain.spec.provenance import Layers
+from mtrain.spec.provenance import Origin as Origin
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.run_spec import check_whole, is_of_a_run
@@ -32,26 +33,13 @@ from mtrain.spec.selectors import (
     settle_references,
     settle_task,
 )
-from mtrain.spec.sources import Files, Given, Sources, display, find_config, is_shipped, shipped_names, shorten
+from mtrain.spec.sources import Files, Sources, display, find_config, is_shipped, shorten
+from mtrain.spec.sources import Given as Given
+from mtrain.spec.sources import shipped_names as shipped_names
 from mtrain.spec.suggest import hint
 from mtrain.spec.trial import Trial
 from mtrain.spec.validation import given_or_default, validate
 from mtrain.spec.yaml_reader import Path
-
-__all__ = [
-    "Given",
-    "Loaded",
-    "Origin",
-    "RunSpec",
-    "debug",
-    "dump",
-    "from_json",
-    "load",
-    "read",
-    "resolved_json",
-    "shipped_names",
-    "with_values",
-]
 
 Source = str | Mapping[str, Any] | None
 """A spec to read: a file, the name of a shipped config, or its values as Python has them; None: the default one."""

@@ -9,42 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from mtrain.errors import UsageError
 from mtrain.spec import references
 from mtrain.spec.addresses import checked_address
 from mtrain.spec.hostnames import checked_host, checked_listener
 from mtrain.spec.identifiers import checked_run_name
 from mtrain.spec.parallel import ParallelSpec
 from mtrain.spec.pathnames import PathText, checked_path
-from mtrain.spec.section import Count, Positive, Section
+from mtrain.spec.section import Count, Positive, Section, as_validator
 from mtrain.spec.training import OptimizerSpec, ScheduleSpec, TrainSpec
-
-
-def _is_host(text: str) -> str:
-    try:
-        return checked_host(text)
-    except UsageError as error:
-        raise ValueError(f"given {error}") from None
-
-
-def _is_run_name(text: str) -> str:
-    try:
-        return checked_run_name(text)
-    except UsageError as error:
-        raise ValueError(f"given {error}") from None
 
 
 def _is_range(ends: list[int]) -> list[int]:
     if ends[0] > ends[1]:
         raise ValueError(f"given {ends}; expected the first and the last update, the smaller one first")
     return ends
-
-
-def _is_address(text: str) -> str:
-    try:
-        return checked_path(checked_address(text))
-    except UsageError as error:
-        raise ValueError(f"given {error}") from None
 
 
 def _each_once(devices: list[int]) -> list[int]:
@@ -57,7 +35,7 @@ PerHost = Annotated[int, Field(gt=0, le=1024)]
 """Number of processes or threads on a host. The limit keeps a typing error from starting a million of them."""
 Port = Annotated[int, Field(gt=0, lt=65536)]
 DeviceNumbers = Annotated[list[Count], AfterValidator(_each_once)]
-HostName = Annotated[str, AfterValidator(_is_host)]
+HostName = Annotated[str, AfterValidator(as_validator(checked_host))]
 
 
 class ModelSpec(Section):
@@ -282,7 +260,7 @@ class CheckpointSpec(Section):
         default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
     )
     asynchronous: bool = Field(default=True, description="write while training goes on")
-    copy_to: Annotated[str, AfterValidator(_is_address)] | None = Field(
+    copy_to: Annotated[str, AfterValidator(as_validator(checked_address)), AfterValidator(checked_path)] | None = Field(
         default=None,
         description="where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or "
         "any other address of fsspec, without a password; the run's name is added. null: nowhere",
@@ -303,7 +281,7 @@ class CheckpointSpec(Section):
 class ReportSpec(Section):
     """The run folder, the progress display, and the records and images that are written."""
 
-    name: Annotated[str, AfterValidator(_is_run_name)] | None = Field(
+    name: Annotated[str, AfterValidator(as_validator(checked_run_name))] | None = Field(
         default=None, description="run folder runs/<name>; null: the spec's name and a number"
     )
     dir: PathText = Field(default="runs", description="where run folders are made")

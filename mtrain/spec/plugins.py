@@ -30,12 +30,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stevedore import DriverManager, ExtensionManager, NamedExtensionManager
 from stevedore.extension import Extension
 
-from mtrain.errors import MtrainError, PluginError, SpecError
+from mtrain.errors import PluginError, SpecError
 from mtrain.spec import packages, references, remedies
 from mtrain.spec.plugin_kinds import DECLARED, KINDS, SINGULAR
-from mtrain.spec.schema import Problem, describe, dot, problems_of
+from mtrain.spec.schema import Problem, dot, problems_of
 from mtrain.spec.suggest import hint
-from mtrain.spec.yaml_reader import flow, read_text
+from mtrain.spec.yaml_reader import read_text
 
 POLICY_FILE = packages.POLICY_FILE
 
@@ -334,41 +334,6 @@ def _refers(kind: str, name: str) -> bool:
     return kind in references.KINDS and references.is_reference(name)
 
 
-def make(kind: str, name: str, options: BaseModel, *, policy: Policy | None = None) -> Any:
-    """Construct the plugin ``name`` with validated options.
-
-    Raises: ``PluginError`` like ``load`` and ``construct``.
-    """
-    return construct(kind, name, load(kind, name, policy=policy), options)
-
-
-def construct(kind: str, name: str, target: type[Any], options: BaseModel) -> Any:
-    """Construct the plugin ``name`` of class ``target`` with validated options.
-
-    Raises: ``PluginError`` if the constructor raises an exception that is not one of mtrain's.
-    """
-    try:
-        return target(options)
-    except MtrainError:
-        raise
-    except (Exception, SystemExit) as error:  # Foreign code may raise any exception, or call sys.exit.
-        what = f"the {SINGULAR.get(kind, kind)} {name!r} ({target.__module__}:{target.__qualname__})"
-        raise PluginError(f"{what} cannot be made from its options: {type(error).__name__}: {error}") from error
-
-
-def options(
-    kind: str, name: str, raw_options: Mapping[str, Any], *, path: str, policy: Policy | None = None
-) -> BaseModel:
-    """Return the validated options of a plugin. ``raw_options`` replace the defaults of ``plugins.toml``.
-
-    Raises: ``SpecError`` with ``path`` and the key of each option that the plugin refuses; ``PluginError`` like
-    ``load``.
-    """
-    policy = policy or read_policy()
-    target = load(kind, name, policy=policy)
-    return validated_options(target, policy.of(kind, name).options, raw_options, path=path)
-
-
 def validated_options(
     target: type[Any], defaults: Mapping[str, Any], raw_options: Mapping[str, Any], *, path: str
 ) -> BaseModel:
@@ -382,28 +347,8 @@ def validated_options(
         validated: BaseModel = model.model_validate(values)
     except ValidationError as error:
         problems = problems_of(error, model, values)
-        raise SpecError([f"{_join(path, dot(problem.path))}: {problem.message}" for problem in problems]) from None
+        raise SpecError([f"{dot((path, *problem.path))}: {problem.message}" for problem in problems]) from None
     return validated
-
-
-def option_lines(kind: str, name: str, *, policy: Policy | None = None) -> list[str]:
-    """Describe the options of a plugin, one line each: name, type, default and meaning.
-
-    Raises: ``PluginError`` like ``load``.
-    """
-    model = load(kind, name, policy=policy).Options
-    lines = []
-    for key, option in model.model_fields.items():
-        default = (
-            "required" if option.is_required() else f"default {flow(option.get_default(call_default_factory=True))}"
-        )
-        meaning = f": {option.description}" if option.description else ""
-        lines.append(f"{key} ({describe(option.annotation, option.metadata)}, {default}){meaning}")
-    return lines or ["none"]
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if key else path
 
 
 def _name_entry(entry: Entry) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtrain.spec.addresses import mask
-from mtrain.spec.yaml_reader import Path
+from mtrain.spec.yaml_reader import Path, nearest
 
 Kind = Literal["default", "plugins", "base", "file", "environment", "run", "override", "flag"]
 """Kinds of sources, from the weakest to the strongest."""
@@ -96,10 +96,7 @@ class Layers:
 
     def origin(self, path: Path) -> Origin:
         """Return the origin of the value at ``path``, or else of the nearest section around it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]]
-        return Origin("default")
+        return nearest(path, self.origins) or Origin("default")
 
     def get(self, path: Path) -> Any:
         """Return the value that was set at ``path``; None if none was."""

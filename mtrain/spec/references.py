@@ -112,9 +112,7 @@ def look(reference: Reference) -> Parameters | None:
     """
     if reference.file is None:
         top = reference.module.partition(".")[0]
-        if importlib.util.find_spec(top) is None and not any(
-            (Path(top), Path(f"{top}.py"))[i].exists() for i in (0, 1)
-        ):
+        if importlib.util.find_spec(top) is None and not (Path(top).exists() or Path(f"{top}.py").exists()):
             raise PluginError(
                 f"{reference.text}: there is no module {top!r} here; install it, or name a file, PATH.py:Name"
             )
@@ -146,9 +144,8 @@ def parsed_python(file: Path) -> ast.Module:
     try:
         # Parsed and never run: only ranks may import a framework.
         tree = ast.parse(content, filename=str(file))
-        compile(
-            tree, str(file), "exec", dont_inherit=True
-        )  # finds more mistakes, such as `return` outside of a function
+        # Compiling finds more mistakes, such as `return` outside of a function.
+        compile(tree, str(file), "exec", dont_inherit=True)
         return tree
     except (SyntaxError, ValueError) as error:
         place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else str(file)
@@ -163,9 +160,7 @@ def _find(tree: ast.Module, reference: Reference) -> ast.stmt | None:
     Raises:
         PluginError: nothing in the file can define it.
     """
-    names: dict[str, ast.stmt | None] = {}
-    for name, statement in _definitions(tree.body):
-        names[name] = statement
+    names = dict(_definitions(tree.body))
     if reference.name in names:
         return names[reference.name]
     # Such a file may define any name, and only running it would tell.

@@ -7,8 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mtrain.errors import MtrainError, PluginError
 from mtrain.spec import plugins
+from mtrain.spec.plugin_kinds import SINGULAR
 from mtrain.spec.plugins import Entry, PluginPolicy, Policy
+from mtrain.spec.schema import describe
+from mtrain.spec.yaml_reader import flow
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,14 @@ class Registry:
 
     def option_lines(self, kind: str, name: str) -> list[str]:
         """Describe the options of a plugin, one line each: name, type, default and meaning."""
-        return plugins.option_lines(kind, name, policy=self.policy)
+        lines = []
+        for key, option in self.load(kind, name).Options.model_fields.items():
+            default = (
+                "required" if option.is_required() else f"default {flow(option.get_default(call_default_factory=True))}"
+            )
+            meaning = f": {option.description}" if option.description else ""
+            lines.append(f"{key} ({describe(option.annotation, option.metadata)}, {default}){meaning}")
+        return lines or ["none"]
 
     def make(self, kind: str, name: str, raw_options: Mapping[str, Any], *, path: str) -> Any:
         """Construct a plugin from its options.
@@ -96,4 +107,10 @@ class Registry:
         Raises:
             PluginError: the constructor raises an exception that is not one of mtrain's.
         """
-        return plugins.construct(kind, name, target, options)
+        try:
+            return target(options)
+        except MtrainError:
+            raise
+        except (Exception, SystemExit) as error:  # Foreign code may raise any exception, or call sys.exit.
+            what = f"the {SINGULAR.get(kind, kind)} {name!r} ({target.__module__}:{target.__qualname__})"
+            raise PluginError(f"{what} cannot be made from its options: {type(error).__name__}: {error}") from error

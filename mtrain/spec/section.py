@@ -1,12 +1,13 @@
 """The base class of a spec's sections, and types of values that several sections have."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mtrain.errors import SpecError
+from mtrain.errors import SpecError, UsageError
 
 
 def _compiles(pattern: str) -> str:
@@ -15,6 +16,18 @@ def _compiles(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"given {pattern!r}, expected a regular expression: {error}") from None
     return pattern
+
+
+def as_validator(check: Callable[[str], str]) -> Callable[[str], str]:
+    """Return ``check``, which raises ``UsageError``, as pydantic needs it: a mistake is a ``ValueError`` there."""
+
+    def validate(text: str) -> str:
+        try:
+            return check(text)
+        except UsageError as error:
+            raise ValueError(f"given {error}") from None
+
+    return validate
 
 
 Positive = Annotated[int, Field(gt=0)]

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from mtrain.errors import PluginError
 from mtrain.spec import plugins, references
-from mtrain.spec.building import DATA, MODEL, Tasks, task_of
+from mtrain.spec.building import DATA, MODEL, Tasks, default_at, task_of
 from mtrain.spec.model import Spec
 from mtrain.spec.plugin_kinds import SELECTORS, Selector
 from mtrain.spec.provenance import Layers, Origin
@@ -89,18 +89,13 @@ def _former(layers: Layers, path: Path) -> tuple[Any, Origin | None, Origin]:
     The default counts as the weakest value, with the origin None. The value is None where the present one is the
     default and no other was given.
     """
-    values: list[tuple[Any, Origin | None]] = [(_default(path), None), *layers.choices(path)]
+    values: list[tuple[Any, Origin | None]] = [(default_at(path), None), *layers.choices(path)]
     position = len(values) - 1
     # A source that repeats the name chooses nothing anew: what was given for it meanwhile still fits.
     while position and values[position - 1][0] == values[-1][0]:
         position -= 1
     former, replaced = values[position - 1] if position else (None, None)
     return former, replaced, values[position][1] or Origin("default")
-
-
-def _default(path: Path) -> Any:
-    key_field = field_at(Spec, path)
-    return None if key_field is None else key_field.default
 
 
 def _is_weaker(layers: Layers, path: Path, origin: Origin) -> bool:

@@ -20,7 +20,7 @@ from mtrain.spec.model import Spec
 from mtrain.spec.provenance import Layers, Misplaced, Origin
 from mtrain.spec.schema import has_value, walk
 from mtrain.spec.suggest import closest, hint
-from mtrain.spec.yaml_reader import Parsed, Path, parse, parse_value, read_text
+from mtrain.spec.yaml_reader import Parsed, Path, nearest, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
 JOB_SECRET = "MTRAIN_JOB_SECRET"  # noqa: S105
@@ -60,7 +60,7 @@ class _Laid:
     kind: Any
 
     def origin(self, path: Path, *, level: int) -> Origin:
-        return Origin(self.kind, self.name, _line(self.parsed, path), level=level)
+        return Origin(self.kind, self.name, nearest(path, self.parsed.lines), level=level)
 
 
 @dataclass(slots=True)
@@ -358,10 +358,3 @@ def _path(dotted: str) -> Path:
     for part in dotted.split("."):
         keys.append(int(part) if part.isdigit() and keys else part)
     return tuple(keys)
-
-
-def _line(parsed: Parsed, path: Path) -> int | None:
-    for length in range(len(path), 0, -1):
-        if path[:length] in parsed.lines:
-            return parsed.lines[path[:length]]
-    return None

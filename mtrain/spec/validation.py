@@ -150,38 +150,40 @@ def _plugin_problems(sources: Sources, registry: Registry) -> list[Problem]:
         if name == selector.unset:
             problems += _options_without_plugin(selector, options)
             continue
-        try:
-            registry.find(selector.kind, name)
-            if not selector.planned and isinstance(options, dict) and options:
-                registry.options(selector.kind, name, options, path=dot(selector.options))
-        except PluginError as error:
-            problems.append(Problem(selector.path, str(error), "plugin"))
-        except SpecError as error:
-            for text in error.problems:
-                where, _, message = text.partition(": ")
-                problems.append(Problem(_keys(where), message, "option"))
+        given = options if not selector.planned and isinstance(options, dict) and options else None
+        problems += _problems_with(registry, selector.kind, name, given, place=selector.path, section=selector.options)
     return problems + _reporter_problems(sources, registry)
 
 
 def _reporter_problems(sources: Sources, registry: Registry) -> list[Problem]:
     """Return the problems with the names of reporters and with their options."""
-    problems = []
     named = sources.layers.get(REPORTERS)
-    if isinstance(named, dict) and len(named) > MAX_REPORTERS:
+    if not isinstance(named, dict):
+        return []
+    if len(named) > MAX_REPORTERS:
         return [Problem(REPORTERS, f"{len(named)} reporters are named; at most {MAX_REPORTERS} can be", "plugin")]
-    for name, options in named.items() if isinstance(named, dict) else ():
+    problems = []
+    for name, options in named.items():
         path: Path = (*REPORTERS, str(name))
-        try:
-            registry.find("reporters", str(name))
-            if isinstance(options, dict):
-                registry.options("reporters", str(name), options, path="options")
-        except PluginError as error:
-            problems.append(Problem(path, str(error), "plugin"))
-        except SpecError as error:
-            for text in error.problems:
-                where, _, message = text.partition(": ")
-                problems.append(Problem((*path, *_keys(where)[1:]), message, "option"))
+        given = options if isinstance(options, dict) else None
+        problems += _problems_with(registry, "reporters", str(name), given, place=path, section=path)
     return problems
+
+
+def _problems_with(
+    registry: Registry, kind: str, name: str, options: dict[str, Any] | None, *, place: Path, section: Path
+) -> list[Problem]:
+    """Return the problems with a plugin, named at ``place``, and with its options in ``section``; None: they are not looked at."""
+    try:
+        registry.find(kind, name)
+        if options is not None:
+            registry.options(kind, name, options, path="options")
+    except PluginError as error:
+        return [Problem(place, str(error), "plugin")]
+    except SpecError as error:
+        parts = [text.partition(": ") for text in error.problems]
+        return [Problem((*section, *_keys(where)[1:]), message, "option") for where, _, message in parts]
+    return []
 
 
 def _options_without_plugin(selector: Selector, options: Any) -> list[Problem]:

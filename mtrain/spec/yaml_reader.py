@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import yaml
 
@@ -20,6 +20,7 @@ from mtrain.spec.files import open_file
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the top of a document to a value."""
+T = TypeVar("T")
 
 MAX_DEPTH = 40
 MAX_VALUES = 30_000
@@ -40,6 +41,11 @@ _SPECIAL = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z")
 _PLAIN = re.compile(r"^[A-Za-z_./][\w./+-]*\Z")
 _TAG = "tag:yaml.org,2002:"
 _LOCAL_TAG = re.compile(r"^!\w+\Z")
+
+
+def nearest(path: Path, known: Mapping[Path, T]) -> T | None:
+    """Return what is known of ``path``, or else of the nearest value around it; None if nothing is."""
+    return next((known[path[:length]] for length in range(len(path), 0, -1) if path[:length] in known), None)
 
 
 @dataclass(slots=True)
@@ -302,11 +308,7 @@ def flow(value: Any) -> str:
         return _word(value)
     if isinstance(value, float):
         return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _word(text: str) -> str:

@@ -184,7 +184,7 @@ def _last_parts(names: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in names}
 
 
-def refuse_nothing(result: Match, *, hint: str = "") -> Match:
+def refuse_nothing(result: Match) -> Match:
     """Return ``result``, but refuse a file of which nothing fits.
 
     Raises:
@@ -193,8 +193,8 @@ def refuse_nothing(result: Match, *, hint: str = "") -> Match:
     if result.matched:
         return result
     raise SpecError(
-        f"model.weights: no array of {result.file.path} ({result.file.description}) fits the model by name and shape"
-        + (hint or "; is it of another model?")
+        f"model.weights: no array of {result.file.path} ({result.file.description}) fits the model by name and "
+        "shape; is it of another model?"
     )
 
 

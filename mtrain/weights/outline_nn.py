@@ -64,7 +64,16 @@ class Sequential(ModuleList):
         super().__init__(layers)
 
 
-class Conv2d(Module):
+class _Affine(Module):
+    """A layer with a weight and, if it has one, a bias."""
+
+    def __init__(self, weight: tuple[int, ...], bias: int | None) -> None:
+        super().__init__()
+        self.weight = Entry(weight, "float32")
+        self.bias = None if bias is None else Entry((bias,), "float32")
+
+
+class Conv2d(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(  # noqa: PLR0913  # the contract's signature
@@ -78,13 +87,11 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,  # noqa: FBT001, FBT002
     ) -> None:
-        super().__init__()
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        self.weight = Entry((out_channels, in_channels // groups, *kernel), "float32")
-        self.bias = Entry((out_channels,), "float32") if bias else None
+        super().__init__((out_channels, in_channels // groups, *kernel), out_channels if bias else None)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(  # noqa: PLR0913  # the contract's signature
@@ -99,19 +106,15 @@ class ConvTranspose2d(Module):
         bias: bool = True,  # noqa: FBT001, FBT002
         dilation: int | tuple[int, int] = 1,
     ) -> None:
-        super().__init__()
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        self.weight = Entry((in_channels, out_channels // groups, *kernel), "float32")
-        self.bias = Entry((out_channels,), "float32") if bias else None
+        super().__init__((in_channels, out_channels // groups, *kernel), out_channels if bias else None)
 
 
-class Linear(Module):
+class Linear(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:  # noqa: FBT001, FBT002
-        super().__init__()
-        self.weight = Entry((out_features, in_features), "float32")
-        self.bias = Entry((out_features,), "float32") if bias else None
+        super().__init__((out_features, in_features), out_features if bias else None)
 
 
 class BatchNorm2d(Module):
@@ -132,30 +135,25 @@ class BatchNorm2d(Module):
         self.num_batches_tracked = Entry((), "int64")
 
 
-class LayerNorm(Module):
+class LayerNorm(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = Entry((normalized_shape,), "float32")
-        self.bias = Entry((normalized_shape,), "float32")
+        super().__init__((normalized_shape,), normalized_shape)
 
 
-class GroupNorm(Module):
+class GroupNorm(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = Entry((num_channels,), "float32")
-        self.bias = Entry((num_channels,), "float32")
+        super().__init__((num_channels,), num_channels)
 
 
-class Embedding(Module):
+class Embedding(_Affine):
     """See ``core/nn.pyi``."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
-        super().__init__()
-        self.weight = Entry((num_embeddings, embedding_dim), "float32")
+        super().__init__((num_embeddings, embedding_dim), None)
 
 
 class Stateless(Module):

@@ -16,6 +16,7 @@ from mtrain.core.update.recipe import make_recipe
 from mtrain.core.update.stepping import Stepper
 from mtrain.core.update.trainer import train
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from tests.backends.host_reads import counted
 from tests.framework import Framework
 
@@ -69,7 +70,7 @@ def reads_of_an_update(framework: Framework, model: str, *, late: bool) -> dict[
 
     A micro batch is handed over as memory of the host, which is left out: CUDA's path copies it from pinned memory.
     """
-    plugin = plugins.load("models", model)(plugins.options("models", model, {}, path=""))
+    plugin = plugins.load("models", model)(Registry.read().options("models", model, {}, path=""))
     task = Task(kind=plugin.kind, class_names=("a", "b"), image_size=SIDE[model], global_batch=2)
     task = plugin.prepare_task(task, {})
     by_update: list[dict[str, int]] = []

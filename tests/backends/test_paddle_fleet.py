@@ -18,7 +18,7 @@ from mtrain.backends._paddle import rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends.fleet import Fleet
 from mtrain.errors import LaunchError, SpecError
-from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from tests.ports import held_port
 from tests.starts import starts_processes
 
@@ -187,7 +187,7 @@ def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_sharding_is_refused_before_anything_starts(stage):
     with pytest.raises(SpecError, match=f"backend.options.sharding_stage: .*stage {stage} cuts up the moments"):
-        plugins.options("backends", "fleet", {"sharding_stage": stage}, path="backend.options")
+        Registry.read().options("backends", "fleet", {"sharding_stage": stage}, path="backend.options")
 
 
 SCRIPT = """

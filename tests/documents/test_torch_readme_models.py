@@ -7,6 +7,7 @@ import torch
 
 from mtrain.core.interfaces import Task
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from scripts.site.documents import ROOT
 from tests.framework import Framework
 
@@ -28,7 +29,7 @@ SIDES = {"detection": 640, "classification": 224, "segmentation": 512}
 
 def millions(name: str) -> float:
     """Trained parameters of a model as it comes; arrays are not allocated."""
-    plugin = plugins.load("models", name)(plugins.options("models", name, {}, path=""))
+    plugin = plugins.load("models", name)(Registry.read().options("models", name, {}, path=""))
     classes = tuple(f"class {number}" for number in range(CLASSES[plugin.kind]))
     task = Task(kind=plugin.kind, class_names=classes, image_size=SIDES[plugin.kind], global_batch=8)
     with torch.device("meta"):

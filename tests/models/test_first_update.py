@@ -16,6 +16,7 @@ from PIL import Image
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Array, Precision, Rates, Recipe, State, Task
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from tests.framework import FRAMEWORKS, Framework
 
 DATA = Path(__file__).parents[1] / "data"
@@ -70,7 +71,7 @@ def batch_of(framework: Framework, model: str, size: int) -> dict[str, Any]:
 def first_update(framework: Framework, case: str, precision: Precision) -> dict[str, float]:
     """Loss, and gradient norm before clipping."""
     model, size = CASES[case]
-    plugin = plugins.load("models", model)(plugins.options("models", model, {}, path=""))
+    plugin = plugins.load("models", model)(Registry.read().options("models", model, {}, path=""))
     task = Task(kind=plugin.kind, class_names=CLASSES, image_size=size, global_batch=2)
     task = plugin.prepare_task(task, {})
     recipe = Recipe(

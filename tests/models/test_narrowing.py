@@ -8,6 +8,7 @@ import pytest
 
 from mtrain.core.evaluate import narrowing, outputs
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from tests.framework import Framework
 
 B, N, C = 3, 1500, 4
@@ -34,7 +35,7 @@ def outputs_of(model: str, share: float, *, ties: bool = False) -> dict[str, np.
 def test_detections_are_equal_and_less_is_downloaded(
     framework: Framework, model: str, share: float, ties: bool
 ) -> None:
-    plugin = plugins.load("models", model)(plugins.options("models", model, {}, path=""))
+    plugin = plugins.load("models", model)(Registry.read().options("models", model, {}, path=""))
     whole = outputs_of(model, share, ties=ties)
     on_device = {name: framework.tensor(array) for name, array in whole.items()}
     narrow = {name: framework.ops.to_numpy(x) for name, x in plugin.narrowed(on_device).items()}
@@ -49,7 +50,7 @@ def test_detections_are_equal_and_less_is_downloaded(
 
 
 def test_scores_that_are_no_numbers_push_out_nothing(framework: Framework) -> None:
-    plugin = plugins.load("models", "ppyoloe_s")(plugins.options("models", "ppyoloe_s", {}, path=""))
+    plugin = plugins.load("models", "ppyoloe_s")(Registry.read().options("models", "ppyoloe_s", {}, path=""))
     whole = outputs_of("ppyoloe_s", 0.01)
     whole["scores"][1, :700] = np.nan
     narrow = {

@@ -13,6 +13,7 @@ from mtrain.core.interfaces import Task
 from mtrain.errors import SpecError
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.ppyoloe.model import PPYOLOEm, PPYOLOEOptions, PPYOLOEs
+from mtrain.spec.registry import Registry
 from tests.models.ppyoloe_golden import plugin
 from tests.selection import under_torch
 
@@ -349,7 +350,7 @@ def test_an_arranged_micro_batch_has_the_losses_of_the_plain_one_bit_for_bit(fra
     from mtrain.spec import plugins
 
     plugin = plugins.load("models", "ppyoloe_s")(
-        plugins.options("models", "ppyoloe_s", {"static_assigner_epoch": 1}, path="")
+        Registry.read().options("models", "ppyoloe_s", {"static_assigner_epoch": 1}, path="")
     )
     task = Task(kind="detection", class_names=("a", "b"), image_size=64, global_batch=2)
     network = plugin.build(task, OneRank())

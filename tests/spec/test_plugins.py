@@ -9,6 +9,7 @@ import pytest
 
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec import config, plugins
+from mtrain.spec.registry import Registry
 
 MODULE = """
 from pydantic import BaseModel, ConfigDict
@@ -75,7 +76,7 @@ def test_a_local_plugin_loads_from_beside_its_policy_without_packaging(here):
     (sub / "outside_plugin_a.py").write_text(MODULE)
     rules = policy(sub, '[backends.mine]\nmodule = "outside_plugin_a:Mine"\noptions = { timeout_s = 60 }\n')
     assert plugins.load("backends", "mine", policy=rules).__name__ == "Mine"
-    made = plugins.options("backends", "mine", {"retries": 2}, path="backend.options", policy=rules)
+    made = Registry(rules).options("backends", "mine", {"retries": 2}, path="backend.options")
     assert made.model_dump() == {"timeout_s": 60, "retries": 2}
 
 
@@ -83,7 +84,7 @@ def test_wrong_options_are_named_with_their_path(here):
     (here / "outside_plugin_b.py").write_text(MODULE)
     rules = policy(here, '[backends.mine]\nmodule = "outside_plugin_b:Mine"\n')
     with pytest.raises(SpecError) as caught:
-        plugins.options("backends", "mine", {"timeouts": 1, "retries": "x"}, path="backend.options", policy=rules)
+        Registry(rules).options("backends", "mine", {"timeouts": 1, "retries": "x"}, path="backend.options")
     assert set(caught.value.problems) == {
         "backend.options.timeouts: unknown key; did you mean 'timeout_s'?",
         "backend.options.retries: given 'x', expected an integer",
@@ -153,7 +154,7 @@ def test_what_a_distribution_says_of_its_plugins_lies_between_mtrains_words_and_
     rules = policy(here, '[backends.worded]\noptions = { timeout_s = 7 }\n[backends.ddp]\ndistribution = "mtrain"\n')
     found = {entry.name: entry for entry in plugins.names("backends", policy=rules)}
     assert found["worded"].summary == "theirs"
-    assert plugins.options("backends", "worded", {}, path="x", policy=rules).model_dump() == {
+    assert Registry(rules).options("backends", "worded", {}, path="x").model_dump() == {
         "timeout_s": 7,
         "retries": 0,
     }
@@ -180,7 +181,7 @@ def test_of_two_distributions_with_one_name_neither_speaks_for_the_other(here):
     distribution(here, "aaa-pack", "[mtrain.models]\nhf = outside_plugin_of_alpha:Mine\n")
     sys.path.insert(0, str(here))
     rules = policy(here, '[backends.hf]\ndistribution = "beta-pack"\n')
-    assert plugins.options("backends", "hf", {}, path="x", policy=rules).model_dump()["retries"] == 0
+    assert Registry(rules).options("backends", "hf", {}, path="x").model_dump()["retries"] == 0
     assert rules.of("models", "hf").task == "language", "mtrain's packages speak for their own plugins before anybody"
 
 
@@ -264,8 +265,7 @@ def test_a_plugin_whose_constructor_fails_is_named(here):
         (here / f"outside_plugin_{name}.py").write_text(text.replace("{error}", error))
     lines = (f'[backends.{name}]\nmodule = "outside_plugin_{name}:Mine"\n' for name in "gh")
     rules = policy(here, "".join(lines))
-    options = plugins.options("backends", "g", {}, path="backend.options", policy=rules)
     with pytest.raises(PluginError, match=r"'g' \(outside_plugin_g:Mine\) cannot be made .*: OSError: no such card"):
-        plugins.make("backends", "g", options, policy=rules)
+        Registry(rules).make("backends", "g", {}, path="backend.options")
     with pytest.raises(SpecError, match=r"^no such card"):
-        plugins.make("backends", "h", options, policy=rules)
+        Registry(rules).make("backends", "h", {}, path="backend.options")

@@ -11,20 +11,13 @@ from mtrain.errors import UsageError
 from mtrain.spec.hostnames import checked_host, checked_user
 from mtrain.spec.model import Port
 from mtrain.spec.pathnames import PathText
-from mtrain.spec.section import Positive, Section
+from mtrain.spec.section import Positive, Section, as_validator
 
 if TYPE_CHECKING:
     from mtrain.jobs.hosts.agent_processes import AgentProcesses
 
 ALIVE_S = 15
 """Seconds between two keep-alive requests of ssh to a silent server. They come second: mtrain's heartbeat decides."""
-
-
-def _is_user(text: str) -> str:
-    try:
-        return checked_user(text)
-    except UsageError as error:
-        raise ValueError(f"given {error}") from None
 
 
 class Ssh(Cluster):
@@ -38,7 +31,9 @@ class Ssh(Cluster):
         """How hosts are reached, given in the spec as ``cluster.options``."""
 
         port: Port | None = Field(default=None, description="null: as ssh has it")
-        user: Annotated[str, AfterValidator(_is_user)] | None = Field(default=None, description="null: as ssh has it")
+        user: Annotated[str, AfterValidator(as_validator(checked_user))] | None = Field(
+            default=None, description="null: as ssh has it"
+        )
         identity_file: PathText | None = Field(default=None, description="private key; null: as ssh has it")
         python: PathText | None = Field(
             default=None,

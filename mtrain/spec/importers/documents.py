@@ -13,7 +13,7 @@ from mtrain.errors import SpecError
 from mtrain.spec.files import read_text
 from mtrain.spec.provenance import lookup
 from mtrain.spec.sources import BASE_KEY, display
-from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, parse
+from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, nearest, parse
 
 MAX_FILES = 100
 """Largest number of files read for one document: the file, its bases, and their bases."""
@@ -57,10 +57,7 @@ class Document:
 
     def place(self, path: Path) -> Place:
         """Return the place of the value at ``path``, or of the nearest value around it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.places:
-                return self.places[path[:length]]
-        return Place(self.name, None)
+        return nearest(path, self.places) or Place(self.name, None)
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the path of every value at or below ``path`` that has no keys of its own, in the order of the document.
@@ -159,10 +156,7 @@ class _Layer:
     whole: set[Path]
 
     def place(self, path: Path) -> Place:
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.parsed.lines:
-                return Place(self.name, self.parsed.lines[path[:length]])
-        return Place(self.name, None)
+        return Place(self.name, nearest(path, self.parsed.lines))
 
 
 def _resolve_tags(parsed: Parsed) -> set[Path]:

@@ -112,7 +112,11 @@ class Place:
 
     @property
     def _is_local(self) -> bool:
-        return self.address.partition("://")[0].lower() in LOCAL
+        return self._scheme in LOCAL
+
+    @property
+    def _scheme(self) -> str:
+        return self.address.partition("://")[0].lower()
 
     def inside(self, name: str) -> "Place":
         """Return the folder ``name`` in this one."""
@@ -134,7 +138,7 @@ class Place:
         Raises:
             UsageError: the package for this kind of address is not installed.
         """
-        scheme = self.address.partition("://")[0].lower()
+        scheme = self._scheme
         try:
             import fsspec
         except ImportError:
@@ -166,11 +170,10 @@ class Place:
         Raises:
             UsageError: it is not; the message names the package.
         """
-        scheme = self.address.partition("://")[0].lower()
         try:
             import fsspec
 
-            fsspec.get_filesystem_class(scheme)
+            fsspec.get_filesystem_class(self._scheme)
         except (ImportError, ValueError):
             # Loading the class connects to nothing, and tells in most cases; only for a missing package the address
             # is opened.

@@ -228,10 +228,7 @@ class RunCopies:
         """Delete the copies that no rule keeps, and torn ones. ``new`` has just been verified and stays."""
         copies, bad = self.list_copies()
         kept = {new, *(copy.name for copy in copies[: rule.newest])}
-        scored = [copy for copy in copies if copy.manifest.score > -math.inf]
-        # Of equal scores the first one, as ``checkpoint.keep_best`` has it.
-        scored.sort(key=lambda copy: (-copy.manifest.score, copy.manifest.update))
-        kept.update(copy.name for copy in scored[: rule.best])
+        kept.update(copy.name for copy in _by_score(copies)[: rule.best])
         for name in (*(copy.name for copy in copies), *bad):
             if name not in kept:
                 self.place.remove(f"{name}/{MANIFEST}")  # first: a deletion that is interrupted leaves a torn copy
@@ -254,9 +251,15 @@ def newest_first(copies: Sequence[Copy], *, best: bool) -> list[Copy]:
     """Return the copies in the order in which they are tried: the newest first, or with ``best`` the best one."""
     if not best:
         return list(copies)
+    scored = _by_score(copies)
+    return [*scored, *(copy for copy in copies if copy not in scored)]
+
+
+def _by_score(copies: Sequence[Copy]) -> list[Copy]:
+    """Return the copies that have a score, the best first."""
     scored = [copy for copy in copies if copy.manifest.score > -math.inf]
-    ordered = sorted(scored, key=lambda copy: (-copy.manifest.score, copy.manifest.update))
-    return [*ordered, *(copy for copy in copies if copy not in scored)]
+    # Of equal scores the first one, as ``checkpoint.keep_best`` has it.
+    return sorted(scored, key=lambda copy: (-copy.manifest.score, copy.manifest.update))
 
 
 def folder_at(address: str, run_dir: Path) -> Place:

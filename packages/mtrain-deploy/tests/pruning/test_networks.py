@@ -10,6 +10,7 @@ from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Array, Model, Recipe, State, Task
 from mtrain.core.network import pruned
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from mtrain_deploy.pruning.network import LEAST, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
 from mtrain_deploy.pruning.tracing import trace
@@ -103,7 +104,7 @@ class Case:
 
 
 def plugin_of(model: str, options: Mapping[str, Any]) -> Model:
-    return plugins.load("models", model)(plugins.options("models", model, dict(options), path=""))
+    return plugins.load("models", model)(Registry.read().options("models", model, dict(options), path=""))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in CASES])

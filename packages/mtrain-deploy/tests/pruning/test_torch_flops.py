@@ -13,6 +13,7 @@ from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Task
 from mtrain.core.network import pruned
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 from mtrain_deploy.pruning.network import Prunable
 from mtrain_deploy.pruning.tracing import trace
 from tests.framework import Framework
@@ -40,7 +41,7 @@ def counted(network: Any, batch: Mapping[str, Any], products: tuple[str, ...]) -
 @pytest.mark.parametrize("model", PRODUCTS)
 def test_flops_are_those_that_torch_counts_before_and_after_pruning(framework: Framework, model: str) -> None:
     framework.one_thread()
-    plugin = plugins.load("models", model)(plugins.options("models", model, {}, path=""))
+    plugin = plugins.load("models", model)(Registry.read().options("models", model, {}, path=""))
     task = Task(kind=plugin.kind, class_names=("a", "b", "c"), image_size=SIDE, global_batch=2)
     task, batch = plugin.prepare_task(task, {}), batch_of(plugin.kind, SIDE)
     network = Prunable(trace(plugin, task, OneRank(), evaluation=batch, training=batch, sizes=None))

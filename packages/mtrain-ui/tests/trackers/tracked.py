@@ -9,6 +9,7 @@ from PIL import Image
 
 from mtrain.core.interfaces.reporter import ReportedRun, tell
 from mtrain.spec import plugins
+from mtrain.spec.registry import Registry
 
 
 def update_record(update: int) -> dict:
@@ -24,7 +25,7 @@ def main() -> None:
     spec["report"] = {"reporters": {"mlflow": {"tracking_uri": "http://bob:hunter2@tracking:5000"}}}
     run = ReportedRun(folder=folder, rank=0, size=1, start_update=start, spec=spec)
     target = plugins.load("reporters", name)
-    reporter = target(plugins.options("reporters", name, options, path=f"report.reporters.{name}"), run)
+    reporter = target(Registry.read().options("reporters", name, options, path=f"report.reporters.{name}"), run)
     tell(reporter, {"kind": "start", "update": start})
     Image.fromarray(np.full((24, 32, 3), last % 256, np.uint8)).save(folder / "val_batch.jpg")
     checkpoint = folder / "checkpoints" / f"step-{last:08d}"
