@@ -11,7 +11,7 @@ from mtrain.spec import remedies, terminal
 from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 
 if TYPE_CHECKING:
-    from mtrain.spec.plugins import Entry
+    from mtrain.spec.plugins import PluginEntry
 
 
 class Plugins(Group):
@@ -63,7 +63,7 @@ def list_plugins(kind: str | None, *, as_json: bool) -> None:
         terminal.say(f"  {entry.name:<{width}}  {state(entry):<10}  {entry.about or entry.target}  ({provider})")
 
 
-def _facts(entry: "Entry") -> dict[str, Any]:
+def _facts(entry: "PluginEntry") -> dict[str, Any]:
     """Return what is known of a plugin, as JSON has it."""
     of_policy = ("enabled", "needs", "libraries", "extra", "install")
     return {
@@ -112,7 +112,7 @@ _OPTIONS_OF = {selector.kind: ".".join(selector.options) for selector in SELECTO
 """Kind of plugin -> where a spec holds its options."""
 
 
-def state(entry: "Entry") -> str:
+def state(entry: "PluginEntry") -> str:
     """Return the state of a plugin: ready, disabled, provided twice, or what is missing and how to install it."""
     if not entry.enabled:
         return "disabled"

@@ -17,13 +17,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.core.interfaces import SplitRequest
+
 Content = TypeVar("Content")
+Read = TypeVar("Read", bound=Callable[..., Any])
+LEAST_IMAGES = 1000
+"""Fewer images are read by each rank: they take no second, and no memory to speak of."""
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "PADDLE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which launchers tell a rank how many ranks its host has."""
 PREFIX = "mtrain-once-"
@@ -76,6 +82,20 @@ def read_once(
         # The map has a descriptor of its own, which would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def once_per_host(form: Form) -> Callable[[Read], Read]:
+    """Let one rank of each host run the ``read`` of a data set, and the others map what it has returned."""
+
+    def share(read: Any) -> Any:
+        @wraps(read)
+        def read_shared(self: Any, request: SplitRequest) -> Any:
+            key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
+            return read_once(lambda: read(self, request), key=key, form=form)
+
+        return read_shared
+
+    return share
 
 
 def _began(process: int) -> str:

@@ -76,12 +76,12 @@ def flatten(batch: Any, *, floats: Any = None) -> tuple[dict[str, Array], Any]:
         if floats is not None and array.dtype.kind == "f":
             array = array.astype(floats)
         arrays[path] = array
-        return Place(path)
+        return ArrayPlace(path)
 
     return arrays, map_leaves(batch, leaf)
 
 
-class Place:
+class ArrayPlace:
     """The place of an array in the structure of a batch."""
 
     __slots__ = ("path",)
@@ -92,7 +92,7 @@ class Place:
 
 def rebuilt(structure: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the batch with its ``tensors`` back in their places."""
-    return map_leaves(structure, lambda path, value: tensors[value.path] if isinstance(value, Place) else value)
+    return map_leaves(structure, lambda path, value: tensors[value.path] if isinstance(value, ArrayPlace) else value)
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -103,7 +103,7 @@ class Provider(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class PluginEntry:
     """One plugin, described from its entry point and the policy. The plugin itself is not imported."""
 
     kind: str
@@ -119,7 +119,7 @@ class Entry:
     libraries: tuple[str, ...] = ()
     extra: str | None = None
     install: str | None = None
-    rivals: tuple["Entry", ...] = ()
+    rivals: tuple["PluginEntry", ...] = ()
     """Those of other distributions that have the same name: loading it is refused."""
 
     @cached_property
@@ -172,21 +172,21 @@ def read_policy(file: str | Path | None = None) -> Policy:
     return _lay_over(policy, here) if here.is_file() else policy
 
 
-def names(kind: str, *, policy: Policy | None = None) -> list[Entry]:
+def names(kind: str, *, policy: Policy | None = None) -> list[PluginEntry]:
     """Return every plugin of a kind, including disabled ones, sorted by name. No plugin is imported."""
     policy = policy or read_policy()
-    entries_by_name: dict[str, list[Entry]] = {}
+    entries_by_name: dict[str, list[PluginEntry]] = {}
     for name, target in _list_points(kind):
-        entry = Entry(kind, name, target, pinned=policy.of(kind, name).distribution)
+        entry = PluginEntry(kind, name, target, pinned=policy.of(kind, name).distribution)
         if entry.pinned is None or entry.pinned == entry.provider.distribution:
             entries_by_name.setdefault(name, []).append(entry)
     for name, plugin in policy.kinds.get(kind, KindPolicy()).names.items():
         if plugin.module is not None:
-            entries_by_name.setdefault(name, []).append(Entry(kind, name, plugin.module, is_local=True))
+            entries_by_name.setdefault(name, []).append(PluginEntry(kind, name, plugin.module, is_local=True))
     return [_describe(entries, policy) for _, entries in sorted(entries_by_name.items())]
 
 
-def find(kind: str, name: str, *, policy: Policy | None = None) -> Entry:
+def find(kind: str, name: str, *, policy: Policy | None = None) -> PluginEntry:
     """Return the entry of the plugin ``name``, which may load.
 
     Raises: ``PluginError`` for a name that is unknown, disabled, or provided twice.
@@ -351,7 +351,7 @@ def validated_options(
     return validated
 
 
-def _name_entry(entry: Entry) -> str:
+def _name_entry(entry: PluginEntry) -> str:
     return f"the {SINGULAR.get(entry.kind, entry.kind)} {entry.name!r} ({entry.target} of {entry.provider})"
 
 
@@ -360,7 +360,7 @@ def _meant(name: str, usable: list[str]) -> str:
     return answer if "did you mean" in answer else ""
 
 
-def _describe(entries: list[Entry], policy: Policy) -> Entry:
+def _describe(entries: list[PluginEntry], policy: Policy) -> PluginEntry:
     """Return the first of the ``entries`` of one name, with the policy's facts on it and the others as its rivals."""
     first, *others = entries
     plugin = policy.of(first.kind, first.name)
@@ -422,7 +422,7 @@ def _summary(distribution: importlib.metadata.Distribution) -> str:
     return "" if text == "UNKNOWN" else str(text)
 
 
-def _import(entry: Entry, policy: Policy) -> Any:
+def _import(entry: PluginEntry, policy: Policy) -> Any:
     group = f"mtrain.{entry.kind}"
     targets = [target for name, target in _list_points(entry.kind) if name == entry.name]
     if targets == [entry.target] and not entry.is_local:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from mtrain.errors import MtrainError, PluginError
 from mtrain.spec import plugins
 from mtrain.spec.plugin_kinds import SINGULAR
-from mtrain.spec.plugins import Entry, PluginPolicy, Policy
+from mtrain.spec.plugins import PluginEntry, PluginPolicy, Policy
 from mtrain.spec.schema import describe
 from mtrain.spec.yaml_reader import flow
 
@@ -21,7 +21,7 @@ class Registry:
 
     policy: Policy = field(default_factory=Policy)
     _classes: dict[tuple[str, str], type[Any]] = field(default_factory=dict, repr=False)
-    _names: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
+    _names: dict[str, list[PluginEntry]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, file: str | Path | None = None) -> "Registry":
@@ -32,17 +32,17 @@ class Registry:
         """
         return cls(plugins.read_policy(file))
 
-    def names(self, kind: str) -> list[Entry]:
+    def names(self, kind: str) -> list[PluginEntry]:
         """Return every plugin of a kind, disabled ones included, sorted by name; none is imported."""
         if kind not in self._names:
             self._names[kind] = plugins.names(kind, policy=self.policy)
         return self._names[kind]
 
-    def usable(self, kind: str) -> list[Entry]:
+    def usable(self, kind: str) -> list[PluginEntry]:
         """Return the plugins of a kind that may load, sorted by name; none is imported."""
         return [entry for entry in self.names(kind) if entry.enabled]
 
-    def find(self, kind: str, name: str) -> Entry:
+    def find(self, kind: str, name: str) -> PluginEntry:
         """Return the entry of a plugin that may load.
 
         Raises:

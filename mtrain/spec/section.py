@@ -54,6 +54,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
 
+class NoOptions(BaseModel):
+    """The options of a plugin that has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 S = TypeVar("S", bound=Section)
 
 

@@ -52,7 +52,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
+class _FileLayer:
     """A file of a spec, as one layer."""
 
     parsed: Parsed
@@ -67,7 +67,7 @@ class _Laid:
 class Files:
     """A file of a spec and its bases, read once, with a line for each mistake in them."""
 
-    laid: list[_Laid] = field(default_factory=list)
+    laid: list[_FileLayer] = field(default_factory=list)
     """The file first, then its bases, strongest first."""
     problems: list[str] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ class Files:
     ) -> None:
         """Add the content of ``file`` as a layer, and its bases."""
         bases = self._bases(parsed, file, name)
-        self.laid.append(_Laid(parsed, name, "base" if chain else "file"))
+        self.laid.append(_FileLayer(parsed, name, "base" if chain else "file"))
         # From the last to the first: a file that several others name as a base counts once, at its strongest
         # position.
         for base in reversed(bases):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.spec.plugins import Entry
+from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
 
@@ -18,7 +18,7 @@ PAGES = "html"
 """The reporter that writes a page about a job that has ended."""
 
 
-def users(job: Resolved, *, is_script: bool = False) -> list[tuple[str, Entry]]:
+def users(job: Resolved, *, is_script: bool = False) -> list[tuple[str, PluginEntry]]:
     """Return the plugins of a job that are loaded in this process and in its ranks: (key and value of the spec, entry).
 
     A user's script has its own model and data: of the spec only the reporters count.

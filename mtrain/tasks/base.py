@@ -4,19 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Variation
 from mtrain.core.interfaces.details import Detail
 from mtrain.core.interfaces.live import LiveImages
 from mtrain.core.interfaces.program import ProgramInput
+from mtrain.spec.section import NoOptions as NoOptions
 from mtrain.spec.section import Section
-
-
-class NoOptions(BaseModel):
-    """The options of a task: none so far."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TaskBase:

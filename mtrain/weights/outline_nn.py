@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Array
 from mtrain.weights.matching import EntryType
 
 
-class Entry:
+class OutlinedTensor:
     """A stand-in for a tensor, with a shape and a type but without values."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, persistent: bool = True) -> None:
@@ -30,7 +30,7 @@ class Module:
     def state(self, prefix: str = "") -> Iterator[tuple[str, EntryType]]:
         """Yield every persistent entry with its neutral name."""
         members = list(vars(self).items())
-        yield from ((prefix + name, e.type) for name, e in members if isinstance(e, Entry) and e.persistent)
+        yield from ((prefix + name, e.type) for name, e in members if isinstance(e, OutlinedTensor) and e.persistent)
         for name, module in members:
             if isinstance(module, Module):
                 yield from module.state(f"{prefix}{name}.")
@@ -69,8 +69,8 @@ class _Affine(Module):
 
     def __init__(self, weight: tuple[int, ...], bias: int | None) -> None:
         super().__init__()
-        self.weight = Entry(weight, "float32")
-        self.bias = None if bias is None else Entry((bias,), "float32")
+        self.weight = OutlinedTensor(weight, "float32")
+        self.bias = None if bias is None else OutlinedTensor((bias,), "float32")
 
 
 class Conv2d(_Affine):
@@ -131,8 +131,8 @@ class BatchNorm2d(Module):
     ) -> None:
         super().__init__()
         for name in ("weight", "bias", "running_mean", "running_var"):
-            setattr(self, name, Entry((num_features,), "float32"))
-        self.num_batches_tracked = Entry((), "int64")
+            setattr(self, name, OutlinedTensor((num_features,), "float32"))
+        self.num_batches_tracked = OutlinedTensor((), "int64")
 
 
 class LayerNorm(_Affine):
@@ -167,14 +167,14 @@ Dropout = GELU = Identity = MaxPool2d = ReLU = SiLU = Sigmoid = Upsample = State
 no_grad = nullcontext
 
 
-def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> Entry:
+def parameter(shape: tuple[int, ...], *, fill: float = 0.0) -> OutlinedTensor:
     """See ``core/nn.pyi``."""
-    return Entry(tuple(shape), "float32")
+    return OutlinedTensor(tuple(shape), "float32")
 
 
 def buffer(module: Module, name: str, array: Array, *, persistent: bool = True) -> None:
     """See ``core/nn.pyi``."""
-    setattr(module, name, Entry(tuple(array.shape), str(array.dtype), persistent=persistent))
+    setattr(module, name, OutlinedTensor(tuple(array.shape), str(array.dtype), persistent=persistent))
 
 
 def frozen(module: Module, values: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, like: Module) -> Module:

@@ -16,7 +16,7 @@ from mtrain.core.checkpoint import store
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup import copier as copiers
 from mtrain.weights.backup.copier import Copier, Kept, News
-from mtrain.weights.backup.place import Place
+from mtrain.weights.backup.place import StorageFolder
 from mtrain.weights.backup.run_copies import RunCopies
 from mtrain.weights.backup.worker import LOOKS, StallWatch
 from tests.backup import paced
@@ -218,7 +218,7 @@ def test_work_has_stalled_when_nothing_moved_for_all_looks_and_not_before():
 def test_large_files_tell_that_they_move_on_a_disk_of_this_host(tmp_path):
     (tmp_path / "a").write_bytes(bytes(5 << 20))
     moved: list[int] = []
-    place = Place(f"file://{tmp_path}/there", moved=lambda: moved.append(1))
+    place = StorageFolder(f"file://{tmp_path}/there", moved=lambda: moved.append(1))
     place.upload("x/a", tmp_path / "a")
     assert len(moved) >= 5
     assert place.size("x/a") == 5 << 20

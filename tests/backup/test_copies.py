@@ -25,7 +25,7 @@ from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup import form, place, run_copies
 from mtrain.weights.backup.copier import Copier
 from mtrain.weights.backup.form import BadCopy
-from mtrain.weights.backup.place import Place, PlaceError, reason_of
+from mtrain.weights.backup.place import PlaceError, StorageFolder, reason_of
 from mtrain.weights.backup.run_copies import Rule, RunCopies
 
 RULE = Rule(newest=2, best=1, check="read")
@@ -43,7 +43,7 @@ class Run:
         (self.folder / "spec.json").write_text("{}")
         (self.folder / "metrics.jsonl").write_text('{"kind": "start"}\n{"kind": "upd')
         self.id = form.write_id(self.folder)
-        self.copies = RunCopies(Place(f"{self.address}/digits"))
+        self.copies = RunCopies(StorageFolder(f"{self.address}/digits"))
 
     def save(self, update: int, score: float | None = None, numbers: int = 100) -> Path:
         state = State(weights={"w": np.full(numbers, update, dtype=np.float32)})
@@ -95,13 +95,13 @@ def test_a_run_is_restored_from_its_copy_on_a_host_that_has_nothing(run, tmp_pat
 def test_the_manifest_is_written_last_and_every_object_is_read_back(run, monkeypatch):
     done = []
     for verb in ("upload", "put", "digest"):
-        original = getattr(Place, verb)
+        original = getattr(StorageFolder, verb)
 
         def noted(self, name, *arguments, verb=verb, original=original, **named):
             done.append((verb, name.partition("/")[2]))
             return original(self, name, *arguments, **named)
 
-        monkeypatch.setattr(Place, verb, noted)
+        monkeypatch.setattr(StorageFolder, verb, noted)
     run.copy(10)
     written = [name for verb, name in done if verb != "digest" and name]
     assert written[-1] == "MANIFEST.json"
@@ -109,21 +109,21 @@ def test_the_manifest_is_written_last_and_every_object_is_read_back(run, monkeyp
 
 
 def test_what_arrives_with_other_bits_is_no_copy(run, monkeypatch):
-    upload = Place.upload
+    upload = StorageFolder.upload
 
     def corrupted(self, name, file):
         upload(self, name, file)
         path = run.bucket / "digits" / name
         path.write_bytes(path.read_bytes()[:-1] + b"?")
 
-    monkeypatch.setattr(Place, "upload", corrupted)
+    monkeypatch.setattr(StorageFolder, "upload", corrupted)
     with pytest.raises(BadCopy, match="SHA-256 is not the one written"):
         run.copy(10)
     assert run.copies.names() == ([], ["step-00000010"])
 
 
 def test_sizes_alone_are_compared_where_that_is_asked_for(run, monkeypatch):
-    monkeypatch.setattr(Place, "digest", lambda *_, **__: pytest.fail("read back"))
+    monkeypatch.setattr(StorageFolder, "digest", lambda *_, **__: pytest.fail("read back"))
     run.copy(10, rule=Rule(newest=2, best=1, check="size"))
     assert run.there() == ["step-00000010"]
 
@@ -135,7 +135,7 @@ def test_a_copy_that_is_there_is_not_made_again(run):
 
 def test_a_checkpoint_that_is_deleted_while_it_is_copied_arrives_whole(run, monkeypatch):
     path = run.save(10)
-    upload = Place.upload
+    upload = StorageFolder.upload
 
     def deleted(self, name, file):
         import shutil
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_copied_arrives_whole(run, monk
         shutil.rmtree(path, ignore_errors=True)
         upload(self, name, file)
 
-    monkeypatch.setattr(Place, "upload", deleted)
+    monkeypatch.setattr(StorageFolder, "upload", deleted)
     run.copies.claim(run.id)
     run.copies.add(path, run.folder, run.id, RULE)
     assert not path.exists()
@@ -227,7 +227,7 @@ def test_sizes_that_no_disk_has_or_that_are_none_are_refused_before_anything_is_
 ):
     step = run.copy(10)
     forge(step, lambda manifest: manifest["files"]["state.json"].update(size_bytes=size))
-    monkeypatch.setattr(Place, "chunks", fetched := chunks_of_weights_fail(Place.chunks))
+    monkeypatch.setattr(StorageFolder, "chunks", fetched := chunks_of_weights_fail(StorageFolder.chunks))
     with pytest.raises(CheckpointError, match=r"are free on the disk|no intact copy"):
         fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     assert fetched
@@ -246,19 +246,19 @@ def test_an_object_that_is_longer_than_listed_fills_no_disk(run, tmp_path):
     with (step / "weights.safetensors").open("ab") as file:
         file.truncate(1 << 33)  # 8 GiB of nothing
     taken = []
-    original = place.Place._part
+    original = place.StorageFolder._part
 
     def counted(file, size):
         part = original(file, size)
         taken.append(len(part))
         return part
 
-    place.Place._part = staticmethod(counted)
+    place.StorageFolder._part = staticmethod(counted)
     try:
         with pytest.raises(CheckpointError, match="no intact copy"):
             fetch.restore_run(f"{run.address}/digits", tmp_path / "other")
     finally:
-        place.Place._part = staticmethod(original)
+        place.StorageFolder._part = staticmethod(original)
     assert sum(taken) < 1 << 20
 
 
@@ -478,7 +478,7 @@ def test_an_unusable_address_is_refused_and_a_password_not_repeated(address, exp
     with pytest.raises(SpecError, match=expected) as refused:
         load("vit_digits", overrides=[f"checkpoint.copy_to={address}"])
     with pytest.raises(UsageError, match=expected):
-        Place(address)
+        StorageFolder(address)
     if "@" in address:
         assert "hidden" not in str(refused.value)
 
@@ -492,7 +492,7 @@ def test_secrets_of_the_environment_are_masked_in_reasons(monkeypatch):
 @pytest.mark.parametrize(("address", "package"), [("gs://bucket/x", "gcsfs"), ("az://box/x", "adlfs")])
 def test_a_missing_package_is_named_in_one_sentence(address, package):
     with pytest.raises(UsageError, match=rf"needs the package {package}; install it with `pip install {package}`"):
-        Place(address).check_package()
+        StorageFolder(address).check_package()
 
 
 def test_lists_show_states(run):
@@ -509,13 +509,13 @@ def test_a_copy_that_is_made_again_counts_as_torn_meanwhile(run, monkeypatch):
     copied = run.copy(10)
     again = run.save(10, numbers=200)
     seen = []
-    upload = Place.upload
+    upload = StorageFolder.upload
 
     def noted(self, name, file):
         seen.append((copied / "MANIFEST.json").exists())
         upload(self, name, file)
 
-    monkeypatch.setattr(Place, "upload", noted)
+    monkeypatch.setattr(StorageFolder, "upload", noted)
     run.copies.add(again, run.folder, run.id, RULE)
     assert seen == [False] * 4
     assert run.copies.problems(run.copies.list_copies()[0][0]) == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mtrain.weights.backup.form import MAX_MANIFEST_BYTES, RUN_FILES, BadCopy, Companions, Entry, id_of
+from mtrain.weights.backup.form import MAX_MANIFEST_BYTES, RUN_FILES, BadCopy, Companions, FileDigest, id_of
 from mtrain.weights.backup.run_copies import _companions
 
 RUN, DIGEST = "a" * 32, "b" * 64
@@ -18,7 +18,7 @@ def companions(name: str, size: object, digest: str = DIGEST) -> Companions:
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_file_that_goes_along_is_as_large_as_its_limit_at_most(name: str) -> None:
     limit = RUN_FILES[name]
-    assert companions(name, limit).entries == {name: Entry(limit, DIGEST)}
+    assert companions(name, limit).entries == {name: FileDigest(limit, DIGEST)}
     with pytest.raises(BadCopy, match="too large"):
         companions(name, limit + 1)
 
@@ -43,10 +43,10 @@ def test_wrong_sizes_and_digests_are_refused(size: object, digest: str) -> None:
 
 
 def test_what_is_written_is_read_back() -> None:
-    written = Companions(RUN, DIGEST, {"spec.yml": Entry.of(b"abc")})
+    written = Companions(RUN, DIGEST, {"spec.yml": FileDigest.of(b"abc")})
     assert Companions.of(written.content()) == written
     # SHA-256 of "abc": FIPS 180-2, appendix B.1
-    assert Entry.of(b"abc").sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert FileDigest.of(b"abc").sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.mark.parametrize("value", ["a" * 31, "A" * 32, "../" + "a" * 29, 7, None])

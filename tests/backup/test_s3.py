@@ -20,7 +20,7 @@ from mtrain.errors import CheckpointError
 from mtrain.jobs.resume import fetch
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup.copier import Copier
-from mtrain.weights.backup.place import Place, PlaceError
+from mtrain.weights.backup.place import PlaceError, StorageFolder
 from tests.backup.s3 import BUCKET, KEY, SECRET, s3
 from tests.backup.test_copies import Run, contents, settle, umask  # noqa: F401
 
@@ -167,7 +167,7 @@ def test_a_wrong_key_is_told_without_the_key(served, run, tmp_path):
 
 def test_a_refusal_of_head_that_has_a_body_is_told_as_the_refusal(served):
     """The client's library takes the body for another answer, and tells "unhandled exception: 400"."""
-    place = Place(ADDRESS)
+    place = StorageFolder(ADDRESS)
     place.put("a", b"content")
     served[1].fault = "denied"
     for ask in (lambda: place.size("a"), lambda: place.read("a", limit=100)):

@@ -16,7 +16,7 @@ import mtrain_ui
 from mtrain.commands import main
 from mtrain.jobs.preflight.libraries import libraries, own_packages, this_host
 from mtrain.spec import packages
-from mtrain.spec.plugins import Entry
+from mtrain.spec.plugins import PluginEntry
 from mtrain.system import placement
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_where_nothing_is_installed_it_says_what_to_install(tmp_path):
 
 
 def test_a_missing_requirement_of_the_requested_backend_is_bad():
-    lacking = Entry("backends", "mine", "x:Y", "mine", needs="a_module_that_nobody_has", extra="mine")
+    lacking = PluginEntry("backends", "mine", "x:Y", "mine", needs="a_module_that_nobody_has", extra="mine")
     first, *_ = libraries([lacking], chosen="mine", environ=os.environ)
     assert (first.state, first.check) == ("bad", "a_module_that_nobody_has")
     assert "mine cannot train without it" in first.text
@@ -207,7 +207,7 @@ def test_a_missing_requirement_of_the_requested_backend_is_bad():
 def test_a_library_of_a_strangers_backend_is_imported_in_a_process_of_its_own(tmp_path, monkeypatch, body, text):
     (tmp_path / "strange_library.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
-    entry = Entry("backends", "mine", "x:Y", "mine", needs="strange_library")
+    entry = PluginEntry("backends", "mine", "x:Y", "mine", needs="strange_library")
     found = libraries([entry], chosen=None, environ={**os.environ, "PYTHONPATH": str(tmp_path)})[0]
     expected = f"strange_library is installed and cannot be used: {text}" if text else "strange_library can be imported"
     assert (found.state, found.text) == ("bad" if text else "ok", expected)

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from mtrain.core.interfaces import SplitRequest
+from mtrain.data import once_per_host
 from mtrain.data.images.decode import decode_bytes
 from mtrain.data.loader.pool import WorkerPool
 from mtrain.errors import DataError
 from mtrain.spec import plugins
 from mtrain.tasks.classification.images import verify
-from mtrain.tasks.classification.readers import webdataset
 from mtrain.tasks.classification.section import ClassificationDataSpec
 from mtrain.tasks.classification.source import ClassificationSource
 from mtrain.tasks.datasets import open_data
@@ -321,7 +321,7 @@ def test_the_ranks_of_a_host_share_one_list_of_the_same_shards(tmp_path, monkeyp
         listed.append(key)
         return make()
 
-    monkeypatch.setattr(webdataset, "read_once", read_once)
+    monkeypatch.setattr(once_per_host, "read_once", read_once)
     shard(tmp_path / "set" / "train-0.tar", members())
     shard(tmp_path / "set" / "val-0.tar", members())
     for _ in range(2):

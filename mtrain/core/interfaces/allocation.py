@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from mtrain.spec.section import NoOptions as NoOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +68,6 @@ MAX_HOSTS = 1024
 """Largest number of hosts of a job. Readers name no hosts of an allocation that has more."""
 MAX_HOST_NAME = 253
 """Characters of the longest name of a host (RFC 1035, section 2.3.4). Readers name no hosts with longer names."""
-
-
-class NoOptions(BaseModel):
-    """The options of a plugin that has none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class AllocationReader(Protocol):

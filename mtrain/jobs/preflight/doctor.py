@@ -27,7 +27,7 @@ from mtrain.system import environment
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source
-    from mtrain.spec.plugins import Entry
+    from mtrain.spec.plugins import PluginEntry
 
 RANKS = 2
 """Ranks of an all-reduce on this host, unless it has fewer GPUs or another number is requested."""
@@ -154,12 +154,12 @@ class _Examination:
         is_chosen = self._request.config is not None or self._request.backend is not None
         return self._loaded.spec.backend.name if is_chosen else None
 
-    def _backends(self) -> list["Entry"]:
+    def _backends(self) -> list["PluginEntry"]:
         """Return all enabled backends, or the only one to check."""
         entries = self._loaded.registry.usable("backends")
         return [entry for entry in entries if self._request.backend in (None, entry.name)]
 
-    def _frameworks_of_scripts(self) -> dict[str, "Entry"]:
+    def _frameworks_of_scripts(self) -> dict[str, "PluginEntry"]:
         """Return the frameworks on which backends run scripts alone, see ``core.interfaces.Backend.framework``."""
         found = {}
         for entry in self._backends():
@@ -202,7 +202,7 @@ class _Examination:
         return Brief(loaded=loaded, mode=mode, name=name, machine=start.here(loaded), latest=False)
 
     # ------------------------------------------------------------------------------------------------------ all-reduces
-    def _entries(self) -> Iterator["Entry"]:
+    def _entries(self) -> Iterator["PluginEntry"]:
         """Yield the backends that can be started here."""
         own = self._loaded.spec.backend
         for entry in self._backends():
@@ -213,7 +213,7 @@ class _Examination:
     def _rendezvous(self, backend: str) -> str:
         return str(self._loaded.registry.load("backends", backend).rendezvous)
 
-    def _run_all_reduce(self, entry: "Entry") -> int:
+    def _run_all_reduce(self, entry: "PluginEntry") -> int:
         """Run an all-reduce over the ranks of one backend, and report the result; return the exit code of the job."""
         report = self._report_on_hosts if self._hosts else self._report
         try:

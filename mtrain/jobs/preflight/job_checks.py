@@ -21,7 +21,7 @@ from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.suggest import hint
 from mtrain.system import disk, interpreter, placement, plugin_packages
-from mtrain.weights.backup.place import Place
+from mtrain.weights.backup.place import StorageFolder
 from mtrain.weights.models import check_start
 from mtrain.weights.names import COUNTER
 from mtrain.weights.outline import SpecOutline
@@ -158,7 +158,7 @@ def check_script(job: Resolved, *, resumed: Path | None = None) -> list[str]:
 def _check_copies(spec: Spec) -> None:
     """Refuse an address for copies whose package is missing. Ranks of another interpreter look for it themselves."""
     if spec.checkpoint.copy_to is not None and spec.backend.python is None:
-        Place(spec.checkpoint.copy_to).check_package()
+        StorageFolder(spec.checkpoint.copy_to).check_package()
 
 
 def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:

@@ -19,7 +19,7 @@ from mtrain.errors import PluginError
 from mtrain.jobs.preflight.facts import interpreter
 from mtrain.jobs.preflight.findings import Finding, State
 from mtrain.spec import packages, remedies
-from mtrain.spec.plugins import Entry
+from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.registry import Registry
 from mtrain.system import placement, plugin_packages
 
@@ -70,12 +70,12 @@ def _shared_memory(environ: Mapping[str, str], shared: Path) -> Finding:
 
 
 def libraries(
-    entries: Sequence[Entry],
+    entries: Sequence[PluginEntry],
     *,
     chosen: str | None,
     python: str = sys.executable,
     environ: Mapping[str, str],
-    of_scripts: Mapping[str, Entry] | None = None,
+    of_scripts: Mapping[str, PluginEntry] | None = None,
     framework: str | None = None,
 ) -> list[Finding]:
     """Check the libraries that backends need; return findings, library by library.
@@ -88,7 +88,7 @@ def libraries(
         of_scripts: frameworks that no backend needs, but on which one can run a script: name -> backend.
         framework: the framework of the job; a missing one of those that its backend can run on, but it does not, is "absent".
     """
-    needed: dict[str, list[Entry]] = {}
+    needed: dict[str, list[PluginEntry]] = {}
     for entry in entries:
         for module in (*([entry.needs] if entry.needs is not None else []), *entry.libraries):
             if entry.enabled:
@@ -138,7 +138,7 @@ def libraries(
 def extras(registry: Registry) -> list[Finding]:
     """Return a finding for each extra of mtrain whose packages are missing here."""
     entries = [entry for kind in ("tasks", "datasets", "reporters") for entry in registry.names(kind)]
-    lacking: dict[str, list[Entry]] = {}
+    lacking: dict[str, list[PluginEntry]] = {}
     for entry in entries:
         if entry.enabled and entry.extra is not None and not entry.is_installed:
             lacking.setdefault(entry.extra, []).append(entry)
@@ -180,7 +180,9 @@ def own_packages() -> list[Finding]:
     return findings
 
 
-def _users(module: str, needed: Mapping[str, Sequence[Entry]], further: Mapping[str, Entry]) -> Sequence[Entry]:
+def _users(
+    module: str, needed: Mapping[str, Sequence[PluginEntry]], further: Mapping[str, PluginEntry]
+) -> Sequence[PluginEntry]:
     return needed[module] if module in needed else [further[module]]
 
 
@@ -188,7 +190,7 @@ def _install(module: str, python: str) -> str:
     return f"install it with: {remedies.install(module, python=python)}"
 
 
-def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str) -> Finding:
+def _absent(module: str, users: Sequence[PluginEntry], chosen: str | None, python: str) -> Finding:
     names = ", ".join(entry.name for entry in users)
     # A framework is what the extra of a backend that needs nothing besides it installs.
     entry = min(users, key=lambda entry: bool(entry.libraries) and entry.needs == module)
@@ -197,13 +199,13 @@ def _absent(module: str, users: Sequence[Entry], chosen: str | None, python: str
     return Finding(check=module, state=state, text=text, remedy=entry.remedy(python))
 
 
-def _other(module: str, users: Sequence[Entry]) -> Finding:
+def _other(module: str, users: Sequence[PluginEntry]) -> Finding:
     """Return the finding about a missing framework, where the interpreter has another one for the scripts of the same backend."""
     text = f"not installed; specs, and scripts of {', '.join(entry.name for entry in users)} with {module}, cannot run without it"
     return Finding(check=module, state="absent", text=text)
 
 
-def _probe_library(module: str, users: Sequence[Entry], python: str, environ: Mapping[str, str]) -> list[Finding]:
+def _probe_library(module: str, users: Sequence[PluginEntry], python: str, environ: Mapping[str, str]) -> list[Finding]:
     """Probe a library in a process of its own; return findings about it."""
     probe_module = PROBE_MODULE.format(module=module)
     has_probe = find_spec(probe_module.rpartition(".")[0]) is not None and find_spec(probe_module) is not None

@@ -21,8 +21,8 @@ from mtrain.spec.files import MAX_OWN_BYTES, read_bytes
 from mtrain.system import disk, runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.backup import form
-from mtrain.weights.backup.form import BadCopy, Entry
-from mtrain.weights.backup.place import Place, PlaceError
+from mtrain.weights.backup.form import BadCopy, FileDigest
+from mtrain.weights.backup.place import PlaceError, StorageFolder
 from mtrain.weights.backup.run_copies import Copy, RunCopies, newest_first
 
 SPARE_BYTES = 16 << 20
@@ -52,7 +52,7 @@ class Source:
         Raises:
             UsageError: it is no address, or a package is missing for it.
         """
-        place = Place(address)
+        place = StorageFolder(address)
         step = place.name if form.STEP.fullmatch(place.name) else None
         return cls(copies=RunCopies(place if step is None else place.parent), step=step)
 
@@ -201,7 +201,7 @@ def _same(checkpoint: Path, copy: Copy) -> bool:
     return there == copy.manifest.content and not store.verify(checkpoint)
 
 
-def _download(place: Place, name: str, entry: Entry, path: Path) -> None:
+def _download(place: StorageFolder, name: str, entry: FileDigest, path: Path) -> None:
     """Fetch one object into a new file.
 
     Raises:

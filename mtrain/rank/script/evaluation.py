@@ -66,7 +66,7 @@ class Step:
             if not hasattr(value, "detach"):
                 return value
             tensors_by_path[path] = value
-            return trees.Place(path)
+            return trees.ArrayPlace(path)
 
         self.structure = trees.map_leaves(outcome, leaf)
         return tensors_by_path
@@ -171,7 +171,7 @@ def numpy_tree(structure: Any, arrays: Mapping[str, Array]) -> Any:
     """Return an outcome with numpy arrays as its leaves; tensors of the batch that were left on the host, too."""
 
     def leaf(path: str, value: Any) -> Any:
-        if isinstance(value, trees.Place):
+        if isinstance(value, trees.ArrayPlace):
             return arrays[value.path]
         array = trees.as_array(value)
         return value if array is None else array

@@ -10,7 +10,7 @@ from mtrain.errors import SpecError
 from mtrain.spec import config
 from mtrain.spec.importers.documents import Document, read
 from mtrain.spec.importers.importer import Importer, refuse_file
-from mtrain.spec.importers.key_report import Entry, Given
+from mtrain.spec.importers.key_report import Given, ReportedKey
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
 from mtrain.spec.registry import Registry
@@ -26,8 +26,8 @@ class Imported:
 
     text: str
     files: Sequence[str]
-    carried: Sequence[Entry]
-    dropped: Sequence[Entry]
+    carried: Sequence[ReportedKey]
+    dropped: Sequence[ReportedKey]
     assumed: Mapping[str, Given]
     """Values that no file states, by path in the spec."""
     notes: Sequence[str]

@@ -23,7 +23,7 @@ TAG_KEY = "name"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """File and line of a value."""
 
     file: str
@@ -41,7 +41,7 @@ class Document:
     """Name of the file in messages."""
     path: FilePath
     values: dict[str, Any] = field(default_factory=dict)
-    places: dict[Path, Place] = field(default_factory=dict)
+    places: dict[Path, FilePlace] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     """Names of all files read, each before its bases."""
     whole: set[Path] = field(default_factory=set)
@@ -55,9 +55,9 @@ class Document:
         """Return whether ``path`` has a value; null counts as one."""
         return path in self.places
 
-    def place(self, path: Path) -> Place:
+    def place(self, path: Path) -> FilePlace:
         """Return the place of the value at ``path``, or of the nearest value around it."""
-        return nearest(path, self.places) or Place(self.name, None)
+        return nearest(path, self.places) or FilePlace(self.name, None)
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the path of every value at or below ``path`` that has no keys of its own, in the order of the document.
@@ -155,8 +155,8 @@ class _Layer:
     name: str
     whole: set[Path]
 
-    def place(self, path: Path) -> Place:
-        return Place(self.name, nearest(path, self.parsed.lines))
+    def place(self, path: Path) -> FilePlace:
+        return FilePlace(self.name, nearest(path, self.parsed.lines))
 
 
 def _resolve_tags(parsed: Parsed) -> set[Path]:

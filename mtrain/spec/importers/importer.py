@@ -8,19 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mtrain.errors import SpecError
 from mtrain.spec.importers.documents import Document
 from mtrain.spec.importers.key_report import Book
 from mtrain.spec.model import Spec
+from mtrain.spec.section import NoOptions
 from mtrain.spec.yaml_reader import flow
-
-
-class NoOptions(BaseModel):
-    """The options of an importer: none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Importer(ABC):

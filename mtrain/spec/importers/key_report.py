@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtrain.errors import SpecError
-from mtrain.spec.importers.documents import Document, Place
+from mtrain.spec.importers.documents import Document, FilePlace
 from mtrain.spec.yaml_reader import Path, flow
 
 NO_COUNTERPART = "no counterpart"
@@ -19,10 +19,10 @@ _PLAIN = re.compile(r"^[\w-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ReportedKey:
     """One key of the foreign config."""
 
-    place: Place
+    place: FilePlace
     key: str
     value: Any
     remark: str
@@ -49,8 +49,8 @@ class Book:
     document: Document
     values: dict[str, Given] = field(default_factory=dict)
     """Values by dotted path in the spec."""
-    carried: list[Entry] = field(default_factory=list)
-    dropped: list[Entry] = field(default_factory=list)
+    carried: list[ReportedKey] = field(default_factory=list)
+    dropped: list[ReportedKey] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _entered: set[Path] = field(default_factory=set)
 
@@ -166,13 +166,13 @@ class Book:
         """Enter everything that is left as having no counterpart."""
         self.drop(())
 
-    def _enter(self, path: Path, into: list[Entry], remark: str) -> None:
+    def _enter(self, path: Path, into: list[ReportedKey], remark: str) -> None:
         """Enter the values at and below ``path`` that are not entered yet."""
         for leaf in self.document.leaves(path):
             if leaf not in self._entered:
                 self._entered.add(leaf)
                 place, value = self.document.place(leaf), self.document.get(leaf)
-                into.append(Entry(place=place, key=name_of(leaf), value=value, remark=remark))
+                into.append(ReportedKey(place=place, key=name_of(leaf), value=value, remark=remark))
 
 
 def path_of(source: str | Path) -> Path:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.lazy_rows import LazyRows
+from mtrain.data.once_per_host import LEAST_IMAGES, Form
 from mtrain.data.texts import Arrays, Texts
 
 SLACK_PX = 1.0
@@ -342,3 +343,11 @@ def from_arrays(arrays: Arrays, facts: Mapping[str, Any]) -> Annotations:
         images=images,
         arrays=arrays,
     )
+
+
+def _parts_to_share(annotations: Annotations) -> tuple[Arrays, dict[str, Any]] | None:
+    return None if len(annotations) < LEAST_IMAGES else (annotations.arrays, annotations.facts)
+
+
+SHARED = Form(take_apart=_parts_to_share, put_together=from_arrays)
+"""How the ranks of a host share annotations, where there are many images."""

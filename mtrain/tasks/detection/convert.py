@@ -25,7 +25,7 @@ IMAGES: Mapping[Format, str] = {"coco": "images", "voc": "JPEGImages", "yolo": "
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _NewImage:
     """An image and its name in the new data set."""
 
     image: AnnotatedImage
@@ -71,7 +71,7 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, im
             # ``images`` holds what the files say, and ``samples`` what training makes of it: a conversion keeps boxes
             # that leave
             # their image, have no area or are repeated.
-            placed = [_Placed(image, _free_name(image, used_names)) for image in annotations.images]
+            placed = [_NewImage(image, _free_name(image, used_names)) for image in annotations.images]
             for item in placed:
                 _place(item, folder / IMAGES[form].format(split=name), images)
             write(folder, name, annotations, placed)
@@ -92,7 +92,7 @@ def _free_name(image: AnnotatedImage, used_names: set[PurePosixPath]) -> PurePos
     return name
 
 
-def _place(item: _Placed, folder: Path, how: Placing) -> None:
+def _place(item: _NewImage, folder: Path, how: Placing) -> None:
     target = folder / item.name
     target.parent.mkdir(parents=True, exist_ok=True)
     if how == "link":
@@ -105,7 +105,7 @@ def _place(item: _Placed, folder: Path, how: Placing) -> None:
     shutil.copyfile(item.image.path, target)
 
 
-def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequence[_NewImage]) -> None:
     numbers = {item.image.image_id: number for number, item in enumerate(placed, start=1)}
     # COCO's format has whole numbers as ids; images whose ids are texts get new ones.
     keeps_ids = all(isinstance(item.image.image_id, int) for item in placed)
@@ -120,7 +120,7 @@ def _write_coco(folder: Path, split: str, annotations: Annotations, placed: Sequ
     target.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Sequence[_NewImage]) -> None:
     for item in placed:
         root = etree.Element("annotation")
         _add(root, "folder", IMAGES["voc"])
@@ -144,7 +144,7 @@ def _write_voc(folder: Path, split: str, annotations: Annotations, placed: Seque
     (lists / f"{split}.txt").write_text("".join(f"{item.name.stem}\n" for item in placed), encoding="utf-8")
 
 
-def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequence[_Placed]) -> None:
+def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequence[_NewImage]) -> None:
     labels = folder / "labels" / split
     labels.mkdir(parents=True, exist_ok=True)
     for item in placed:
@@ -161,7 +161,7 @@ def _write_yolo(folder: Path, split: str, annotations: Annotations, placed: Sequ
     file.write_text(dump(content), encoding="utf-8")
 
 
-_Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_Placed]], None]
+_Writer: TypeAlias = Callable[[Path, str, Annotations, Sequence[_NewImage]], None]
 _WRITERS: Mapping[Format, _Writer] = {"coco": _write_coco, "voc": _write_voc, "yolo": _write_yolo}
 
 

@@ -13,7 +13,7 @@ Resize = Literal["letterbox", "stretch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FittedPlace:
     """The place of an image on the input: its size there, and its left upper corner, which may be outside."""
 
     width: int
@@ -22,10 +22,10 @@ class Place:
     top: int
 
 
-def fit_image(size_wh: tuple[int, int], *, side: int, resize: Resize) -> Place:
+def fit_image(size_wh: tuple[int, int], *, side: int, resize: Resize) -> FittedPlace:
     """Return the place of a whole image of width and height ``size_wh`` on an input of ``side`` pixels."""
     width, height = fitted_size(size_wh, side=side, resize=resize)
-    return Place(width, height, (side - width) // 2, (side - height) // 2)
+    return FittedPlace(width, height, (side - width) // 2, (side - height) // 2)
 
 
 def fitted_size(size_wh: tuple[int, int], *, side: int, resize: Resize, zoom: float = 1.0) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def fitted_size(size_wh: tuple[int, int], *, side: int, resize: Resize, zoom: fl
     return max(round(width * across * zoom), 1), max(round(height * down * zoom), 1)
 
 
-def lay(image: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
+def lay(image: NDArray[np.uint8], place: FittedPlace, out: NDArray[np.uint8]) -> None:
     """Draw an image (H, W, 3) at its place on ``out`` (S, S, 3); the rest becomes grey."""
     shrinks = place.width < image.shape[1] or place.height < image.shape[0]
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
@@ -43,19 +43,19 @@ def lay(image: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
     _lay(_resize(image, place, method), place, out)
 
 
-def lay_mask(mask: NDArray[np.uint8], place: Place, out: NDArray[np.uint8], *, fill: int) -> None:
+def lay_mask(mask: NDArray[np.uint8], place: FittedPlace, out: NDArray[np.uint8], *, fill: int) -> None:
     """Draw a mask (H, W) at its place on ``out`` (S, S), each pixel as the nearest one; the rest becomes ``fill``."""
     out[...] = fill
     _lay(_resize(mask, place, cv2.INTER_NEAREST_EXACT), place, out)
 
 
-def _resize(image: NDArray[np.uint8], place: Place, method: int) -> NDArray[np.uint8]:
+def _resize(image: NDArray[np.uint8], place: FittedPlace, method: int) -> NDArray[np.uint8]:
     if image.shape[:2] == (place.height, place.width):
         return image
     return np.asarray(cv2.resize(image, (place.width, place.height), interpolation=method), dtype=np.uint8)
 
 
-def _lay(resized: NDArray[np.uint8], place: Place, out: NDArray[np.uint8]) -> None:
+def _lay(resized: NDArray[np.uint8], place: FittedPlace, out: NDArray[np.uint8]) -> None:
     side = len(out)
     x1, y1 = max(place.left, 0), max(place.top, 0)
     x2, y2 = min(place.left + place.width, side), min(place.top + place.height, side)

@@ -11,7 +11,7 @@ from mtrain.core.interfaces import Array
 from mtrain.data.images.colour import random_gains, scale_hsv
 from mtrain.data.images.indexed import IGNORED
 from mtrain.data.loader.shared_memory import ArraySpec
-from mtrain.tasks.segmentation.fitting import Place, Resize, fit_image, fitted_size, lay, lay_mask
+from mtrain.tasks.segmentation.fitting import FittedPlace, Resize, fit_image, fitted_size, lay, lay_mask
 from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.section import SegmentationAugmentSpec
 
@@ -85,12 +85,14 @@ class SegmentationSource:
         out[..., :3], out[..., 3] = colours, classes
         return MaskItem(index)
 
-    def _random_place(self, rng: np.random.Generator, size_wh: tuple[int, int], spec: SegmentationAugmentSpec) -> Place:
+    def _random_place(
+        self, rng: np.random.Generator, size_wh: tuple[int, int], spec: SegmentationAugmentSpec
+    ) -> FittedPlace:
         smallest, largest = spec.random_scale
         zoom = float(rng.uniform(smallest, largest))
         width, height = fitted_size(size_wh, side=self._side, resize=self._resize, zoom=zoom)
         across, down = rng.random(2)
-        return Place(width, height, round((self._side - width) * across), round((self._side - height) * down))
+        return FittedPlace(width, height, round((self._side - width) * across), round((self._side - height) * down))
 
     def collate(self, samples: Sequence[MaskItem]) -> dict[str, Array]:
         """Combine samples to a micro batch: ``pixels`` uint8 (B, S, S, 4) (unless the loader has it), ``index`` int64

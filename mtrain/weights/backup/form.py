@@ -53,14 +53,14 @@ class BadCopy(MtrainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileDigest:
     """The size in bytes and the SHA-256 of one file."""
 
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, content: bytes) -> "Entry":
+    def of(cls, content: bytes) -> "FileDigest":
         """Return the entry of a file with this content."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
@@ -70,7 +70,7 @@ class Manifest:
     """The manifest of a checkpoint, checked."""
 
     content: bytes
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, FileDigest]
     update: int
     serial: int
     score: float
@@ -105,7 +105,7 @@ class Manifest:
         return cls(content=content, entries=entries, update=update, serial=serial, score=files.score_in(manifest))
 
 
-def _entries(listed: Any, where: str) -> dict[str, Entry]:
+def _entries(listed: Any, where: str) -> dict[str, FileDigest]:
     if not isinstance(listed, dict):
         raise BadCopy(f"its {where} lists no files")
     entries = {}
@@ -114,7 +114,7 @@ def _entries(listed: Any, where: str) -> dict[str, Entry]:
         digest = str(entry.get("sha256")) if isinstance(entry, dict) else ""
         if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not _DIGEST.fullmatch(digest):
             raise BadCopy(f"its {where} is damaged at {ascii(name)[:80]}")
-        entries[name] = Entry(size, digest)
+        entries[name] = FileDigest(size, digest)
     return entries
 
 
@@ -126,7 +126,7 @@ class Companions:
     """Id of the run."""
     manifest: str
     """SHA-256 of the copy's MANIFEST.json."""
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, FileDigest]
     """Files of the run folder, below ``run/``."""
 
     def content(self) -> bytes:

@@ -85,7 +85,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS]}" if first else type(error).__name__
 
 
-class Place:
+class StorageFolder:
     """A folder at an address. Names are relative to it; no method changes anything outside of it."""
 
     def __init__(self, address: str, *, moved: Callable[[], None] = lambda: None) -> None:
@@ -118,18 +118,18 @@ class Place:
     def _scheme(self) -> str:
         return self.address.partition("://")[0].lower()
 
-    def inside(self, name: str) -> "Place":
+    def inside(self, name: str) -> "StorageFolder":
         """Return the folder ``name`` in this one."""
-        return Place(f"{self.address}/{name}", moved=self._moved)
+        return StorageFolder(f"{self.address}/{name}", moved=self._moved)
 
     @property
-    def parent(self) -> "Place":
+    def parent(self) -> "StorageFolder":
         """Return the folder that contains this one.
 
         Raises:
             UsageError: this is a whole bucket.
         """
-        return Place(self.address.rpartition("/")[0], moved=self._moved)
+        return StorageFolder(self.address.rpartition("/")[0], moved=self._moved)
 
     @cached_property
     def _system_and_path(self) -> tuple[Any, str]:

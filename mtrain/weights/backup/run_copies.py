@@ -11,8 +11,8 @@ from typing import Literal
 from mtrain.core.checkpoint.format import MANIFEST
 from mtrain.spec.files import open_file, read_bytes
 from mtrain.weights.backup import form
-from mtrain.weights.backup.form import BadCopy, Companions, Entry, Manifest
-from mtrain.weights.backup.place import Place, PlaceError
+from mtrain.weights.backup.form import BadCopy, Companions, FileDigest, Manifest
+from mtrain.weights.backup.place import PlaceError, StorageFolder
 
 Check = Literal["read", "size"]
 
@@ -38,7 +38,7 @@ class Rule:
 class RunCopies:
     """The copies of one run."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorageFolder) -> None:
         self.place = place
 
     def run(self) -> str | None:
@@ -115,7 +115,7 @@ class RunCopies:
             BadCopy: it is missing, damaged, or that of another copy.
         """
         companions = Companions.of(self._small(f"{copy.name}/{form.COPY}"))
-        if companions.manifest != Entry.of(copy.manifest.content).sha256:
+        if companions.manifest != FileDigest.of(copy.manifest.content).sha256:
             raise BadCopy(f"its {form.COPY} belongs to another copy")
         return companions
 
@@ -189,15 +189,15 @@ class RunCopies:
 
     def _finish(self, name: str, content: bytes, companions: Mapping[str, bytes], *, run: str, check: Check) -> int:
         """Write what goes along, and last the manifest, ``content``; return how many bytes that is."""
-        listed = {each: Entry.of(text) for each, text in companions.items()}
+        listed = {each: FileDigest.of(text) for each, text in companions.items()}
         last = {
             **{f"run/{each}": text for each, text in companions.items()},
-            form.COPY: Companions(run, Entry.of(content).sha256, listed).content(),
+            form.COPY: Companions(run, FileDigest.of(content).sha256, listed).content(),
             MANIFEST: content,
         }
         for each, text in last.items():
             self.place.put(f"{name}/{each}", text)
-            self._verify(f"{name}/{each}", Entry.of(text), check=check)
+            self._verify(f"{name}/{each}", FileDigest.of(text), check=check)
         return sum(len(text) for text in last.values())
 
     def _make_room(self, name: str, error: BaseException | None) -> None:
@@ -206,7 +206,7 @@ class RunCopies:
             with contextlib.suppress(PlaceError):
                 self.place.remove_folder(name)
 
-    def _verify(self, name: str, entry: Entry, *, check: Check) -> None:
+    def _verify(self, name: str, entry: FileDigest, *, check: Check) -> None:
         """Compare an object at the address with what was written.
 
         Raises:
@@ -262,6 +262,6 @@ def _by_score(copies: Sequence[Copy]) -> list[Copy]:
     return sorted(scored, key=lambda copy: (-copy.manifest.score, copy.manifest.update))
 
 
-def folder_at(address: str, run_dir: Path) -> Place:
+def folder_at(address: str, run_dir: Path) -> StorageFolder:
     """Return where the copies of the run in ``run_dir`` are, below ``checkpoint.copy_to``."""
-    return Place(address).inside(run_dir.name)
+    return StorageFolder(address).inside(run_dir.name)

@@ -25,7 +25,7 @@ from mtrain.errors import MtrainError
 from mtrain.system import runfolder
 from mtrain.weights.backup import form
 from mtrain.weights.backup.form import BadCopy
-from mtrain.weights.backup.place import Place, PlaceError, reason_of
+from mtrain.weights.backup.place import PlaceError, StorageFolder, reason_of
 from mtrain.weights.backup.run_copies import Rule, RunCopies
 
 TRIES = 3
@@ -75,7 +75,7 @@ class Copying:
         """Copy until the process ends."""
         # Libraries of storage take seconds to load: they do so while the first checkpoint is not there yet.
         with contextlib.suppress(MtrainError):  # told with the first checkpoint
-            Place(self._settings.address).check_package()  # loads the library, which takes seconds
+            StorageFolder(self._settings.address).check_package()  # loads the library, which takes seconds
         while True:
             asked = self._ask_storage.get()
             started, self._name = time.perf_counter(), asked["name"]
@@ -123,7 +123,7 @@ class Copying:
     def _copy(self, path: Path) -> int:
         run = form.own_id(self._run_dir) or form.write_id(self._run_dir)
         if self._copies is None:
-            copies = RunCopies(Place(self._settings.address, moved=self._note_progress))
+            copies = RunCopies(StorageFolder(self._settings.address, moved=self._note_progress))
             copies.claim(run)
             self._copies = copies
         return self._copies.add(path, self._run_dir, run, self._rule, name=self._name)

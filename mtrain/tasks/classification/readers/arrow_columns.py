@@ -139,6 +139,20 @@ class Expansion:
             )
 
 
+def same_columns(schemas: Sequence[tuple[Path, Any]], *, image: str | None, label: str | None) -> Columns:
+    """Return the columns of the first of several tables, given with their files, which all of them must have.
+
+    Raises:
+        DataError: as ``columns_of``, or a table lacks one.
+    """
+    first, schema = schemas[0]
+    columns = columns_of(schema, image=image, label=label, file=first)
+    for file, other in schemas:
+        if not set(other.names) >= {columns.image, columns.label}:
+            raise DataError(f"{file}: no columns {columns.image!r} and {columns.label!r}, which {first.name} has")
+    return columns
+
+
 def columns_of(schema: Any, *, image: str | None, label: str | None, file: Path) -> Columns:
     """Find the columns of images and labels in the schema of an Arrow table.
 

@@ -20,10 +20,10 @@ from mtrain.tasks.classification.readers.arrow_columns import (
     DAMAGED,
     Columns,
     Expansion,
-    columns_of,
     damage_named,
     label_rows,
     pyarrow,
+    same_columns,
 )
 from mtrain.tasks.classification.readers.parquet import ColumnOptions
 
@@ -66,15 +66,8 @@ class HuggingFace(Dataset):
             return self._label(arrow, files, request.names, Expansion(str(files[0]), limit))
 
     def _label(self, arrow: Any, files: Sequence[Path], names: Sequence[str] | None, rows: Expansion) -> LabelledImages:
-        schemas = [_open_reader(arrow, file).schema for file in files]
-        schema = schemas[0]
-        options = self.options
-        columns = columns_of(schema, image=options.image_column, label=options.label_column, file=files[0])
-        for file, other in zip(files, schemas, strict=True):
-            if not set(other.names) >= {columns.image, columns.label}:
-                raise DataError(
-                    f"{file}: no columns {columns.image!r} and {columns.label!r}, which {files[0].name} has"
-                )
+        schemas = [(file, _open_reader(arrow, file).schema) for file in files]
+        columns = same_columns(schemas, image=self.options.image_column, label=self.options.label_column)
         return label_rows([(file, _batches(arrow, file, columns, rows)) for file in files], columns, names)
 
 

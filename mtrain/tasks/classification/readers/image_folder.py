@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
 from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, need_root, walk
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
+from mtrain.spec.section import NoOptions
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
 from mtrain.tasks.classification.labels import LabelledImages
 
@@ -28,13 +28,10 @@ class ImageFolder(Dataset):
     kind: ClassVar[str] = "classification"
     classes_of_train: ClassVar[bool] = True
 
-    class Options(BaseModel):
-        """It has none."""
+    Options = NoOptions
 
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or self.Options()
+    def __init__(self, options: NoOptions | None = None) -> None:
+        self.options = options or NoOptions()
 
     def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split. Only the names of files are read.

@@ -15,10 +15,10 @@ from mtrain.tasks.classification.readers.arrow_columns import (
     DAMAGED,
     Columns,
     Expansion,
-    columns_of,
     damage_named,
     label_rows,
     pyarrow,
+    same_columns,
 )
 
 BATCH = 1024
@@ -65,11 +65,8 @@ class Parquet(Dataset):
         files = files_of(request.root, request.value, split=request.split, suffixes=(".parquet",), kind="parquet")
         with bounded_reading(files[0], memory_limit(), remedy=DAMAGED):
             opened = [(file, _open_table(parquet, file)) for file in files]
-        first, schema = files[0], opened[0][1].schema_arrow
-        columns = columns_of(schema, image=self.options.image_column, label=self.options.label_column, file=first)
-        for file, content in opened:
-            if not set(content.schema_arrow.names) >= {columns.image, columns.label}:
-                raise DataError(f"{file}: no columns {columns.image!r} and {columns.label!r}, which {first.name} has")
+        schemas = [(file, content.schema_arrow) for file, content in opened]
+        columns = same_columns(schemas, image=self.options.image_column, label=self.options.label_column)
         # Parquet compresses rows in groups, and training reads rows in random order. So the column of images, as
         # encoded files, is held in memory by each rank.
         _need_memory(opened, columns)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.images.header import SMALL_BYTES, SUFFIXES, expected_bytes
-from mtrain.data.once_per_host import Form, read_once
+from mtrain.data.once_per_host import LEAST_IMAGES, Form, once_per_host
 from mtrain.data.reading import listed
 from mtrain.data.shards import files_of
 from mtrain.data.texts import GrowingTexts, Texts
@@ -34,8 +34,6 @@ from mtrain.tasks.classification.readers.numbering import number_classes
 
 MAX_LABEL_BYTES = 1 << 20
 """Largest label of one sample that is read, in bytes."""
-LEAST_IMAGES = 1000
-"""Fewer images are listed by each rank: they take no second, and no memory to speak of."""
 _HEAD_BYTES = 4 << 20
 """Bytes at the begin of a large image in which its header is sought."""
 _NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)\Z")
@@ -162,6 +160,7 @@ class WebDataset(Dataset):
     def __init__(self, options: WebDatasetOptions | None = None) -> None:
         self.options = options or WebDatasetOptions()
 
+    @once_per_host(FORM)
     def read(self, request: SplitRequest) -> LabelledImages:
         """List the samples of one split, and read their labels; images stay on the disk. One rank of each host does it.
 
@@ -171,10 +170,6 @@ class WebDataset(Dataset):
         """
         if request.images is not None:
             raise DataError("data.images: given, but the images are in the shards; leave it out")
-        key = f"{type(self).__module__}.{type(self).__qualname__} {self.options!r} {request!r}"
-        return read_once(lambda: self._list_images(request), key=key, form=FORM)
-
-    def _list_images(self, request: SplitRequest) -> LabelledImages:
         files = files_of(request.root, request.value, split=request.split, suffixes=(".tar",), kind="webdataset")
         file_numbers, offsets, sizes = array("q"), array("q"), array("q")
         labels: list[str] = []

@@ -28,7 +28,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CanvasLayout:
     """A square canvas and the images on it; they never overlap."""
 
     canvas: int
@@ -36,15 +36,17 @@ class Layout:
     placements: Sequence[Placement]
 
 
-def alone(index: int, size_of: Callable[[int], Size], side: int) -> Layout:
+def alone(index: int, size_of: Callable[[int], Size], side: int) -> CanvasLayout:
     """Place one image, letterboxed."""
     # The sizes are those of the fitted image: geometry alone, so that nothing is decoded which the output does not
     # show.
     width, height = size_of(index)
-    return Layout(side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),))
+    return CanvasLayout(
+        side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),)
+    )
 
 
-def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
+def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> CanvasLayout:
     """Place four images around a point that is uniform in the middle half of a canvas of twice the side."""
     centre_x, centre_y = (int(v) for v in rng.uniform(side / 2, 3 * side / 2, 2))
     placements = []
@@ -53,10 +55,10 @@ def four(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
         left = centre_x - width if corner % 2 == 0 else centre_x
         top = centre_y - height if corner < 2 else centre_y
         placements.append(Placement(index, left, top, width, height))
-    return Layout(2 * side, tuple(placements))
+    return CanvasLayout(2 * side, tuple(placements))
 
 
-def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> Layout:
+def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng: np.random.Generator) -> CanvasLayout:
     """Place one image in the middle and eight around it like the vanes of a windmill; keep a random window of twice
     the side."""
     sizes = [size_of(index) for index in indices]
@@ -76,7 +78,7 @@ def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
         (x0 - sizes[8][0], y1 - sizes[7][1] - sizes[8][1]),  # above the left
     ]
     shift_x, shift_y = (int(v) for v in rng.uniform(0, side, 2))
-    return Layout(
+    return CanvasLayout(
         2 * side,
         tuple(
             Placement(index, left - shift_x, top - shift_y, width, height)

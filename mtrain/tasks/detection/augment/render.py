@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.data.images.geometry import FILL, is_upright, map_boxes, survives
-from mtrain.tasks.detection.augment.mosaic import Layout, Placement
+from mtrain.tasks.detection.augment.mosaic import CanvasLayout, Placement
 from mtrain.tasks.detection.image_cache import Images
 
 
@@ -44,7 +44,7 @@ class Renderer:
         self._canvas = np.empty((0, 0, 3), dtype=np.uint8)
 
     def draw(
-        self, layout: Layout, matrix: NDArray[np.float64], zoom: float, out: NDArray[np.uint8]
+        self, layout: CanvasLayout, matrix: NDArray[np.float64], zoom: float, out: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Fill ``out`` (S, S, 3); return the boxes (N, 4) in its pixels, clipped and filtered, and their labels (N,).
 
@@ -83,7 +83,7 @@ class Renderer:
         return boxes[inside], labels[inside], owner[inside]
 
     def _draw_upright(
-        self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
+        self, layout: CanvasLayout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
     ) -> tuple[list[Placement], list[tuple[float, ...]]]:
         """Draw the visible placements and return them, each with the scales and the shifts of its x1, y1, x2, y2."""
         horizontal, vertical = Axis(*matrix[0, [0, 2]].tolist()), Axis(*matrix[1, [1, 2]].tolist())
@@ -108,7 +108,9 @@ class Renderer:
             maps.append((scale_x, scale_y, scale_x, scale_y, shift_x, shift_y, shift_x, shift_y))
         return shown, maps
 
-    def _draw_canvas(self, layout: Layout, matrix: NDArray[np.float64], out: NDArray[np.uint8]) -> list[Placement]:
+    def _draw_canvas(
+        self, layout: CanvasLayout, matrix: NDArray[np.float64], out: NDArray[np.uint8]
+    ) -> list[Placement]:
         if len(self._canvas) != layout.canvas:
             self._canvas = np.empty((layout.canvas, layout.canvas, 3), dtype=np.uint8)
         canvas, side = self._canvas, len(out)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import FOLDERS_OF, first_existing, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.spec.section import NoOptions
+from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.coco_json import (
     CocoAnnotation,
     CocoCategory,
@@ -25,7 +26,6 @@ from mtrain.tasks.detection.readers.coco_json import (
     read_coco_json,
     show_value,
 )
-from mtrain.tasks.detection.readers.once import once_per_host
 
 ROBOFLOW = "_annotations.coco.json"
 """Name of the annotation file in each folder of Roboflow's export."""
@@ -42,15 +42,12 @@ class Coco(Dataset):
 
     kind: ClassVar[str] = "detection"
 
-    class Options(BaseModel):
-        """The plugin has no options of its own."""
+    Options = NoOptions
 
-        model_config = ConfigDict(extra="forbid", frozen=True)
+    def __init__(self, options: NoOptions | None = None) -> None:
+        self.options = options or NoOptions()
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or self.Options()
-
-    @once_per_host
+    @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import listed, need_root, size_of
 from mtrain.data.shards import files_of
 from mtrain.data.tables import Row, read_columns
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.readers.once import once_per_host
+from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 
 COLUMNS = ("path", "x1", "y1", "x2", "y2", "label")
 
@@ -51,7 +51,7 @@ class CsvBoxes(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    @once_per_host
+    @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 

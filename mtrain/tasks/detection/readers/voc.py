@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import listed, need_root, order_names, size_of
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.readers.once import once_per_host
-from mtrain.tasks.detection.readers.voc_layout import Entry, Layout, layout_of
+from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.readers.voc_layout import VocEntry, VocSplit, layout_of
 from mtrain.tasks.detection.readers.voc_xml import VocImage, read_voc_xml, voc_class_names
 
 
@@ -47,7 +47,7 @@ class Voc(Dataset):
         self.options = options or self.Options()
         self._names_by_file: dict[Path, set[str]] = {}
 
-    @once_per_host
+    @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split.
 
@@ -83,7 +83,7 @@ class Voc(Dataset):
                 self._names_by_file[file] = voc_class_names(file)
         return tuple(sorted(set().union(*(self._names_by_file[file] for file in xml_files))))
 
-    def _read_all(self, layout: Layout, labels: Mapping[str, int]) -> list[AnnotatedImage]:
+    def _read_all(self, layout: VocSplit, labels: Mapping[str, int]) -> list[AnnotatedImage]:
         images: list[AnnotatedImage] = []
         problems: list[str] = []
         damaged_count = 0
@@ -108,7 +108,7 @@ def _unknown_classes(content: VocImage, labels: Mapping[str, int], file: Path) -
     return [f"{file}: unknown class {name!r}" for name in unknown]
 
 
-def _image(content: VocImage, entry: Entry, labels: Mapping[str, int], options: Voc.Options) -> AnnotatedImage:
+def _image(content: VocImage, entry: VocEntry, labels: Mapping[str, int], options: Voc.Options) -> AnnotatedImage:
     path = entry.image
     named_path = path.with_name(Path(content.file_name.replace("\\", "/")).name or path.name)
     # Some tools number their XML files, and <filename> names the image.

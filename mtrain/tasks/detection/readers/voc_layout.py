@@ -18,7 +18,7 @@ IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class VocEntry:
     """One image of a split."""
 
     image_id: str
@@ -28,10 +28,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VocSplit:
     """The images of one split, and every annotation file whose classes count."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[VocEntry]
     xml_files: Sequence[Path]
     place: Path
     """The list or folder from which the split was read, for messages."""
@@ -60,7 +60,7 @@ class ImageFinder:
         )
 
 
-def layout_of(root: Path, value: str | None, images: str | None, *, annotations: str, split: Split) -> Layout:
+def layout_of(root: Path, value: str | None, images: str | None, *, annotations: str, split: Split) -> VocSplit:
     """Find the images of ``split``; ``value`` is ``data.<split>``, ``images`` is ``data.images``.
 
     Raises:
@@ -85,7 +85,7 @@ def layout_of(root: Path, value: str | None, images: str | None, *, annotations:
     return _from_list(root, place, images, annotations=annotations)
 
 
-def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) -> Layout:
+def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) -> VocSplit:
     folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
     lines = lines_of(file)
     xml_by_name = {path.stem: path for path in _xml_files(folder)}
@@ -97,9 +97,9 @@ def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) 
         stem = Path(image_id).name
         xml = xml_by_name.get(stem, folder / f"{image_id}.xml")
         image = finder.find(stem, near=found_in) or found_in / f"{stem}.jpg"
-        entries.append(Entry(image_id, xml, image))
+        entries.append(VocEntry(image_id, xml, image))
     need_unique((entry.image_id for entry in entries), where=str(file), what="image ids")
-    return Layout(entries, sorted(xml_by_name.values()), file)
+    return VocSplit(entries, sorted(xml_by_name.values()), file)
 
 
 def _image_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
@@ -121,7 +121,7 @@ def _image_folder(root: Path, images: str | None, beside: Path) -> Path:
     return next((place for place in places if place.is_dir()), beside)
 
 
-def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
+def _from_folder(root: Path, folder: Path, images: str | None) -> VocSplit:
     xml_files = _xml_files(folder)
     # Search the split's folder first: another split may hold an image of the same name.
     finders = [ImageFinder(folder), ImageFinder(root)]
@@ -131,12 +131,12 @@ def _from_folder(root: Path, folder: Path, images: str | None) -> Layout:
     for xml in xml_files:
         image = next(filter(None, (finder.find(xml.stem, near=xml.parent) for finder in finders)), None)
         image_id = xml.relative_to(folder).with_suffix("").as_posix()
-        entries.append(Entry(image_id, xml, image or xml.with_suffix(".jpg")))
+        entries.append(VocEntry(image_id, xml, image or xml.with_suffix(".jpg")))
     need_unique((entry.image_id for entry in entries), where=str(folder), what="names of XML files")
-    return Layout(entries, _xml_files(root), folder, _find_unlabelled(folder, entries))
+    return VocSplit(entries, _xml_files(root), folder, _find_unlabelled(folder, entries))
 
 
-def _find_unlabelled(folder: Path, entries: Iterable[Entry]) -> list[str]:
+def _find_unlabelled(folder: Path, entries: Iterable[VocEntry]) -> list[str]:
     used_images = {entry.image for entry in entries}
     unused_names = [path.name for path in images_in(folder) if path not in used_images]
     return [name_some(unused_names, "images without an XML file (left out)")] if unused_names else []

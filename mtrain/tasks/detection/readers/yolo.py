@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import (
     FOLDERS_OF,
     first_existing,
@@ -30,8 +31,7 @@ from mtrain.data.reading import (
 from mtrain.errors import DataError
 from mtrain.spec.files import read_bytes, read_text
 from mtrain.spec.yaml_reader import MAX_BYTES, parse
-from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.readers.once import once_per_host
+from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 
 MAX_LABEL_BYTES = 64 << 20
 """Largest label file of one image that is read, in bytes."""
@@ -154,7 +154,7 @@ class Yolo(Dataset):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
-    @once_per_host
+    @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split. Images without a label file have no boxes; a note counts label files without an image.
 

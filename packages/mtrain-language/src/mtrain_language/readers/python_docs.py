@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.errors import DataError
 from mtrain.spec.collector import pause
+from mtrain.spec.section import NoOptions
 from mtrain_language.documents import Document, Documents
 
 SHORTEST = 60
@@ -20,12 +21,6 @@ HELD_BACK = 20
 """One docstring of so many is for evaluation."""
 _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 """Nodes that have, or hold what has, a docstring."""
-
-
-class NoOptions(BaseModel):
-    """The data set has no options."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PythonDocs(Dataset):
