@@ -78,6 +78,14 @@ class Book:
         self.put(target, value, path)
         self._enter(path, self.carried, f"{target}: {show_value(value)}{f' ({remark})' if remark else ''}")
 
+    def settle(self, source: str | Path, target: str, value: Any, *, remark: str = "") -> None:
+        """Set a value of the spec that follows from ``source``, given or not, and report ``source`` as carried over.
+
+        ``remark``: empty: the target.
+        """
+        self.put(target, value, source)
+        self.same(source, remark or target)
+
     def same(self, source: str | Path, remark: str) -> None:
         """Report ``source``, and all keys below it, as carried over: it requests what mtrain does anyway."""
         self._enter(path_of(source), self.carried, remark)

@@ -1,10 +1,13 @@
-"""Translate training transforms of a PaddleDetection file: distortion, expansion, crop, flip, sides drawn per batch."""
+"""Translate training transforms of a PaddleDetection file: distortion, expansion, crop, flip, sides drawn per batch.
+
+Also what evaluation shares: the list of transforms of a reader, and the normalisation.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtrain.spec.importers.key_report import Book, equal, is_number, show_value
-from mtrain.spec.importers.paddledetection_transforms import normalisation, square, transforms
+from mtrain.spec.importers.paddledetection_network import is_plus
 from mtrain.spec.yaml_reader import Path
 
 INTERPOLATIONS = ("nearest", "linear", "cubic", "area", "lanczos4")
@@ -87,13 +90,11 @@ def _degrees(hue: Sequence[float]) -> float:
 def _expand(book: Book, at: Path) -> None:
     target = "data.augment.expand"
     # Their chance is that of no change.
-    book.put(f"{target}.probability", 1.0 - book.number((*at, "prob"), _HALF), (*at, "prob"))
-    book.same((*at, "prob"), f"{target}.probability (theirs is the chance of no change)")
-    book.put(f"{target}.ratio", book.number((*at, "ratio"), 4.0), (*at, "ratio"))
-    book.same((*at, "ratio"), f"{target}.ratio")
+    chance, remark = book.number((*at, "prob"), _HALF), f"{target}.probability (theirs is the chance of no change)"
+    book.settle((*at, "prob"), f"{target}.probability", 1.0 - chance, remark=remark)
+    book.settle((*at, "ratio"), f"{target}.ratio", book.number((*at, "ratio"), 4.0))
     fill = book.get((*at, "fill_value"), 127.5)
-    book.put(f"{target}.fill", fill if isinstance(fill, list) else [fill] * 3, (*at, "fill_value"))
-    book.same((*at, "fill_value"), f"{target}.fill")
+    book.settle((*at, "fill_value"), f"{target}.fill", fill if isinstance(fill, list) else [fill] * 3)
     book.bare(at, target)
 
 
@@ -107,15 +108,13 @@ def _crop(book: Book, at: Path) -> None:
         "num_attempts": 50,
     }
     for key, value in defaults.items():
-        book.put(f"{target}.{key}", book.get((*at, key), value), (*at, key))
-        book.same((*at, key), f"{target}.{key}")
+        book.settle((*at, key), f"{target}.{key}", book.get((*at, key), value))
     _options(book, at, {"cover_all_box": False, "is_mask_crop": False, "ioumode": "iou"}, what="mtrain's crop")
     book.bare(at, target)
 
 
 def _flip(book: Book, at: Path) -> None:
-    book.put("data.augment.flip_lr", book.get((*at, "prob"), _HALF), (*at, "prob"))
-    book.same((*at, "prob"), "data.augment.flip_lr")
+    book.settle((*at, "prob"), "data.augment.flip_lr", book.get((*at, "prob"), _HALF))
     book.bare(at, "data.augment.flip_lr")
 
 
@@ -138,8 +137,8 @@ def _sizes(book: Book, at: Path) -> None:
             raise book.refuse((*at, "interp"), f"expected OpenCV's number of one of {', '.join(INTERPOLATIONS)}")
         names = [INTERPOLATIONS[number]]
         book.same((*at, "interp"), f"data.augment.interpolations: {show_value(names)}")
-    book.put("data.augment.interpolations", names, (*at, "random_interp"))
-    book.same((*at, "random_interp"), f"data.augment.interpolations: {show_value(names)}")
+    target = "data.augment.interpolations"
+    book.settle((*at, "random_interp"), target, names, remark=f"{target}: {show_value(names)}")
     if equal(book.get((*at, "keep_ratio")), other=False):
         book.same((*at, "keep_ratio"), "data.resize: stretch")
     book.drop((*at, "keep_ratio"), "mtrain's pre-processing of PP-YOLOE stretches images to a square")
@@ -152,3 +151,58 @@ def _options(book: Book, at: Path, fixed: Mapping[str, Any], *, what: str) -> No
 
 def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_number, value))
+
+
+MEAN_STD: Mapping[str, Any] = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "is_scale": True,
+    "norm_type": "mean_std",
+}
+"""Normalisation of images, which is part of mtrain's PP-YOLOE."""
+SCALE_ALONE: Mapping[str, Any] = {
+    "mean": [0.0, 0.0, 0.0],
+    "std": [1.0, 1.0, 1.0],
+    "is_scale": True,
+    "norm_type": "none",
+}
+"""That of PP-YOLOE+: pixels are divided by 255, and no more."""
+
+
+def normalisation(book: Book, at: Path) -> None:
+    """Enter a NormalizeImage, which must be the model's own.
+
+    Raises: ``SpecError`` for another normalisation: weights and metrics would differ from those of the file.
+    """
+    name, expected = ("PP-YOLOE+", SCALE_ALONE) if is_plus(book) else ("PP-YOLOE", MEAN_STD)
+    if is_plus(book) and not book.has((*at, "norm_type")):
+        raise book.refuse(at, f"without norm_type, whose default is mean_std; mtrain's {name} has norm_type: none")
+    for key in book.section(at):
+        if key not in expected:
+            continue
+        if not equal(book.get((*at, key)), expected[key]):
+            raise book.refuse(
+                (*at, key),
+                f"expected {show_value(expected[key])}: mtrain's {name} normalises images so, and has no other way",
+            )
+        book.same((*at, key), f"always so in mtrain's {name}")
+
+
+def square(size: Any) -> int | None:
+    """Return the side of a square given as one number or two; None for anything else."""
+    sides: Sequence[Any] = size if isinstance(size, list) else [size]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    return sides[0] if whole and len(sides) in (1, 2) and sides[0] == sides[-1] else None
+
+
+def transforms(book: Book, path: Path) -> list[tuple[Path, str]]:
+    """Return (path, name) of each transform in a reader's list of one-key mappings.
+
+    Raises: ``SpecError`` if the value is no such list.
+    """
+    entries = book.get(path)
+    if entries is None:
+        return []
+    if not isinstance(entries, list) or not all(isinstance(item, dict) and len(item) == 1 for item in entries):
+        raise book.refuse(path, "expected a list such as [Decode: {}, RandomFlip: {}]")
+    return [((*path, position, name), name) for position, item in enumerate(entries) for name in item]

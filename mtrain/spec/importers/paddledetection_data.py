@@ -7,7 +7,7 @@ from typing import Any
 
 from mtrain.spec.importers import paddledetection_augment as augment
 from mtrain.spec.importers.key_report import Book, equal, show_value
-from mtrain.spec.importers.paddledetection_transforms import normalisation, square, transforms
+from mtrain.spec.importers.paddledetection_augment import normalisation, square, transforms
 from mtrain.spec.yaml_reader import Path
 
 FORMATS = {"COCODataSet": "coco", "VOCDataSet": "voc"}

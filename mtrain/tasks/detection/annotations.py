@@ -157,6 +157,22 @@ class AnnotatedImage:
     crowd: NDArray[np.bool_]
     area: NDArray[np.float64]
 
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        image_id: int | str,
+        boxes_xywh: NDArray[np.float64],
+        labels: Any,
+        *,
+        size_wh: tuple[int, int],
+        crowd: Sequence[bool] | None = None,
+    ) -> "AnnotatedImage":
+        """Return an image called as its file, whose boxes have the areas of their sides; ``crowd``: None: no box is one."""
+        crowds = np.zeros(len(boxes_xywh), np.bool_) if crowd is None else np.array(crowd, np.bool_)
+        areas = boxes_xywh[:, 2] * boxes_xywh[:, 3]
+        return cls(path, path.name, image_id, *size_wh, boxes_xywh, np.array(labels, np.int64), crowds, areas)
+
 
 @dataclass(frozen=True)
 class Annotations:

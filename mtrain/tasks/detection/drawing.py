@@ -17,6 +17,11 @@ from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.image_cache import decode_annotated
 from mtrain.tasks.detection.source import DetectionSource
 
+SHOWN_SCORE = 0.25
+"""Smallest score of a prediction that is drawn beside the truth."""
+COMPARED = 8
+"""Most images of a comparison."""
+
 
 def class_colour(label: int) -> tuple[int, int, int]:
     """Return a bright RGB colour."""
@@ -67,15 +72,15 @@ def annotate(annotations: Annotations, index: int) -> Pixels:
     return draw_boxes(decode_annotated(sample), boxes, labels, annotations.class_names)
 
 
-def annotations_grid(annotations: Annotations, *, limit: int = 16, columns: int = 4, cell_px: int = 320) -> Pixels:
+def annotations_grid(annotations: Annotations, *, limit: int = 16) -> Pixels:
     """Draw up to ``limit`` images, spread evenly over the split, with their boxes."""
     indices = spread(len(annotations.samples), limit)
     captions = [_caption(annotations, i) for i in indices]
     images = [annotate(annotations, i) for i in indices]
-    return grid(images, columns=min(columns, len(images)), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(4, len(images)), captions=captions)
 
 
-def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16, cell_px: int = 320) -> Pixels:
+def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: int = 16) -> Pixels:
     """Draw up to ``limit`` samples as the network receives them in epoch 0, spread evenly over the split, four a row."""
     images, captions = [], []
     for update, index in enumerate(spread(len(source), limit)):
@@ -87,7 +92,7 @@ def inputs_grid(source: DetectionSource, class_names: Sequence[str], *, limit: i
         boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1)
         images.append(draw_boxes(item.image, boxes, item.targets[:, 0].astype(int), class_names))
         captions.append(f"{Path(source.describe(index)).name[-24:]}  {side} px  {len(boxes)} boxes")
-    return grid(images, columns=min(4, len(images)), cell_px=cell_px, captions=captions)
+    return grid(images, columns=min(4, len(images)), captions=captions)
 
 
 def _caption(annotations: Annotations, index: int) -> str:
@@ -95,28 +100,21 @@ def _caption(annotations: Annotations, index: int) -> str:
     return f"{sample.path.name[-32:]}  {len(sample.targets[0])} boxes"
 
 
-def comparison(
-    annotations: Annotations,
-    predictions: Mapping[int, NDArray[Any]],
-    *,
-    threshold: float = 0.25,
-    limit: int = 8,
-    cell_px: int = 400,
-) -> Pixels:
-    """Draw ground truth (left) beside predictions (right) for up to ``limit`` images, two pairs a row.
+def comparison(annotations: Annotations, predictions: Mapping[int, NDArray[Any]]) -> Pixels:
+    """Draw ground truth (left) beside predictions (right) for some images, two pairs a row.
 
     ``predictions``: by sample index (K, 6) x1, y1, x2, y2 in pixels of the image, score, class index, as
-    :func:`mtrain.tasks.detection.evaluator.merge` returns them; those below ``threshold`` are not drawn.
+    :func:`mtrain.tasks.detection.evaluator.merge` returns them; those below ``SHOWN_SCORE`` are not drawn.
     """
     indices = sorted(predictions)
     images: list[Pixels] = []
     captions: list[str] = []
-    for index in (indices[place] for place in spread(len(indices), limit)):
+    for index in (indices[place] for place in spread(len(indices), COMPARED)):
         rows = predictions[index]
-        rows = rows[rows[:, 4] >= threshold]
+        rows = rows[rows[:, 4] >= SHOWN_SCORE]
         image = decode_annotated(annotations.samples[index])
         rows = rows[np.argsort(rows[:, 4])]  # draw the highest score last, on top
         drawn = draw_boxes(image, rows[:, :4], rows[:, 5].astype(int), annotations.class_names, scores=rows[:, 4])
         images += [annotate(annotations, index), drawn]
-        captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {threshold:g}"]
-    return grid(images, columns=min(4, max(2, len(images))), cell_px=cell_px, captions=captions)
+        captions += [f"truth: {_caption(annotations, index)}", f"found: {len(rows)} with a score >= {SHOWN_SCORE:g}"]
+    return grid(images, columns=min(4, max(2, len(images))), cell_px=400, captions=captions)

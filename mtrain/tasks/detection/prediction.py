@@ -1,6 +1,7 @@
 """Predict boxes on images without annotations, and write them to files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,23 +82,12 @@ def without_boxes(files: Sequence[Path], *, class_names: Sequence[str], category
     # Only the header is read: the size is needed before the first image is decoded.
     for number, file in enumerate(sorted(files), start=1):
         try:
-            width, height = probe(file)
+            size_wh = probe(file)
         except DataError as error:
             problems.append(str(error))
             continue
-        images.append(
-            AnnotatedImage(
-                path=file,
-                file_name=str(file),
-                image_id=number,
-                width=width,
-                height=height,
-                boxes_xywh=np.zeros((0, 4)),
-                labels=np.zeros(0, np.int64),
-                crowd=np.zeros(0, np.bool_),
-                area=np.zeros(0),
-            )
-        )
+        image = AnnotatedImage.of(file, number, np.zeros((0, 4)), [], size_wh=size_wh)
+        images.append(replace(image, file_name=str(file)))
     if problems:
         raise DataError(f"{len(problems)} of {len(files)} images cannot be read:\n{listed(problems)}")
     return assemble(images, class_names=class_names, category_ids=category_ids)

@@ -139,7 +139,7 @@ class OwnTask(TaskBase):
         Raises:
             DataError: they do not.
         """
-        from mtrain.tasks.own.agreement import check_equal_data
+        from mtrain.tasks.own.source import check_equal_data
 
         self._collective = collective
         for source in self._sources.values():
@@ -185,7 +185,7 @@ class OwnTask(TaskBase):
 
     def describe(self) -> list[Table | Remark]:
         """Describe the number of samples of each split, and the content of the first one."""
-        from mtrain.tasks.own.agreement import outline
+        from mtrain.tasks.own.source import outline
 
         return [
             Remark(text=f"{name}: {len(split)} samples, each {outline(self._sources[name].sample(0, 0)[1])}")

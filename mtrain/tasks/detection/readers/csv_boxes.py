@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -127,23 +128,12 @@ def _images(boxes: Mapping[Path, Sequence[tuple[float, ...]]], root: Path, probl
     for path, rows in boxes.items():
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
         try:
-            width, height = size_of(path)
+            size_wh = size_of(path)
         except DataError as error:
             problems.append(str(error))
             continue
         table = np.array(rows, dtype=np.float64).reshape(-1, 5)
         boxes_xywh = np.concatenate([table[:, 1:3], table[:, 3:] - table[:, 1:3]], axis=1)
-        images.append(
-            AnnotatedImage(
-                path=path,
-                file_name=name,
-                image_id=name,
-                width=width,
-                height=height,
-                boxes_xywh=boxes_xywh,
-                labels=table[:, 0].astype(np.int64),
-                crowd=np.zeros(len(table), dtype=np.bool_),
-                area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-            )
-        )
+        image = AnnotatedImage.of(path, name, boxes_xywh, table[:, 0], size_wh=size_wh)
+        images.append(replace(image, file_name=name))
     return images

@@ -115,18 +115,9 @@ def _image(content: VocImage, entry: VocEntry, labels: Mapping[str, int], option
     if not os.path.isfile(path) and os.path.isfile(named_path):
         path = named_path
     has_size = content.width > 0 and content.height > 0
-    width, height = (content.width, content.height) if has_size else size_of(path)
+    size_wh = (content.width, content.height) if has_size else size_of(path)
     corners = np.array([item.corners for item in content.objects], dtype=np.float64).reshape(-1, 4)
     boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
     is_crowd = [item.difficult and not options.use_difficult for item in content.objects]
-    return AnnotatedImage(
-        path=path,
-        file_name=path.name,
-        image_id=entry.image_id,
-        width=width,
-        height=height,
-        boxes_xywh=boxes_xywh,
-        labels=np.array([labels[item.name] for item in content.objects], dtype=np.int64),
-        crowd=np.array(is_crowd, dtype=np.bool_),
-        area=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-    )
+    numbers = [labels[item.name] for item in content.objects]
+    return AnnotatedImage.of(path, entry.image_id, boxes_xywh, numbers, size_wh=size_wh, crowd=is_crowd)

@@ -330,14 +330,5 @@ def _image(path: Path, image_id: str, rows: Sequence[tuple[float, ...]]) -> Anno
     table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     scaled = table[:, 1:] * np.array([width, height, width, height], dtype=np.float64)
     size = scaled[:, 2:]
-    return AnnotatedImage(
-        path=path,
-        file_name=path.name,
-        image_id=image_id,
-        width=width,
-        height=height,
-        boxes_xywh=np.concatenate([scaled[:, :2] - size / 2, size], axis=1),
-        labels=table[:, 0].astype(np.int64),
-        crowd=np.zeros(len(table), dtype=np.bool_),
-        area=size[:, 0] * size[:, 1],
-    )
+    boxes_xywh = np.concatenate([scaled[:, :2] - size / 2, size], axis=1)
+    return AnnotatedImage.of(path, image_id, boxes_xywh, table[:, 0], size_wh=(width, height))
