@@ -63,12 +63,7 @@ class ImageTask(TaskBase):
     @classmethod
     @override
     def divided(cls, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
-        return None if data.split is None else cls._divide(read_all(), data.split, seed=data.split_seed)
-
-    @staticmethod
-    @abstractmethod
-    def _divide(content: Any, share: float, *, seed: int) -> tuple[Any, Any]:
-        """Divide all samples into those for training and ``share`` of them for evaluation."""
+        return None if data.split is None else read_all().divide(data.split, seed=data.split_seed)
 
     @classmethod
     @override

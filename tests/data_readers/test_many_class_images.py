@@ -13,7 +13,6 @@ import pytest
 
 from mtrain.core.interfaces import SplitRequest
 from mtrain.data.texts import Texts
-from mtrain.tasks.classification.labels import divide_split
 from mtrain.tasks.classification.readers.csv_labels import CsvLabels
 from mtrain.tasks.classification.readers.image_folder import ImageFolder
 from mtrain.tasks.classification.readers.webdataset import WebDataset
@@ -72,7 +71,7 @@ def blocks_kept(reader, folder, *, divide):
     tracemalloc.start()
     before = len(tracemalloc.take_snapshot().traces)
     split = reader.read(SplitRequest(root=folder, split="train"))
-    kept = divide_split(split, 0.3, seed=1) if divide else split
+    kept = split.divide(0.3, seed=1) if divide else split
     del split
     gc.collect()
     blocks = len(tracemalloc.take_snapshot().traces) - before

@@ -24,7 +24,7 @@ from mtrain.tasks.datasets import open_data
 from mtrain.tasks.segmentation.drawing import comparison, inputs_grid, masks_grid, overlay
 from mtrain.tasks.segmentation.evaluator import MaskEvaluator
 from mtrain.tasks.segmentation.fitting import back, fit_image, lay, lay_mask
-from mtrain.tasks.segmentation.masks import count_pixels, divide_split
+from mtrain.tasks.segmentation.masks import count_pixels
 from mtrain.tasks.segmentation.prediction import SegmentationImages, without_labels
 from mtrain.tasks.segmentation.readers.digits_masks import NAMES, DigitsMasks, DigitsMasksOptions
 from mtrain.tasks.segmentation.readers.voc_masks import VocMasks
@@ -119,14 +119,14 @@ def test_counting_tells_how_many_pixels_each_class_has(voc):
 
 def test_a_set_is_divided_by_names_alone(voc):
     whole = read(voc, "all")
-    train, held = divide_split(whole, 0.34, seed=0)
-    _, turned_held = divide_split(whole.chosen([2, 0, 1]), 0.34, seed=0)
+    train, held = whole.divide(0.34, seed=0)
+    _, turned_held = whole.chosen([2, 0, 1]).divide(0.34, seed=0)
     assert set(train.keys) | set(held.keys) == {"a", "b", "c"}
     assert len(held) == 1
     assert set(turned_held.keys) == set(held.keys)
-    assert len({tuple(divide_split(whole, 0.34, seed=seed)[1].keys) for seed in range(9)}) > 1
+    assert len({tuple(whole.divide(0.34, seed=seed)[1].keys) for seed in range(9)}) > 1
     with pytest.raises(DataError, match="1 images cannot be divided"):
-        divide_split(read(voc, "val"), 0.5, seed=0)
+        read(voc, "val").divide(0.5, seed=0)
 
 
 def damaged(path: Path) -> None:

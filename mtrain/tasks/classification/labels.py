@@ -70,31 +70,30 @@ class LabelledImages:
         named = f"{', '.join(empty[:20])}{f' and {len(empty) - 20} more' if len(empty) > 20 else ''}"
         return [*self.notes, *([f"classes without an image: {named}"] if empty else [])]
 
+    def divide(self, share: float, *, seed: int) -> "tuple[LabelledImages, LabelledImages]":
+        """Divide the split into a training part and an evaluation part with ``share`` of the images of each class.
 
-def divide_split(split: LabelledImages, share: float, *, seed: int) -> tuple[LabelledImages, LabelledImages]:
-    """Divide a split into a training part and an evaluation part with ``share`` of the images of each class.
+        A class of two or more images has at least one in each part, a single image is for training. The parts are the same
+        on every host and for any order of the images.
 
-    A class of two or more images has at least one in each part, a single image is for training. The parts are the same
-    on every host and for any order of the images.
-
-    Raises:
-        DataError: no class has two images.
-    """
-    classes: dict[int, list[int]] = {}
-    for index, label in enumerate(split.labels.tolist()):
-        classes.setdefault(label, []).append(index)
-    keys = split.keys or split.origins
-    parts: tuple[list[int], list[int]] = ([], [])
-    for indices in classes.values():
-        for part, places in zip(parts, divide([keys[index] for index in indices], share, seed=seed), strict=True):
-            part += [indices[place] for place in places]
-    train, evaluation = map(sorted, parts)
-    if not evaluation:
-        raise DataError(
-            f"data.split: {len(split)} images cannot be divided, because no class has two; give more, or leave it out"
-        )
-    # The notes are about the whole set: with both parts they would be reported twice.
-    return _choose(split, train), replace(_choose(split, evaluation), notes=())
+        Raises:
+            DataError: no class has two images.
+        """
+        classes: dict[int, list[int]] = {}
+        for index, label in enumerate(self.labels.tolist()):
+            classes.setdefault(label, []).append(index)
+        keys = self.keys or self.origins
+        parts: tuple[list[int], list[int]] = ([], [])
+        for indices in classes.values():
+            for part, places in zip(parts, divide([keys[index] for index in indices], share, seed=seed), strict=True):
+                part += [indices[place] for place in places]
+        train, evaluation = map(sorted, parts)
+        if not evaluation:
+            raise DataError(
+                f"data.split: {len(self)} images cannot be divided, because no class has two; give more, or leave it out"
+            )
+        # The notes are about the whole set: with both parts they would be reported twice.
+        return _choose(self, train), replace(_choose(self, evaluation), notes=())
 
 
 def _choose(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:

@@ -28,13 +28,6 @@ class ClassificationTask(ImageTask):
     kind = "classification"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": ClassificationDataSpec}
 
-    @staticmethod
-    @override
-    def _divide(content: "LabelledImages", share: float, *, seed: int) -> "tuple[LabelledImages, LabelledImages]":
-        from mtrain.tasks.classification.labels import divide_split
-
-        return divide_split(content, share, seed=seed)
-
     @classmethod
     def prepared(cls, data: Any, content: "LabelledImages") -> "LabelledImages":
         """Let the split refuse images of more than ``data.max_pixels``."""

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from mtrain.data.lazy_rows import LazyRows
 from mtrain.data.once_per_host import LEAST_IMAGES, Form
+from mtrain.data.reading import divide
 from mtrain.data.texts import Arrays, Texts
+from mtrain.errors import DataError
 
 SLACK_PX = 1.0
 """Distance in pixels by which a box may leave its image and be clipped without being counted: it is due to
@@ -210,6 +212,27 @@ class Annotations:
     def report(self) -> list[str]:
         """Return one sentence per kind of problem; empty if the split is clean."""
         return [f"{PROBLEMS.get(kind, kind)}: {count}" for kind, count in self.problems.items()] + list(self.notes)
+
+    def subset(self, images: Sequence[AnnotatedImage], *, notes: Sequence[str]) -> "Annotations":
+        """Return some of the images, with the same classes."""
+        return assemble(images, class_names=self.class_names, category_ids=self.category_ids, notes=notes)
+
+    def divide(self, share: float, *, seed: int) -> "tuple[Annotations, Annotations]":
+        """Divide the split into a training part and an evaluation part with ``share`` of the images, at least one in each.
+
+        The parts are the same on every host and for any order of listing.
+
+        Raises:
+            DataError: there are fewer than two images.
+        """
+        images = self.images
+        if len(images) < 2:
+            raise DataError(f"data.split: {len(images)} images cannot be divided; give at least two, or leave it out")
+        train, evaluation = divide([f"{image.file_name}\0{image.image_id}" for image in images], share, seed=seed)
+        return (
+            self.subset([images[place] for place in train], notes=self.notes),
+            self.subset([images[place] for place in evaluation], notes=()),
+        )
 
 
 class GroundTruth(Mapping[str, Any]):

@@ -1,11 +1,10 @@
 """Select images of a split: drop missing ones, or divide the split into a training and an evaluation part."""
 
 import os
-from collections.abc import Sequence
 
-from mtrain.data.reading import divide, listed, name_some
+from mtrain.data.reading import listed, name_some
 from mtrain.errors import DataError
-from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.annotations import Annotations
 
 
 def without_missing(annotations: Annotations) -> Annotations:
@@ -23,7 +22,7 @@ def without_missing(annotations: Annotations) -> Annotations:
             f"data.skip_missing: none of the {name_some(missing, 'annotated images')} exists; set data.images"
         )
     note = name_some(missing, f"of {len(annotations.images)} images are missing and were skipped")
-    return _subset(annotations, available, notes=[*annotations.notes, note])
+    return annotations.subset(available, notes=[*annotations.notes, note])
 
 
 def need_sizes(annotations: Annotations) -> None:
@@ -58,25 +57,3 @@ def need_bounded_images(annotations: Annotations, *, max_pixels: int) -> None:
             f"({max_pixels}) allows; "
             f"make them smaller, or raise it:\n{listed(large)}"
         )
-
-
-def divide_split(annotations: Annotations, share: float, *, seed: int) -> tuple[Annotations, Annotations]:
-    """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
-
-    The parts are the same on every host and for any order of listing.
-
-    Raises:
-        DataError: there are fewer than two images.
-    """
-    images = annotations.images
-    if len(images) < 2:
-        raise DataError(f"data.split: {len(images)} images cannot be divided; give at least two, or leave it out")
-    train, evaluation = divide([f"{image.file_name}\0{image.image_id}" for image in images], share, seed=seed)
-    return (
-        _subset(annotations, [images[place] for place in train], notes=annotations.notes),
-        _subset(annotations, [images[place] for place in evaluation], notes=()),
-    )
-
-
-def _subset(annotations: Annotations, images: Sequence[AnnotatedImage], *, notes: Sequence[str]) -> Annotations:
-    return assemble(images, class_names=annotations.class_names, category_ids=annotations.category_ids, notes=notes)

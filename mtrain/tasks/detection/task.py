@@ -35,13 +35,6 @@ class DetectionTask(ImageTask):
         self._limit = evaluation_of(spec).max_detections
         self._image_weights: ImageWeights | None = None
 
-    @staticmethod
-    @override
-    def _divide(content: "Annotations", share: float, *, seed: int) -> "tuple[Annotations, Annotations]":
-        from mtrain.tasks.detection.selection import divide_split
-
-        return divide_split(content, share, seed=seed)
-
     @classmethod
     def prepared(cls, data: Any, content: "Annotations") -> "Annotations":
         """Leave out missing images if ``data.skip_missing`` is set, and check that all have a usable size."""

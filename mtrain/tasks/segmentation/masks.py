@@ -89,19 +89,18 @@ class MaskedImages:
             keys=[self.keys[index] for index in indices],
         )
 
+    def divide(self, share: float, *, seed: int) -> "tuple[MaskedImages, MaskedImages]":
+        """Divide the split into a training part and an evaluation part with ``share`` of the images, at least one in each.
 
-def divide_split(split: MaskedImages, share: float, *, seed: int) -> tuple[MaskedImages, MaskedImages]:
-    """Divide a split into a training part and an evaluation part with ``share`` of the images, at least one in each.
+        The parts are the same on every host.
 
-    The parts are the same on every host.
-
-    Raises:
-        DataError: there are fewer than two images.
-    """
-    if len(split) < 2:
-        raise DataError(f"data.split: {len(split)} images cannot be divided; give more, or leave it out")
-    train, evaluation = divide(split.keys, share, seed=seed)
-    return split.chosen(train), split.chosen(evaluation)
+        Raises:
+            DataError: there are fewer than two images.
+        """
+        if len(self) < 2:
+            raise DataError(f"data.split: {len(self)} images cannot be divided; give more, or leave it out")
+        train, evaluation = divide(self.keys, share, seed=seed)
+        return self.chosen(train), self.chosen(evaluation)
 
 
 def count_pixels(split: MaskedImages) -> NDArray[np.int64]:

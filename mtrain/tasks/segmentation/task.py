@@ -28,13 +28,6 @@ class SegmentationTask(ImageTask):
     input_key = "pixels"
     sections: ClassVar[Mapping[str, type[Section]]] = {"data": SegmentationDataSpec}
 
-    @staticmethod
-    @override
-    def _divide(content: "MaskedImages", share: float, *, seed: int) -> "tuple[MaskedImages, MaskedImages]":
-        from mtrain.tasks.segmentation.masks import divide_split
-
-        return divide_split(content, share, seed=seed)
-
     @classmethod
     def prepared(cls, data: Any, content: "MaskedImages") -> "MaskedImages":
         """Let the split refuse images and masks of more than ``data.max_pixels``."""
