@@ -16,7 +16,7 @@ SEPARATORS = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """The wanted fields of one line, without surrounding blanks."""
 
     line: int
@@ -26,7 +26,7 @@ class Row:
 
 def read_columns(
     file: Path, wanted: Sequence[str], *, separator: str | None, without_header: bool, remedy: str
-) -> list[Row]:
+) -> list[CsvRow]:
     """Return the columns ``wanted`` of a CSV file, in that order; empty lines are left out.
 
     Args:
@@ -85,12 +85,12 @@ def _lines(file: Path, text: str, mark: str, *, skip: int) -> Iterator[tuple[int
         raise DataError(f"{file}:{reader.line_num}: no valid CSV ({error}); correct the line") from error
 
 
-def _row(file: Path, line: int, fields: Sequence[str], places: Sequence[int]) -> Row:
+def _row(file: Path, line: int, fields: Sequence[str], places: Sequence[int]) -> CsvRow:
     if len(fields) <= max(places):
         raise DataError(
             f"{file}:{line}: {len(fields)} fields, expected at least {max(places) + 1}, as the first line has; correct it"
         )
-    return Row(line, tuple(fields[place] for place in places))
+    return CsvRow(line, tuple(fields[place] for place in places))
 
 
 def _missing(file: Path, wanted: Sequence[str], header: Sequence[str], remedy: str) -> str:

@@ -17,7 +17,7 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.spec.files import read_bytes
 from mtrain.weights.arrays import check_growth, dimensions
-from mtrain.weights.dcp_pieces import Piece, SplitTensor
+from mtrain.weights.dcp_pieces import SavedPiece, SplitTensor
 from mtrain.weights.pickles import MEMBER, Inert, Key, Name, Refused, load, member
 from mtrain.weights.trees import MAX_ENTRIES, WRAPPERS, weights_of
 
@@ -121,7 +121,7 @@ def _tensor(path: Path, key: str, entry: Mapping[str, Any], place_of: Mapping[An
     return SplitTensor(key=key, shape=dimensions(entry.get("size")), dtype=properties.dtype, pieces=pieces)
 
 
-def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...], place: object) -> Piece:
+def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...], place: object) -> SavedPiece:
     state = place.state if isinstance(place, Inert) else {}
     name, start, length = state.get("relative_path"), state.get("offset"), state.get("length")
     if not isinstance(name, str) or type(start) is not int or type(length) is not int or start < 0 or length < 0:
@@ -131,7 +131,7 @@ def _piece(path: Path, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...
         raise Refused(f"the file {ascii(name)[:80]}, which is not in the folder itself")
     if state.get("transform_descriptors"):
         raise Refused(f"{key[:80]}: compressed or encrypted by an extension; save without one")
-    return Piece(file=path / name, start=start, length=length, offsets=offsets, sizes=sizes)
+    return SavedPiece(file=path / name, start=start, length=length, offsets=offsets, sizes=sizes)
 
 
 def _check_files(path: Path, tensors: Any) -> None:

@@ -31,7 +31,7 @@ _MAX_PIECES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class SavedPiece:
     """Where a part of an array lies, in a file and in the array."""
 
     file: Path
@@ -79,7 +79,7 @@ class SplitTensor:
     shape: tuple[int, ...]
     dtype: str
     """torch's name of the type."""
-    pieces: list[Piece]
+    pieces: list[SavedPiece]
 
     def size_bytes(self) -> int:
         """Implement ``Leaf``."""

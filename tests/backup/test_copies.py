@@ -26,9 +26,9 @@ from mtrain.weights.backup import form, place, run_copies
 from mtrain.weights.backup.copier import Copier
 from mtrain.weights.backup.form import BadCopy
 from mtrain.weights.backup.place import PlaceError, StorageFolder, reason_of
-from mtrain.weights.backup.run_copies import Rule, RunCopies
+from mtrain.weights.backup.run_copies import KeepingRule, RunCopies
 
-RULE = Rule(newest=2, best=1, check="read")
+RULE = KeepingRule(newest=2, best=1, check="read")
 
 
 class Run:
@@ -50,7 +50,7 @@ class Run:
         self.checkpoints.save(state, Progress(update=update), score=score, spec={}, extra={})
         return store.folder_of(self.checkpoints.folder, update)
 
-    def copy(self, update: int, score: float | None = None, rule: Rule = RULE) -> Path:
+    def copy(self, update: int, score: float | None = None, rule: KeepingRule = RULE) -> Path:
         self.copies.claim(self.id)
         self.copies.add(self.save(update, score), self.folder, self.id, rule)
         return self.bucket / "digits" / f"step-{update:08d}"
@@ -124,7 +124,7 @@ def test_what_arrives_with_other_bits_is_no_copy(run, monkeypatch):
 
 def test_sizes_alone_are_compared_where_that_is_asked_for(run, monkeypatch):
     monkeypatch.setattr(StorageFolder, "digest", lambda *_, **__: pytest.fail("read back"))
-    run.copy(10, rule=Rule(newest=2, best=1, check="size"))
+    run.copy(10, rule=KeepingRule(newest=2, best=1, check="size"))
     assert run.there() == ["step-00000010"]
 
 

@@ -375,8 +375,8 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path, capsys):
 def test_one_piece_is_in_memory_besides_the_array(folder, monkeypatch):
     """Pieces are read when they are put into the array, and arrays of the optimizer not at all."""
     keys, opened = [], []
-    original, array = dcp_pieces.Piece.read, dcp_pieces.SplitTensor.array
-    monkeypatch.setattr(dcp_pieces.Piece, "read", lambda self: opened.append(keys[-1]) or original(self))
+    original, array = dcp_pieces.SavedPiece.read, dcp_pieces.SplitTensor.array
+    monkeypatch.setattr(dcp_pieces.SavedPiece, "read", lambda self: opened.append(keys[-1]) or original(self))
     monkeypatch.setattr(dcp_pieces.SplitTensor, "array", lambda self: keys.append(self.key) or array(self))
     read(folder)
     assert len(keys) == 21

@@ -21,7 +21,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.overriding import override
 from mtrain.spec.model import CheckpointSpec
 from mtrain.weights.backup.run_copies import folder_at
-from mtrain.weights.backup.worker import Settings
+from mtrain.weights.backup.worker import CopySettings
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
@@ -107,7 +107,7 @@ class Copier(Copies):
         assert rule.copy_to is not None
         place = folder_at(rule.copy_to, run_dir)
         self._shown = place.in_words
-        self._settings = Settings(
+        self._settings = CopySettings(
             address=place.address,
             run_dir=str(run_dir.absolute()),
             newest=rule.copies_kept,

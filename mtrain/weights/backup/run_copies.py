@@ -27,7 +27,7 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class KeepingRule:
     """Which copies are kept, and how each is verified."""
 
     newest: int
@@ -150,7 +150,7 @@ class RunCopies:
         return problems
 
     # ---------------------------------------------------------------------------------------------------------- adding
-    def add(self, checkpoint: Path, run_dir: Path, run: str, rule: Rule, *, name: str | None = None) -> int:
+    def add(self, checkpoint: Path, run_dir: Path, run: str, rule: KeepingRule, *, name: str | None = None) -> int:
         """Copy a checkpoint with what its run folder needs, verify it, and delete what is not kept.
 
         ``name``: that of the copy, where the checkpoint's folder has another one. Returns the bytes that were written; 0 if
@@ -224,7 +224,7 @@ class RunCopies:
         if wrong:
             raise BadCopy(f"{name.partition('/')[2]}: {wrong}")
 
-    def _retain(self, new: str, rule: Rule) -> None:
+    def _retain(self, new: str, rule: KeepingRule) -> None:
         """Delete the copies that no rule keeps, and torn ones. ``new`` has just been verified and stays."""
         copies, bad = self.list_copies()
         kept = {new, *(copy.name for copy in copies[: rule.newest])}

@@ -2,7 +2,7 @@
 
 It is a process of its own, so that it takes nothing from the training but processor time, at the lowest priority, and
 so that a library that hangs or crashes harms nobody. Lines of JSON are its interface. On standard input: first
-``Settings``, then ``{"name", "from"}`` for each checkpoint: its name and the folder of its files. They are copied one
+``CopySettings``, then ``{"name", "from"}`` for each checkpoint: its name and the folder of its files. They are copied one
 after the other. On standard output, for each one: ``{"name", "update", "seconds", "bytes"}``, with ``error`` if it
 failed, ``ends`` if the process ends because of that, or ``passed_over`` if the files are no longer there; and
 ``{"moved": NAME}`` now and then while a copy makes progress. When standard input ends, the process ends at once.
@@ -26,7 +26,7 @@ from mtrain.system import runfolder
 from mtrain.weights.backup import form
 from mtrain.weights.backup.form import BadCopy
 from mtrain.weights.backup.place import PlaceError, StorageFolder, reason_of
-from mtrain.weights.backup.run_copies import Rule, RunCopies
+from mtrain.weights.backup.run_copies import KeepingRule, RunCopies
 
 TRIES = 3
 """How often a copy is tried, unless the reason of a failure is lasting."""
@@ -40,7 +40,7 @@ ANSWERS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class CopySettings:
     """What the process needs to know."""
 
     address: str
@@ -59,11 +59,11 @@ class Settings:
 class Copying:
     """Copies one checkpoint after the other, and tells how each went."""
 
-    def __init__(self, settings: Settings, asked: "SimpleQueue[Mapping[str, str]]") -> None:
+    def __init__(self, settings: CopySettings, asked: "SimpleQueue[Mapping[str, str]]") -> None:
         self._settings = settings
         self._ask_storage = asked
         self._run_dir = Path(settings.run_dir)
-        self._rule = Rule(
+        self._rule = KeepingRule(
             newest=settings.newest, best=settings.best, check="size" if settings.check == "size" else "read"
         )
         self._copies: RunCopies | None = None
@@ -146,7 +146,7 @@ def main() -> None:
     # The folder of a local copy holds weights and the spec, as the run folder does.
     runfolder.keep_private()
     first = json.loads(sys.stdin.buffer.readline())
-    settings = Settings(**{each.name: first[each.name] for each in fields(Settings)})
+    settings = CopySettings(**{each.name: first[each.name] for each in fields(CopySettings)})
     asked: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     threading.Thread(target=Copying(settings, asked).run, daemon=True).start()
     for line in iter(sys.stdin.buffer.readline, b""):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.reading import listed, need_root
 from mtrain.data.shards import files_of
-from mtrain.data.tables import Row, read_columns
+from mtrain.data.tables import CsvRow, read_columns
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.tasks.classification.images import EncodedImages, ImageFiles
@@ -79,7 +79,7 @@ class CsvLabels(Dataset):
             keys=Texts.of(row.fields[0] for _, row in rows),
         )
 
-    def _rows(self, file: Path) -> list[Row]:
+    def _rows(self, file: Path) -> list[CsvRow]:
         options = self.options
         rows = read_columns(
             file,
@@ -94,7 +94,7 @@ class CsvLabels(Dataset):
         return rows
 
 
-def _need_each_once(rows: Sequence[tuple[Path, Row]], paths: Sequence[str]) -> None:
+def _need_each_once(rows: Sequence[tuple[Path, CsvRow]], paths: Sequence[str]) -> None:
     first: dict[str, int] = {}
     problems: list[str] = []
     for place, path in enumerate(paths):

@@ -13,7 +13,7 @@ from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import listed, need_root, size_of
 from mtrain.data.shards import files_of
-from mtrain.data.tables import Row, read_columns
+from mtrain.data.tables import CsvRow, read_columns
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 
@@ -90,7 +90,7 @@ class CsvBoxes(Dataset):
             raise DataError(f"{len(problems)} wrong rows or images; correct or remove them:\n{listed(problems)}")
         return assemble(annotated, class_names=tuple(names), category_ids=tuple(range(1, len(names) + 1)))
 
-    def _rows(self, file: Path) -> list[Row]:
+    def _rows(self, file: Path) -> list[CsvRow]:
         return read_columns(
             file,
             self.options.columns,
@@ -100,7 +100,7 @@ class CsvBoxes(Dataset):
         )
 
 
-def _box(row: Row, labels: Mapping[str, int]) -> list[tuple[float, ...]]:
+def _box(row: CsvRow, labels: Mapping[str, int]) -> list[tuple[float, ...]]:
     """Return (label, left, top, right, bottom) of a row, or nothing for an image without boxes."""
     path, *corners, label = row.fields
     if not path:
