@@ -60,8 +60,8 @@ def _stop_synchronising(metric: Any) -> None:
     """Keep a metric of torchmetrics, and those inside it, from communicating when it is computed."""
     for part in metric.modules() if hasattr(metric, "modules") else ():
         if hasattr(part, "distributed_available_fn"):
-            # ``sync_on_compute`` counts in the constructor only (seen in torchmetrics 1.9); this is asked at every
-            # ``compute``.
+            # ``sync_on_compute`` counts in the constructor only (seen
+            # in torchmetrics 1.9); this is asked at every ``compute``.
             part.distributed_available_fn = _one_process
 
 

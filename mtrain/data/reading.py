@@ -187,9 +187,9 @@ def divide(keys: Sequence[str], share: float, *, seed: int) -> tuple[list[int], 
 
     ``keys``: a name of each sample, the same on every host.
     """
-    # A hash of the key decides, and not the position: most samples keep their part when others are added, and the
-    # order in which a host lists its files does not matter. A file name whose bytes are not UTF-8 has lone surrogates,
-    # which the default of ``encode`` refuses.
+    # A hash of the key decides, and not the position: most samples keep their part when others
+    # are added, and the order in which a host lists its files does not matter. A file name
+    # whose bytes are not UTF-8 has lone surrogates, which the default of ``encode`` refuses.
     digests = [hashlib.sha256(f"{seed}\0{key}".encode(errors="surrogatepass")).digest() for key in keys]
     order = sorted(range(len(keys)), key=digests.__getitem__)
     count = min(max(round(share * len(keys)), 1), len(keys) - 1)

@@ -61,9 +61,9 @@ class SeededReader:
 
     def _read(self, numbers: Sequence[int], words: Sequence[Sequence[int]]) -> list[Any]:
         if self._untouched is not None and len(numbers) >= WORTH_CHECKING:
-            # Seeding three generators takes longer than reading a small sample. If they draw after the batch what the
-            # probe makes them draw first, no sample has drawn anything; otherwise the batch is read again, and every
-            # sample is seeded from then on.
+            # Seeding three generators takes longer than reading a small sample. If they draw
+            # after the batch what the probe makes them draw first, no sample has drawn anything;
+            # otherwise the batch is read again, and every sample is seeded from then on.
             samples = self._read_together(numbers)
             if samples is not None:
                 # What is drawn between this batch and the next one repeats, too.

@@ -83,8 +83,8 @@ class BoundedProcess:
     def _start(self) -> None:
         environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
         self._process = subprocess.Popen(  # noqa: S603
-            # -I ignores variables such as PYTHONPATH, so the search path is handed over; without the current folder,
-            # in which a stranger's files may lie.
+            # -I ignores variables such as PYTHONPATH, so the search path is handed
+            # over; without the current folder, in which a stranger's files may lie.
             [sys.executable, "-I", "-c", _CODE, json.dumps([entry for entry in sys.path if entry])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

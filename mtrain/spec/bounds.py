@@ -41,8 +41,8 @@ def bounded_reading(what: object, limit: int, *, remedy: str) -> Iterator[None]:
         DataError: It needs more.
     """
     try:
-        # Columns that repeat one image, compressed buffers and declared lengths expand a thousand times and more.
-        # Without a bound the system ends this process, or another one, for lack of memory.
+        # Columns that repeat one image, compressed buffers and declared lengths expand a thousand times
+        # and more. Without a bound the system ends this process, or another one, for lack of memory.
         with bounded_growth(limit):
             yield
     except MemoryError as error:

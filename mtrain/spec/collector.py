@@ -12,9 +12,9 @@ OBJECTS_OF_A_COLLECTION = 10_000
 @contextmanager
 def pause() -> Iterator[None]:
     """Keep the collector from running meanwhile."""
-    # Importing modules and drawing figures makes hundreds of thousands of objects that stay. They start the collector
-    # again and again, and it walks through all of them each time: with the walk at Python's end, a third of the CPU
-    # time of a process that imports torch and does nothing.
+    # Importing modules and drawing figures makes hundreds of thousands of objects that stay. They
+    # start the collector again and again, and it walks through all of them each time: with the walk
+    # at Python's end, a third of the CPU time of a process that imports torch and does nothing.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,8 +29,8 @@ def keep_all() -> None:
 
     For a process of mtrain's own, before code of users has run.
     """
-    # What somebody drops later is freed all the same, unless it is part of a cycle; and a file in a cycle would not
-    # be flushed when Python ends.
+    # What somebody drops later is freed all the same, unless it is part of
+    # a cycle; and a file in a cycle would not be flushed when Python ends.
     gc.freeze()
 
 

@@ -140,8 +140,8 @@ def load(
         file, source = _locate(path)
         files = Files.read(file)
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
-    # Merged twice: which keys are known depends on the task, which model and data set tell, whose names are in the
-    # values.
+    # Merged twice: which keys are known depends on the task, which
+    # model and data set tell, whose names are in the values.
     first = inputs.merge(Spec)
     is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
     if is_spec_of_run:

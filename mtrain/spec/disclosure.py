@@ -112,8 +112,7 @@ def _without_text(section: BaseModel) -> dict[str, Any]:
     """Return the values of a section but its texts, unless the schema lists them as choices."""
     kept = {}
     for name, field in type(section).model_fields.items():
-        # Any text may be a path, an address or a token, in whichever section a task declares; a choice is none of
-        # them.
+        # Any text may be a path, an address or a token, in whichever section a task declares; a choice is none of them.
         content, found = _plain(getattr(section, name), choices=set(_choices(field.annotation)))
         if found:
             kept[name] = content

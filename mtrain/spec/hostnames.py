@@ -35,8 +35,8 @@ def checked_host(host: str) -> str:
     Raises:
         UsageError: ``host`` is anything else.
     """
-    # ``ssh`` would read "-oProxyCommand=..." as an option, and puts names into commands of the user's own
-    # configuration (``ProxyCommand``, ``Match exec``), where other characters would be the shell's.
+    # ``ssh`` would read "-oProxyCommand=..." as an option, and puts names into commands of the user's
+    # own configuration (``ProxyCommand``, ``Match exec``), where other characters would be the shell's.
     is_name = _HOST.fullmatch(host) and not _NUMBERS.fullmatch(host)
     if len(host) <= LONGEST_HOST and (is_name or _is_address(host)):
         return host
@@ -93,8 +93,8 @@ def bracketed(host: str) -> str:
 
 def is_named(host: str, names: Collection[str]) -> bool:
     """Return whether a Host header is an address, which nobody can redirect, or one of ``names``."""
-    # A page of a stranger can make a browser ask a server by a name of its own (DNS rebinding), and would then read
-    # the answers. Such a request carries that name.
+    # A page of a stranger can make a browser ask a server by a name of its own (DNS
+    # rebinding), and would then read the answers. Such a request carries that name.
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.lower().rstrip(".")
     try:

@@ -320,8 +320,8 @@ def task_of(kind: str, name: str, *, policy: Policy | None = None) -> str:
     if _refers(kind, name):
         find(kind, name, policy=policy)
         return task_of(kind, references.PLUGIN, policy=policy)
-    # A ``plugins.toml`` can say it, so that a spec is read without importing the class: that needs numpy, which takes
-    # longer to import than everything else that a spec needs.
+    # A ``plugins.toml`` can say it, so that a spec is read without importing the class:
+    # that needs numpy, which takes longer to import than everything else that a spec needs.
     declared = policy.of(kind, name).task
     if declared is not None and ((entry := find(kind, name, policy=policy)).is_local or entry.is_own):
         return declared
@@ -382,9 +382,9 @@ _listed_path: list[str] = []
 
 def _list_points(kind: str) -> list[tuple[str, str]]:
     """Return name and target of each entry point of a kind."""
-    # Stevedore is given what one scan has found. What it would find itself it keeps in a file for each state of every
-    # folder of the path, the current one among them: each job would leave one of 40 KB in the user's home, and what
-    # was installed within two minutes would be missing.
+    # Stevedore is given what one scan has found. What it would find itself it keeps in a file for
+    # each state of every folder of the path, the current one among them: each job would leave one
+    # of 40 KB in the user's home, and what was installed within two minutes would be missing.
     if _listed_path != sys.path:
         _listed_path[:] = sys.path
         points = [

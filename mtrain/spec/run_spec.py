@@ -42,8 +42,8 @@ def lost_parts(whole: Mapping[str, Any], given: Any) -> list[str]:
     """Return what a spec lacks of ``whole``, which was written in this order: sections, and keys of the last one."""
     if not isinstance(given, Mapping):
         return list(whole)
-    # mtrain writes sections in the schema's order, so a file that ends too early lacks the last ones, or keys of the
-    # last that is there.
+    # mtrain writes sections in the schema's order, so a file that ends
+    # too early lacks the last ones, or keys of the last that is there.
     missing = [name for name in whole if name not in given]
     last = next(reversed(list(whole)), None)
     if missing or last is None or not isinstance(part := whole[last], Mapping):

@@ -239,8 +239,8 @@ def settle_references(layers: Layers, schema: type[Spec], *, is_of_run: Callable
             if not isinstance(text, str) or not (is_file or references.is_reference(text)):
                 continue
             origin = layers.origin(place)
-            # A spec in a run folder runs no code that only it names: such a folder may come from somebody else. A
-            # file of a pipeline holds no code.
+            # A spec in a run folder runs no code that only it names: such a folder
+            # may come from somebody else. A file of a pipeline holds no code.
             if is_of_run(origin) and not is_file:
                 problems.append(
                     f"{origin} {dot(place)}: names code, {text}, and a run folder is not trusted to run code; give the "

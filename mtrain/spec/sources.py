@@ -118,8 +118,7 @@ class Files:
         """Add the content of ``file`` as a layer, and its bases."""
         bases = self._bases(parsed, file, name)
         self.laid.append(_FileLayer(parsed, name, "base" if chain else "file"))
-        # From the last to the first: a file that several others name as a base counts once, at its strongest
-        # position.
+        # From the last to the first: a file that several others name as a base counts once, at its strongest position.
         for base in reversed(bases):
             self._collect(base, (*chain, file), visited)
 
@@ -196,8 +195,8 @@ class Sources:
         for dotted, value in values.items():
             path = _path(dotted)
             said = self.layers.get(path)
-            # What a weaker source says too stays that source's: code that the user's own spec names is named by the
-            # user.
+            # What a weaker source says too stays that source's: code
+            # that the user's own spec names is named by the user.
             if self.layers.is_set(path) and (said == value or (_names_code(said) and _names_code(value))):
                 continue
             try:

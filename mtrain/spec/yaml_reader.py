@@ -100,8 +100,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         self.count += index is not None  # PyYAML passes None for keys, which do not count as values.
-        # Refused while the text is read: a list of a megabyte, or a thousand brackets, would cost seconds or the
-        # stack.
+        # Refused while the text is read: a list of a megabyte, or a thousand brackets, would cost seconds or the stack.
         if self.count > MAX_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=self.line_mark())
         if self.depth > MAX_DEPTH:

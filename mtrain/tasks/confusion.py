@@ -38,8 +38,8 @@ def confusion(
     note = f"number of {unit}; in a row, the {unit} of one true class"
     labels = [*names, *([absent] if absent else [])]
     if count > MAX_CLASSES:
-        # Of many classes, those that occur most often get rows of their own and the rest is added up in one: a
-        # thousand rows fit on no page.
+        # Of many classes, those that occur most often get rows of their own
+        # and the rest is added up in one: a thousand rows fit on no page.
         frequency = counts_CC.sum(axis=1)[:count]
         kept = np.sort(np.argsort(-frequency, kind="stable")[:MAX_CLASSES])
         groups = np.full(len(labels), MAX_CLASSES)

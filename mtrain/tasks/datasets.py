@@ -88,8 +88,8 @@ class OpenData:
     def _read(self, split: Split, value: str | None) -> Any:
         spec = self._spec
         root = None if spec.root is None else Path(spec.root).expanduser()
-        # A reader that numbers what it finds would number the classes of an evaluation split that lacks one
-        # differently.
+        # A reader that numbers what it finds would number the
+        # classes of an evaluation split that lacks one differently.
         names = list(self.class_names) if split == "val" and self._reader.classes_of_train else spec.names
         request = SplitRequest(split=split, root=root, value=value, images=spec.images, names=names)
         with bounded_reading(f"data.root: {root}", memory_limit(), remedy=_SMALLER):
@@ -109,8 +109,8 @@ def _refuse_unwritable_names(names: Sequence[Any], *, key: str, root: Path | Non
     Raises:
         DataError: there are such names; all of them are listed.
     """
-    # Bytes of a file name that are not UTF-8 become lone surrogates (PEP 383), which neither JSON nor a drawing can
-    # hold.
+    # Bytes of a file name that are not UTF-8 become lone surrogates
+    # (PEP 383), which neither JSON nor a drawing can hold.
     strange = [str(name) for name in names if any("\ud800" <= letter <= "\udfff" for letter in str(name))]
     if strange:
         raise DataError(

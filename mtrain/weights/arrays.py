@@ -15,8 +15,8 @@ _NUMERIC = re.compile(r"[<>|=]?(f[248]|[iu][1248]|b1)")
 BFLOAT16 = "bfloat16"
 
 
-# An honest ratio can exceed 1, since half precision is widened and tied weights count twice. A hostile pickle can
-# name one buffer without end.
+# An honest ratio can exceed 1, since half precision is widened and tied
+# weights count twice. A hostile pickle can name one buffer without end.
 MAX_GROWTH = 8
 """Largest ratio of the bytes of all arrays to the bytes of their file."""
 ALLOWANCE_BYTES = 2**20
@@ -202,8 +202,8 @@ class TorchTensor:
 
     def size_bytes(self) -> int:
         """Implement ``Leaf``."""
-        # Only tensors that are weights come here. Others may repeat numbers of their storage, as the grids do that
-        # YOLOv5's last layer keeps after an evaluation.
+        # Only tensors that are weights come here. Others may repeat numbers of their
+        # storage, as the grids do that YOLOv5's last layer keeps after an evaluation.
         if math.prod(self.shape) > self.storage.length:
             raise self._too_large()
         return _widened_bytes(math.prod(self.shape), self.storage.itemsize)

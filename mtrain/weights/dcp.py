@@ -81,8 +81,8 @@ def _read_description(path: Path) -> Mapping[str, Any]:
             f"{path}: {PIECES} without {DESCRIPTION}, which is written last: the save was not finished, or the copy lacks it; "
             f"copy hidden files too, as with `cp -r {shlex.quote(path.name)} TARGET`, or give an earlier folder"
         )
-    # Not by torch's own reader: it would unpickle the description, and neither the process that starts a job nor a
-    # rank on Paddle has torch.
+    # Not by torch's own reader: it would unpickle the description, and
+    # neither the process that starts a job nor a rank on Paddle has torch.
     value = load(
         BytesIO(read_bytes(file, limit=_MAX_DESCRIPTION_BYTES)),
         DescriptionVocabulary(),

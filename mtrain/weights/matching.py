@@ -227,8 +227,8 @@ def find_prefix(arrays: Mapping[str, T], required: Collection[str]) -> tuple[dic
     prefixes = ["", *dict.fromkeys(name.partition(".")[0] + "." for name in required if "." in name)]
     match_counts = Counter({prefix: sum(prefix + name in required for name in arrays) for prefix in prefixes})
     best = max(prefixes, key=lambda prefix: match_counts[prefix])
-    # Names may all begin with the attribute of a class around the model, which is removed where more of them match
-    # without it.
+    # Names may all begin with the attribute of a class around the
+    # model, which is removed where more of them match without it.
     outer = _shared_start(arrays)
     if outer and sum(name.removeprefix(outer) in required for name in arrays) > match_counts[best]:
         return {name.removeprefix(outer): array for name, array in arrays.items()}, ""

@@ -170,8 +170,8 @@ def _expected_all(
     pruned: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Expected | None]:
     shapes = {name: tuple(array.shape) for name, array in neutral_names(file.arrays).items()}
-    # Outlined for one and for two classes: from the difference follow the sizes for any number, and the number in the
-    # file.
+    # Outlined for one and for two classes: from the difference
+    # follow the sizes for any number, and the number in the file.
     pairs = [(model, count) for model in models for count in (1, 2)]
     side: dict[str, Any] = {} if file.image_size is None else {"image_size": file.image_size}
     answers = outlines(

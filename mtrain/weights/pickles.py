@@ -105,8 +105,8 @@ def load(
     """
     machine = _Machine(vocabulary, persistent)
     try:
-        # No instruction allocates memory by a number that the pickle merely claims, and none copies values that the
-        # memo can name again and again; so a bound on their number bounds time and memory.
+        # No instruction allocates memory by a number that the pickle merely claims, and none copies values
+        # that the memo can name again and again; so a bound on their number bounds time and memory.
         for _ in range(max_instructions):
             if (operation := _next_operation(stream)) is _STOP:
                 return machine.pop()
@@ -130,8 +130,7 @@ def _next_operation(stream: BytesIO) -> pickletools.OpcodeInfo:
 
 def _argument(operation: pickletools.OpcodeInfo, stream: BytesIO) -> Any:
     """Decode the argument of an instruction."""
-    # Module and name are read here, because ``pickletools`` would treat a backslash as an escape, which pickles do
-    # not.
+    # Module and name are read here, because ``pickletools`` would treat a backslash as an escape, which pickles do not.
     if operation.name == "GLOBAL":
         return Name(*(stream.readline().decode("ascii").removesuffix("\n") for _ in range(2)))
     return None if operation.arg is None else operation.arg.reader(stream)

@@ -148,8 +148,7 @@ def _is_safetensors(start: bytes) -> bool:
     """Say whether a file begins with the length of a header and the header, JSON."""
     if start.startswith(ZIP_START) or start[8:9] != b"{":
         return False
-    # One length in 32 begins with the byte of a pickle, which never goes on with the rest of a length within the
-    # limit.
+    # One length in 32 begins with the byte of a pickle, which never goes on with the rest of a length within the limit.
     return not start.startswith(_PICKLE_START) or int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES
 
 

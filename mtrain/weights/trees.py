@@ -37,8 +37,8 @@ def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
         return _fill(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
     if not isinstance(value, dict):
         raise Refused("no dictionary of arrays and no model; expected weights by name")
-    # Before the dictionary itself is read as a state dict: a checkpoint may contain other arrays beside its weights,
-    # such as YOLOv5's `best_fitness`.
+    # Before the dictionary itself is read as a state dict: a checkpoint may
+    # contain other arrays beside its weights, such as YOLOv5's `best_fitness`.
     for key, words in WRAPPERS.items():
         inside = _inside(value.get(key), depth=1)
         if inside:
@@ -93,8 +93,8 @@ def _of_module(root: Inert) -> dict[str, Leaf]:
             leaves = ((name, _leaf(item)) for name, item in part if name not in excluded)
             leaves_by_name |= {prefix + name: leaf for name, leaf in leaves if leaf is not None}
         children = [(f"{prefix}{name}.", item, depth + 1) for name, item in parts[2] if isinstance(item, Inert)]
-        # A stack and no recursion, which a few bytes could make deep; reversed, so that the order is that of the
-        # state dict.
+        # A stack and no recursion, which a few bytes could make deep;
+        # reversed, so that the order is that of the state dict.
         pending += reversed(children)
     return leaves_by_name
 

@@ -33,8 +33,8 @@ def scale_hsv(image: NDArray[np.uint8], gains: tuple[float, float, float]) -> No
     """Multiply hue (modulo the circle), saturation and value (saturating) of ``image`` (H, W, 3) RGB, in place."""
     hue, saturation, value = gains
     table = None
-    # A hue of 180 to 255 is beyond the circle's end, and OpenCV wraps it on the way back; larger products would
-    # saturate, so they take a table.
+    # A hue of 180 to 255 is beyond the circle's end, and OpenCV wraps it on
+    # the way back; larger products would saturate, so they take a table.
     if hue * (HUES - 1) >= 255:
         table, hue = (np.arange(256) * hue % HUES).astype(np.uint8), 1.0
     # One diagonal transform scales all three planes, 3x cheaper than split, three tables and merge.

@@ -119,8 +119,8 @@ def read_image(path: Path | str) -> bytes:
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        # A sparse file takes no place on the disk and any amount of memory, so a large file must have the header of
-        # an image that may be as large.
+        # A sparse file takes no place on the disk and any amount of memory, so
+        # a large file must have the header of an image that may be as large.
         with open_file(path) as file:
             limit = expected_bytes(file)
         if limit is None:

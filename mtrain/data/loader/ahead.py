@@ -43,8 +43,8 @@ class Ahead:
             return
         self._spent += self._clock() - self._received
         self._used += 1
-        # Whole updates are timed: a device computes while the program already asks for the next micro batch, and
-        # makes it wait once in an update.
+        # Whole updates are timed: a device computes while the program already
+        # asks for the next micro batch, and makes it wait once in an update.
         if self._used == self._accumulate:
             self._times.append(self._spent)
             self._used, self._spent = 0, 0.0

@@ -148,8 +148,8 @@ class WorkerPool:
         job.serial = self._serial
         self._serial += 1
         self._jobs[job.serial] = job
-        # Every sample is a task of its own in one queue: all workers work on the batch that is needed next, so it is
-        # ready as early as possible, and a slow image delays only itself.
+        # Every sample is a task of its own in one queue: all workers work on the batch that is
+        # needed next, so it is ready as early as possible, and a slow image delays only itself.
         self._executor.submit(
             Task(source_ring.number, loader, job.serial, *job.key[:2], index, job.start, position)
             for position, index in enumerate(job.indices)

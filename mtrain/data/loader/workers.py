@@ -104,8 +104,8 @@ class Workers:
         self._backlog: deque[bytes] = deque()
         self._stop = stop
         self._failure: TrainingError | None = None
-        # All workers read the same pipe. Records divide PIPE_BUF, so that each is handed out whole: a free worker
-        # takes the oldest task, and one that dies cannot leave a lock locked.
+        # All workers read the same pipe. Records divide PIPE_BUF, so that each is handed out
+        # whole: a free worker takes the oldest task, and one that dies cannot leave a lock locked.
         tasks_out, self._tasks = os.pipe()
         os.set_blocking(self._tasks, False)
         self._selector = selectors.DefaultSelector()
@@ -206,8 +206,8 @@ def _fork(run: Callable[[], None], *, unneeded: Iterable[int]) -> int:
         return pid
     status = 1
     try:
-        # They go to whole process groups, and the parent decides when a worker ends, for example after saving a
-        # checkpoint.
+        # They go to whole process groups, and the parent decides
+        # when a worker ends, for example after saving a checkpoint.
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -93,8 +93,8 @@ def _make_importer(name: str, registry: Registry) -> Importer:
 def _check(values: Mapping[str, Given], overrides: Sequence[str]) -> config.Loaded:
     """Load the spec as ``mtrain`` would; report a mistake at the place of the foreign value."""
     lines = list(_render(values, (), schema=Spec))
-    # A file, so that the result is read as a user's spec would be, and each mistake has a line, which leads to the
-    # foreign value.
+    # A file, so that the result is read as a user's spec would be,
+    # and each mistake has a line, which leads to the foreign value.
     with tempfile.TemporaryDirectory() as folder:
         file = FilePath(folder).resolve() / "imported.yml"
         file.write_text("\n".join(line for line, _ in lines) + "\n", encoding="utf-8")

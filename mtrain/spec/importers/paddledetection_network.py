@@ -114,8 +114,8 @@ def translate(book: Book) -> str:
             if key in expected:
                 book.same((section, key), f"model.name: {model}")
             elif section != "PPYOLOEHead":
-                # An unknown key of the head can change the loss at most, and is reported; one of the other parts may
-                # change the network.
+                # An unknown key of the head can change the loss at most, and
+                # is reported; one of the other parts may change the network.
                 raise book.refuse((section, key), f"which {_WHAT} does not know; it could change the network")
     book.same("architecture", f"model.name: {model}")
     book.same((architecture,), f"model.name: {model}")

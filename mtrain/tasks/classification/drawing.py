@@ -33,8 +33,7 @@ def comparison(split: LabelledImages, predictions: Mapping[int, NDArray[Any]], *
     predicted = {index: int(np.argmax(probabilities)) for index, probabilities in sorted(predictions.items())}
     wrong = [index for index, label in predicted.items() if label != split.labels[index]]
     right = [index for index, label in predicted.items() if label == split.labels[index]]
-    # Mistakes say most and come first, but at most half of the places are theirs: the drawing also shows what is
-    # right.
+    # Mistakes say most and come first, but at most half of the places are theirs: the drawing also shows what is right.
     shown = [wrong[place] for place in spread(len(wrong), limit // 2)]
     shown += [right[place] for place in spread(len(right), limit - len(shown))]
     images, captions = [], []

@@ -30,8 +30,8 @@ class ClassEvaluator:
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add the predictions of one micro batch: ``batch["index"]`` int64 (B,), and B arrays (C,) of probabilities."""
         for index, probabilities_C in zip(batch["index"], predictions, strict=True):
-            # The last micro batches are filled up with the first samples (``core.samples.sampler.Padded``), which
-            # count once.
+            # The last micro batches are filled up with the first samples
+            # (``core.samples.sampler.Padded``), which count once.
             self._predictions.setdefault(int(index), np.asarray(probabilities_C, np.float32))
 
     def partial(self) -> dict[int, NDArray[np.float32]]:

@@ -117,8 +117,7 @@ def verify(*splits: LabelledImages) -> int:
 def sizes(split: LabelledImages) -> str:
     """Describe the sizes of the images of a split; up to :data:`LOOKED_AT` of them are looked at."""
     if isinstance(split.images, EncodedImages):
-        # Spread over the split, because the images of one class or of one source often have one size and lie
-        # together.
+        # Spread over the split, because the images of one class or of one source often have one size and lie together.
         chosen = spread(len(split), LOOKED_AT)
         found = sorted({split.images.size(index) for index in chosen}, key=lambda size: size[0] * size[1])
         suffix = f" ({len(chosen)} of {len(split)} looked at)" if len(chosen) < len(split) else ""

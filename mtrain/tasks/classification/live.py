@@ -34,8 +34,8 @@ class LiveClassification:
     ) -> Found:
         """See ``LiveImages.found``: a row for each class whose probability reaches ``confidence``."""
         probabilities_C = np.asarray(prediction, np.float64)
-        # Stable, so that of equal probabilities the class of the lower number comes first, as in ``argmax`` of the
-        # evaluation.
+        # Stable, so that of equal probabilities the class of the lower
+        # number comes first, as in ``argmax`` of the evaluation.
         order = np.argsort(-probabilities_C, kind="stable")
         order = order[probabilities_C[order] >= confidence]
         return Found(

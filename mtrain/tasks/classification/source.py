@@ -58,8 +58,8 @@ class ClassificationSource:
         self._pipeline = Pipeline(reference) if reference is not None else None
         self._seed = seed
         self._images: Images = split.images
-        # An array is brought to the input's size once; images that are decoded when they are needed, each time. A
-        # window or a pipeline needs the image in its own size.
+        # An array is brought to the input's size once; images that are decoded when they
+        # are needed, each time. A window or a pipeline needs the image in its own size.
         self._are_fitted = isinstance(split.images, np.ndarray) and not self._crops and not self._pipeline
         if self._are_fitted:
             self._images = np.stack([self._fit(image) for image in split.images])  # type: ignore[attr-defined]

@@ -339,8 +339,8 @@ def assemble(
 
     The result holds arrays of all images, and not the objects that were given.
     """
-    # Sorted, so that sample number i is the same whatever the file system or the annotation file lists first; ids as
-    # text, because numbers and texts may occur side by side and do not compare.
+    # Sorted, so that sample number i is the same whatever the file system or the annotation file
+    # lists first; ids as text, because numbers and texts may occur side by side and do not compare.
     ordered = sorted(images, key=lambda p: (p.file_name, str(p.image_id)))
     problems: Counter[str] = Counter()
     samples = [clean(image, problems) for image in ordered]

@@ -18,8 +18,8 @@ def verify_images(*splits: Annotations, workers: int = 8) -> int:
 
     """
     samples = list(_unique(splits))
-    # Threads suffice: only headers are parsed and end markers sought, so most of the time goes into waiting for the
-    # disk.
+    # Threads suffice: only headers are parsed and end markers
+    # sought, so most of the time goes into waiting for the disk.
     with ThreadPoolExecutor(max_workers=workers) as pool:
         faults = [fault for fault in pool.map(_fault, samples, chunksize=64) if fault]
     if faults:

@@ -64,13 +64,12 @@ def convert(splits: Mapping[str, Annotations], folder: Path, form: Format, *, im
         folder.mkdir(parents=True, exist_ok=True)
         used_names: set[PurePosixPath] = set()
         for name, annotations in splits.items():
-            # YOLO's images lie in a folder for each split; those of the other formats share one, where names must not
-            # meet.
+            # YOLO's images lie in a folder for each split; those of
+            # the other formats share one, where names must not meet.
             if form == "yolo":
                 used_names = set()
-            # ``images`` holds what the files say, and ``samples`` what training makes of it: a conversion keeps boxes
-            # that leave
-            # their image, have no area or are repeated.
+            # ``images`` holds what the files say, and ``samples`` what training makes of it:
+            # a conversion keeps boxes that leave their image, have no area or are repeated.
             placed = [_NewImage(image, _free_name(image, used_names)) for image in annotations.images]
             for item in placed:
                 _place(item, folder / IMAGES[form].format(split=name), images)

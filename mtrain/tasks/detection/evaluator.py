@@ -64,8 +64,8 @@ class CocoEvaluator:
         of the network input, score, class index.
         """
         for index, scale_pad, boxes in zip(batch["index"], batch["scale_pad"], predictions, strict=True):
-            # The last micro batches are filled up with the first samples (``core.samples.sampler.Padded``), which
-            # count once.
+            # The last micro batches are filled up with the first samples
+            # (``core.samples.sampler.Padded``), which count once.
             if int(index) not in self._predictions:
                 sample = self._annotations.samples[int(index)]
                 self._predictions[int(index)] = to_image(boxes, scale_pad, width=sample.width, height=sample.height)
@@ -84,8 +84,8 @@ class CocoEvaluator:
             return {}
         predictions = merge(partials)
         self._predicted = sum(map(len, predictions.values()))
-        # COCO's metrics count no others, and the evaluation spends most of its time on them where a model predicts
-        # much.
+        # COCO's metrics count no others, and the evaluation spends
+        # most of its time on them where a model predicts much.
         counted = max(self._max_detections, COCO_DETECTIONS)
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
         found = FoundBoxes(self._annotations, best)
@@ -176,9 +176,8 @@ class FoundBoxes:
         self._image_ids = [annotations.samples[index].image_id for index in predictions]
         labels = [detections[:, 5].astype(np.int64) for detections in self._predictions]
         all_labels = np.concatenate([np.zeros(0, np.int64), *labels])
-        # Only an order is kept, and each prediction is made anew when it is read: in COCO's form one takes ten times
-        # the
-        # memory that it takes in an array. Stable, so that those of one image stay in their order.
+        # Only an order is kept, and each prediction is made anew when it is read: in COCO's form one takes ten
+        # times the memory that it takes in an array. Stable, so that those of one image stay in their order.
         self._by_label = np.argsort(all_labels, kind="stable")
         self._labels_in_order = all_labels[self._by_label]
         self._ends = np.cumsum([len(detections) for detections in self._predictions], dtype=np.int64)

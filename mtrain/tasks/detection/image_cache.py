@@ -71,8 +71,8 @@ class RamCache:
     def put(self, index: int, image: NDArray[np.uint8]) -> None:
         """Copy the image into its place. Several processes may store the same one at once."""
         self._place(index)[...] = image
-        # After the bytes: whoever sees the flag sees the image. Two workers at once write equal bytes, so no lock is
-        # needed.
+        # After the bytes: whoever sees the flag sees the image. Two
+        # workers at once write equal bytes, so no lock is needed.
         self._ready[index] = 1
 
     def _place(self, index: int) -> NDArray[np.uint8]:

@@ -105,8 +105,8 @@ class StretchTraining(TrainingView):
     """Augmented stretched images."""
 
     def __init__(self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int) -> None:
-        # The smallest crop must still have as many pixels as the input; the bound keeps the size finite where
-        # ``scaling`` is next to 0.
+        # The smallest crop must still have as many pixels as the input;
+        # the bound keeps the size finite where ``scaling`` is next to 0.
         least = round(largest_side(spec, side) / max(_narrowest(spec), 0.1))
         super().__init__(Images(samples, AtLeast(least)), spec, side=side, seed=seed)
         self._stretcher = Stretcher(self.images, spec)

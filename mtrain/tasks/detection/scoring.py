@@ -120,11 +120,9 @@ def _curves(
 ) -> Curves | None:
     """Evaluate a few classes at a time, and join what is found; None where no class has an object or a prediction."""
     category_ids = sorted({category["id"] for category in dataset["categories"]})
-    # faster-coco-eval keeps about a kilobyte for each pair of an image and a class, also where the image has neither
-    # an
-    # object nor a prediction of the class: gigabytes for tens of thousands of images. No class has anything to do
-    # with the
-    # scores of another, so a few are scored at a time, on the images that have any of them, with the same bits.
+    # faster-coco-eval keeps about a kilobyte for each pair of an image and a class, also where the image has neither an
+    # object nor a prediction of the class: gigabytes for tens of thousands of images. No class has anything to do with
+    # the scores of another, so a few are scored at a time, on the images that have any of them, with the same bits.
     at_once = max(1, MOST_PAIRS // max(1, len(dataset["images"])))
     objects: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in category_ids}
     for annotation in dataset["annotations"]:

@@ -52,8 +52,7 @@ class DetectionTask(ImageTask):
         """See ``TaskKind.varied``: the images, and mirrored and smaller copies of them."""
         from mtrain.data.images.varied import vary_images
 
-        # (mirrored, scale) of each copy. A smaller copy has sides of its own, which a model without a step cannot
-        # take.
+        # (mirrored, scale) of each copy. A smaller copy has sides of its own, which a model without a step cannot take.
         kinds = ((False, 1.0), (True, 0.83), (False, 0.67)) if step else ((False, 1.0), (True, 1.0))
         copies = vary_images(batch["images"], kinds, step=step)
         return [({**batch, "images": images}, variation) for images, variation in copies]

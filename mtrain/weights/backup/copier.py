@@ -45,8 +45,8 @@ class Kept:
     @classmethod
     def of(cls, checkpoint: Path) -> "Kept":
         """Keep the files of a checkpoint."""
-        # The name is that of a writer's folder: where a job is killed, the next start deletes the links as those of a
-        # writer that has died.
+        # The name is that of a writer's folder: where a job is killed, the
+        # next start deletes the links as those of a writer that has died.
         holder = f"{socket.gethostname()}@{os.getpid()}"
         folder = checkpoint.with_name(f"{store.TEMPORARY}{checkpoint.name}@{holder}.copy")
         try:

@@ -145,8 +145,8 @@ class StorageFolder:
             raise UsageError(
                 f"{self.in_words}: needs the package fsspec; install it with: {remedies.install('backup')}"
             ) from None
-        # fsspec remembers listings and connections: another process may have written meanwhile, and a broken
-        # connection would stay.
+        # fsspec remembers listings and connections: another process may
+        # have written meanwhile, and a broken connection would stay.
         settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
         if scheme in LOCAL:
             settings["auto_mkdir"] = True
@@ -175,8 +175,8 @@ class StorageFolder:
 
             fsspec.get_filesystem_class(self._scheme)
         except (ImportError, ValueError):
-            # Loading the class connects to nothing, and tells in most cases; only for a missing package the address
-            # is opened.
+            # Loading the class connects to nothing, and tells in most
+            # cases; only for a missing package the address is opened.
             assert self._system_and_path  # raises the error that names the package
 
     def _path(self, name: str) -> str:

@@ -241,8 +241,8 @@ def _values(column: Any) -> list[Any]:
     """Return the labels of a column."""
     if not hasattr(column, "dictionary"):
         return list(column.to_pylist())
-    # Rows share the values of a dictionary: one may be long, and ``to_pylist`` of the column would copy it for each
-    # row.
+    # Rows share the values of a dictionary: one may be long, and
+    # ``to_pylist`` of the column would copy it for each row.
     known = column.dictionary.to_pylist()
     return [None if number is None else known[number] for number in column.indices.to_pylist()]
 

@@ -61,8 +61,8 @@ class ImageFolder(Dataset):
             class_names=class_names,
             origins=origins,
             keys=Texts.of(
-                # Relative to the root, because hosts may keep the set in different places, and ``data.split`` hashes
-                # these keys.
+                # Relative to the root, because hosts may keep the set in
+                # different places, and ``data.split`` hashes these keys.
                 path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
                 for path in paths
             ),

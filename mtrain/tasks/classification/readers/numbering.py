@@ -53,7 +53,7 @@ def number_classes(
 
 
 def _meant(label: str, names: Sequence[str]) -> str:
-    # difflib compares a label with every name, which takes long where a file of a large set has wrong labels
-    # throughout.
+    # difflib compares a label with every name, which takes long
+    # where a file of a large set has wrong labels throughout.
     near = difflib.get_close_matches(label[:100], names, n=1, cutoff=0.6) if len(names) <= 1000 else []
     return f"; did you mean {near[0]!r}?" if near else ""

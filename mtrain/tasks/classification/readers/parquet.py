@@ -67,8 +67,8 @@ class Parquet(Dataset):
             opened = [(file, _open_table(parquet, file)) for file in files]
         schemas = [(file, content.schema_arrow) for file, content in opened]
         columns = same_columns(schemas, image=self.options.image_column, label=self.options.label_column)
-        # Parquet compresses rows in groups, and training reads rows in random order. So the column of images, as
-        # encoded files, is held in memory by each rank.
+        # Parquet compresses rows in groups, and training reads rows in random order.
+        # So the column of images, as encoded files, is held in memory by each rank.
         _need_memory(opened, columns)
         limit = limit_of(sum(file.stat().st_size for file in files))
         with bounded_reading(_several(files), limit, remedy=DAMAGED):
@@ -103,8 +103,8 @@ def _dictionaries(content: Any, columns: Columns) -> list[str]:
             chunk = group.column(place)
             if chunk.path_in_schema.split(".")[0] in (columns.image, columns.label):
                 is_bytes = chunk.physical_type == "BYTE_ARRAY"
-                # One row group with a dictionary is enough: a writer gives it up in later groups, where it grows too
-                # large.
+                # One row group with a dictionary is enough: a writer
+                # gives it up in later groups, where it grows too large.
                 found[chunk.path_in_schema] = is_bytes and (
                     chunk.has_dictionary_page or found.get(chunk.path_in_schema, False)
                 )

@@ -38,8 +38,8 @@ class CanvasLayout:
 
 def alone(index: int, size_of: Callable[[int], Size], side: int) -> CanvasLayout:
     """Place one image, letterboxed."""
-    # The sizes are those of the fitted image: geometry alone, so that nothing is decoded which the output does not
-    # show.
+    # The sizes are those of the fitted image: geometry alone,
+    # so that nothing is decoded which the output does not show.
     width, height = size_of(index)
     return CanvasLayout(
         side, (Placement(index, margin((side - width) / 2), margin((side - height) / 2), width, height),)
@@ -64,8 +64,8 @@ def nine(indices: Sequence[int], size_of: Callable[[int], Size], side: int, rng:
     sizes = [size_of(index) for index in indices]
     x0 = y0 = side
     x1, y1 = x0 + sizes[0][0], y0 + sizes[0][1]
-    # Each of the four side images touches the middle one and is aligned with one of its edges, and each corner image
-    # continues its side image outwards: so images of any shapes never overlap.
+    # Each of the four side images touches the middle one and is aligned with one of its edges, and
+    # each corner image continues its side image outwards: so images of any shapes never overlap.
     corners = [
         (x0, y0),  # the middle
         (x0, y0 - sizes[1][1]),  # top, aligned with the left edge

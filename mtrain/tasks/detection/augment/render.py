@@ -50,11 +50,10 @@ class Renderer:
 
         ``matrix`` takes canvas positions to output positions, ``zoom`` is its scale.
         """
-        # In general every image is pasted on the canvas, and the canvas is warped. Where the map only zooms and
-        # shifts, as
-        # with YOLOv5's defaults, each visible part goes straight to its place by one resize: a third of the cost. Its
-        # edges
-        # land on whole pixels, so its boxes take exactly the map of its pixels, which is not quite ``matrix``.
+        # In general every image is pasted on the canvas, and the canvas is warped. Where the
+        # map only zooms and shifts, as with YOLOv5's defaults, each visible part goes straight
+        # to its place by one resize: a third of the cost. Its edges land on whole pixels, so
+        # its boxes take exactly the map of its pixels, which is not quite ``matrix``.
         if is_upright(matrix):
             shown, maps = self._draw_upright(layout, matrix, out)
             boxes, labels, owner = self._boxes(shown, layout.canvas)

@@ -182,9 +182,8 @@ class Stretcher:
         kept_width, kept_height = self._images.size(index)
         left, right, scale_x, shift_x = axes[0].source(x, 0, width, kept_width)
         top, bottom, scale_y, shift_y = axes[1].source(y, 0, height, kept_height)
-        # Colours are distorted after the resize, when there are fewest pixels; but by ``enhance`` before it, because
-        # its
-        # contrast depends on the whole image. The fill's colour is never distorted.
+        # Colours are distorted after the resize, when there are fewest pixels; but by ``enhance`` before
+        # it, because its contrast depends on the whole image. The fill's colour is never distorted.
         is_whole = self._spec.distort is not None and self._spec.distort.form == "enhance"
         image = self._images.load(index, rows=None if is_whole else bottom)
         if change is not None and is_whole:

@@ -160,8 +160,8 @@ class TransformersDetector(Model):
             labels = dict(enumerate(class_names))
             # Positions are computed for the size of the images at hand, where a config names one size for evaluation.
             own = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}, "eval_size": None}
-            # The classes are those of the data, and the precision is the job's: what a file says about them must not
-            # win.
+            # The classes are those of the data, and the precision is
+            # the job's: what a file says about them must not win.
             for name in ("num_labels", "dtype", "torch_dtype", "architectures"):
                 entries.pop(name, None)
             return AutoConfig.for_model(self.model_type, **{**entries, **own, "anchor_image_size": None})

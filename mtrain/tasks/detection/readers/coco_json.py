@@ -96,9 +96,8 @@ def read_coco_json(file: Path) -> CocoContent:
     """
     content = _bytes_of(file)
     try:
-        # A correct file is decoded straight into records. One with faults is read a second time, entry by entry, so
-        # that
-        # all of them can be reported with their place.
+        # A correct file is decoded straight into records. One with faults is read a second
+        # time, entry by entry, so that all of them can be reported with their place.
         return _DECODER.decode(content.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # JSON in UTF-16, and NaN in an unused field, are accepted here; any fault is reported with its place.

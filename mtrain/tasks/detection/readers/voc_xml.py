@@ -77,8 +77,8 @@ def _root(file: Path, *, recover: bool = False) -> etree._Element:
     content = read_bytes(file, limit=MAX_BYTES)
     if not content.strip():
         raise ValueError("empty file")
-    # Entities are never resolved and nothing is loaded over the network. Together with the refusal of a document type
-    # below, in which entity bombs ("billion laughs") are written, the time grows linearly with the file.
+    # Entities are never resolved and nothing is loaded over the network. Together with the refusal of a document
+    # type below, in which entity bombs ("billion laughs") are written, the time grows linearly with the file.
     parser = etree.XMLParser(
         resolve_entities=False,
         no_network=True,
