@@ -91,7 +91,7 @@ def requirements(extra: str, *, distribution: str = "mtrain") -> list[str]:
         lines = [line.partition(";") for line in metadata.requires(distribution) or []]
     except metadata.PackageNotFoundError:
         return [extra]
-    # An extra that includes others is written out: no index has mtrain, so pip could not resolve ``mtrain[data]``.
+    # An extra that includes others is written out, because no index has mtrain to resolve them.
     extras, needs = extra.split(","), dict[str, None]()
     for name in extras:  # It grows by those that are included.
         wanted = f'extra == "{name}"' if name else ""

@@ -151,10 +151,10 @@ def counted(name: str, options: Mapping[str, Any], *, classes: int, side: int) -
     import torch
 
     from mtrain.core.interfaces import Task
-    from mtrain.spec import plugins
+    from mtrain.spec.registry import Registry
 
     _bind()
-    plugin = plugins.load("models", name)(plugins.options("models", name, dict(options), path=""))
+    plugin = Registry.read().make("models", name, dict(options), path="")
     names = tuple(f"class {number}" for number in range(classes))
     task = Task(kind=plugin.kind, class_names=names, image_size=side, global_batch=8)
     with _quiet(), torch.device("meta"):
