@@ -215,7 +215,7 @@ def channel_gradient_sums(dy_BCHW: Tensor, x_BCHW: Tensor, mean_C: Tensor, inver
 def store_at(listener: socket.socket, address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore:
     """Make the store of ``size`` ranks on a socket bound to ``address`` and ``port``; the store takes the socket over."""
     # TCPStore has no argument for the address to bind and would listen on every interface. It does accept a socket that
-    # is bound already, up to torch 2.6 only without libuv.
+    # is bound already, up to torch 2.7 only without libuv.
     return TCPStore(
         address,
         port,
@@ -225,7 +225,7 @@ def store_at(listener: socket.socket, address: str, port: int, *, size: int, tim
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listener.detach(),
-        use_libuv=_version() > (2, 6),
+        use_libuv=_version() > (2, 7),
     )
 
 
