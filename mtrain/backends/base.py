@@ -3,6 +3,7 @@
 Importing this module imports no framework.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -70,3 +71,19 @@ class EngineBackend(Backend):
     @override
     def ops(self) -> ModuleType:
         return self.part("ops")
+
+
+def tell_version(library: str, version: str, *, tested: Sequence[str]) -> list[dict[str, str]]:
+    """Return what ``mtrain doctor`` says of a version that mtrain's tests have not seen; nothing of others.
+
+    Args:
+        library: Name of the library.
+        version: The version that is installed.
+        tested: Versions with which mtrain was tested; their last number does not count.
+    """
+    minor = version.split(".")[:2]
+    if any(each.split(".")[:2] == minor for each in tested):
+        return []
+    remedy = "it trains; look at `mtrain compare` and docs/versions.md if its results seem wrong"
+    text = f"{library} {version} was not tried with mtrain; {', '.join(tested)} were"
+    return [{"state": "warning", "text": text, "remedy": remedy}]

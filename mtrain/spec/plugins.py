@@ -56,6 +56,7 @@ class PluginPolicy(BaseModel):
         default=None, description="the task of a model or data set; absent: its class says, which must then be imported"
     )
     needs: str | None = Field(default=None, description="the module that must be installed for it to run")
+    oldest: str | None = Field(default=None, description="the oldest version of that module with which it works")
     libraries: list[str] = Field(default_factory=list, description="modules that must be installed beside it")
     extra: str | None = Field(default=None, description="the extra of mtrain that installs it")
     install: str | None = Field(
@@ -116,6 +117,7 @@ class PluginEntry:
     enabled: bool = True
     summary: str = ""
     needs: str | None = None
+    oldest: str | None = None
     libraries: tuple[str, ...] = ()
     extra: str | None = None
     install: str | None = None
@@ -369,6 +371,7 @@ def _describe(entries: list[PluginEntry], policy: Policy) -> PluginEntry:
         enabled=policy.allows(first.kind, first.name),
         summary=plugin.summary,
         needs=plugin.needs,
+        oldest=plugin.oldest,
         libraries=tuple(plugin.libraries),
         extra=plugin.extra,
         install=plugin.install,

@@ -1,9 +1,13 @@
 """Check the interpreter of the ranks: its Python version, its mtrain, and its framework. Imports no framework."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
@@ -12,6 +16,7 @@ from pydantic import BaseModel
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
+from mtrain.spec.plugins import Entry
 from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
@@ -24,11 +29,17 @@ found = {"python": list(sys.version_info[:2]), "mtrain": None, "backends": []}
 trace = find_spec("mtrain_trace")
 found["trace"] = trace is not None and trace.origin is not None  # a folder without files is no package
 found["missing"] = [name for name in sys.argv[1:] if find_spec(name) is None]
+found["versions"] = {}
 if find_spec("mtrain") is not None:
     import mtrain
     found["mtrain"] = mtrain.__version__
 if sys.version_info >= (3, 10):
-    from importlib.metadata import entry_points
+    from importlib.metadata import PackageNotFoundError, entry_points, version
+    for name in sys.argv[1:]:
+        try:
+            found["versions"][name] = version(name)
+        except PackageNotFoundError:
+            pass
     found["backends"] = sorted({point.name for point in entry_points(group="mtrain.backends")})
 print(json.dumps(found))
 """
@@ -51,6 +62,8 @@ class InterpreterFacts:
     """Modules that were searched and are not installed."""
     backends: tuple[str, ...]
     """Names of the backends that installed distributions provide."""
+    versions: Mapping[str, str]
+    """Versions of the modules that are distributions of that name."""
 
 
 def check(job: Resolved) -> None:
@@ -75,6 +88,8 @@ def check(job: Resolved) -> None:
             raise UsageError(
                 f"backend.name: {name} needs {library}, which is not installed; {entry.remedy(sys.executable)}"
             )
+        with suppress(PackageNotFoundError):
+            _check_version(entry, version(framework), where=f"backend.name: {name}")
         return
     facts = _probe(python, framework, library)
     if facts.python < OLDEST:
@@ -104,6 +119,25 @@ def check(job: Resolved) -> None:
         raise UsageError(
             f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
         )
+    if framework in facts.versions:
+        _check_version(entry, facts.versions[framework], where=f"backend.python: {python}: backend {name}")
+
+
+def _check_version(entry: Entry, found: str, *, where: str) -> None:
+    """Refuse a framework that is older than ``entry`` says it needs.
+
+    Raises:
+        UsageError: It is.
+    """
+    if entry.oldest is None or _numbers(found) >= _numbers(entry.oldest):
+        return
+    raise UsageError(
+        f"{where} needs {entry.needs} {entry.oldest} or newer, {found} is installed; use a newer one, or another backend"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])]
 
 
 def _install(extra: str | None, framework: str, *, python: str | None) -> str:
@@ -145,6 +179,7 @@ def _probe(python: str, *modules: str) -> InterpreterFacts:
             trace=answer["trace"],
             missing=tuple(answer["missing"]),
             backends=tuple(answer["backends"]),
+            versions=answer.get("versions", {}),
         )
     except OSError as error:
         reason = error.strerror or str(error)

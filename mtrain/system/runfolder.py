@@ -201,6 +201,19 @@ def create(base: Path, name: str, *, latest: bool = True) -> Path:
     raise AssertionError("the numbers never end")
 
 
+def follow_latest(path: Path) -> Path:
+    """Return ``path`` with the run folder itself where it goes through the link ``latest``.
+
+    The link is pointed to a run that starts or goes on. A job that had this name for its folder would point it to itself.
+    """
+    followed = Path()
+    for part in path.parts:
+        followed /= part
+        if part == LATEST and followed.is_symlink():
+            followed = followed.parent / followed.readlink()
+    return followed
+
+
 def make(run: Path) -> None:
     """Make the run folder ``run`` if it does not exist, and point the link ``latest`` to it.
 

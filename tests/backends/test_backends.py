@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from mtrain.backends.base import tell_version
 from mtrain.backends.solo import Solo
 from tests.backends.processes import python
 from tests.backends.recipes import recipe
@@ -185,3 +186,13 @@ class TestBatchNormOverOneRank:
         model(framework.tensor(np.ones((2, 3, 4, 4), np.float32)))
         assert np.array_equal(framework.ops.to_numpy(model[0].running_mean), before)
         assert not np.array_equal(framework.ops.to_numpy(model[1].running_mean), before)
+
+
+def test_the_doctor_says_which_versions_of_a_library_were_never_tried() -> None:
+    tested = ("2.8.0", "2.13.0")
+    assert tell_version("torch", "2.13.1+cu130", tested=tested) == []
+    assert tell_version("torch", "2.8.0", tested=tested) == []
+    for version in ("2.9.0", "2.1.0", "3.8.0"):
+        (finding,) = tell_version("torch", version, tested=tested)
+        assert finding["state"] == "warning"
+        assert finding["text"] == f"torch {version} was not tried with mtrain; 2.8.0, 2.13.0 were"

@@ -1,12 +1,16 @@
 """Which parts of a model the backend fsdp gathers one by one."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 
+from mtrain.backends._fsdp import internals
 from mtrain.backends._fsdp.units import blocks, units
+from mtrain.errors import LaunchError
 
 SIZES = {
     "vocab_size": 512,
@@ -96,3 +100,32 @@ def test_each_weight_belongs_to_one_unit() -> None:
     for model in (_llama(), _model(nn.ModuleList([_Block(), _Block()]))):
         names = list(units(model, "blocks"))
         assert all(not later.startswith(f"{name}.") for i, name in enumerate(names) for later in names[i + 1 :])
+
+
+@pytest.mark.parametrize("by_sums", [False, True])
+def test_a_torch_whose_exchange_leaves_another_mean_is_refused(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 2.9, the mean of gloo was the sum: every gradient was twice too large on two ranks, without an error."""
+    group = SimpleNamespace(rank=lambda: 0)
+    mesh: Any = SimpleNamespace(
+        get_group=lambda axis: group, size=lambda axis: 2, ndim=1, device_type="cpu", mesh_dim_names=("shard",)
+    )
+    monkeypatch.setattr(internals, "_averages_by_sums", lambda mesh: by_sums)
+    factors = {dist.ReduceOp.SUM: 1.0, dist.ReduceOp.AVG: 0.5}
+
+    def scatter(part: torch.Tensor, given: torch.Tensor, *, op: Any, group: Any) -> None:
+        part.copy_(given[: len(part)] * factors[op])
+
+    monkeypatch.setattr(dist, "reduce_scatter_tensor", scatter)
+    internals.check_averages(mesh)
+    factors[dist.ReduceOp.AVG] = 1.0
+    factors[dist.ReduceOp.SUM] = 1.0 if not by_sums else 0.5
+    with pytest.raises(LaunchError, match="backend fsdp: the mean of gradients"):
+        internals.check_averages(mesh)
+
+
+def test_a_torch_that_moves_parts_of_weights_is_refused() -> None:
+    part = torch.zeros(3)
+    same = {"a": (part, part[:2]), "empty": (torch.zeros(0), torch.zeros(0))}
+    internals.check_same_memory(same)
+    with pytest.raises(LaunchError, match=r"this rank's part of b \(1 in all\)"):
+        internals.check_same_memory({**same, "b": (part, part.clone())})

@@ -177,7 +177,7 @@ def test_the_static_rendezvous_keeps_its_store_and_is_looked_up_by_name() -> Non
 
 
 def test_ddp_reads_what_mtrain_replaces() -> None:
-    TORCH.reads("torch.nn.parallel:DistributedDataParallel.__init__", ["torch._dynamo.utils.get_optimize_ddp_mode()"])
+    TORCH.reads("torch.nn.parallel:DistributedDataParallel.__init__", ["get_optimize_ddp_mode()"])
     TORCH.reads("torch.nn.parallel:DistributedDataParallel._run_ddp_forward", ["self._inside_ddp_forward()"])
     names = set(inspect.signature(DistributedDataParallel).parameters)
     assert names & {"forward_sync_buffers", "broadcast_buffers"}, TORCH.wrong("DDP has no argument for buffers")
@@ -218,7 +218,7 @@ def test_the_default_group_can_be_aborted() -> None:
 def test_the_stand_in_of_the_compiler_goes_away() -> None:
     before = "torch._dynamo" in sys.modules
     with internals.without_compiler():
-        assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
+        assert before or torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
     assert internals.compiler_is_loaded() == before
     assert before or "_dynamo" not in vars(torch)
 

@@ -7,6 +7,7 @@ import pytest
 
 from mtrain.errors import CheckpointError
 from mtrain.jobs.resume import find
+from mtrain.system import runfolder
 
 
 def refused(path: Path) -> str:
@@ -52,3 +53,24 @@ def test_folders_of_others_beside_the_runs_are_passed_over(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "stat", stat)
     assert f"give one of them: {tmp_path / 'runs' / 'mine'}" in refused(tmp_path / "runs")
+
+
+def test_a_run_named_through_the_link_to_the_latest_goes_on_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link is pointed to the run that goes on, which would be itself."""
+    checkpoint = tmp_path / "mine" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    runfolder.point_latest(tmp_path / "mine")
+    monkeypatch.setattr(find.store, "newest", lambda folder: folder / "step-1")
+    monkeypatch.setattr(find.store, "is_checkpoint", lambda path: path.name.startswith("step-"))
+    monkeypatch.setattr(find.store, "verify", lambda path: [])
+    latest = tmp_path / "latest"
+    for requested in (latest, latest / "checkpoints" / "step-1"):
+        resume = find.find_resume(str(requested), base=tmp_path, name="job")
+        assert resume == find.Resume(tmp_path / "mine", checkpoint)
+        runfolder.point_latest(resume.run)
+        assert latest.resolve() == tmp_path / "mine"
+    own = tmp_path / "link"  # A link of the user's own is never pointed elsewhere.
+    own.symlink_to(tmp_path / "mine")
+    assert find.find_resume(str(own), base=tmp_path, name="job").run == own

@@ -1,5 +1,6 @@
 """The interpreter of the ranks is looked at before anything starts: real ones, and one that has nothing."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -138,3 +139,28 @@ def test_training_is_refused_before_a_run_folder_is_made(bare, tmp_path, capsys)
     assert main(["-c", "digits", "-b", "fleet", "-o", f"backend.python={bare}", f"report.dir={tmp_path / 'runs'}"]) == 2
     assert "has no mtrain" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("found", ["2.7.1", "2.7.1+cu128", "2.7.0a0+git"])
+def test_a_framework_older_than_its_backend_needs_is_refused(monkeypatch, found):
+    job = Resolved.of(Spec.model_validate({"backend": {"name": "fsdp"}}))
+    monkeypatch.setattr(interpreter, "version", lambda name: found)
+    with pytest.raises(UsageError, match=f"fsdp needs torch 2.8 or newer, {re.escape(found)} is installed"):
+        interpreter.check(job)
+    monkeypatch.setattr(interpreter, "version", lambda name: "2.10.0+cpu")
+    interpreter.check(job)
+
+
+@pytest.mark.job
+def test_a_framework_of_another_interpreter_older_than_its_backend_needs_is_refused(bare, tmp_path):
+    shutil.copytree(bare.parents[1], tmp_path / "other", symlinks=True)
+    python = tmp_path / "other" / "bin" / "python"
+    provide(python, "mtrain", f'__version__ = "{mtrain.__version__}"\n')
+    provide(python, "mtrain_trace")
+    points = "[mtrain.backends]\nfsdp = a:B\n"
+    provide(python, "mtrain-0.dist-info", "", **{"entry_points.txt": points, "METADATA": "Name: mtrain\nVersion: 0\n"})
+    provide(python, "torch")
+    interpreter.check(Resolved.of(spec(python, backend="fsdp")))
+    provide(python, "torch-2.6.0.dist-info", "", METADATA="Name: torch\nVersion: 2.6.0\n")
+    with pytest.raises(UsageError, match=r"other/bin/python: backend fsdp needs torch 2.8 or newer, 2.6.0 is"):
+        interpreter.check(Resolved.of(spec(python, backend="fsdp")))

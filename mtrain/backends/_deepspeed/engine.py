@@ -58,7 +58,10 @@ class ZeroEngine(SplitEngine):
                 "in the backward pass of one model; use update"
             )
         self._seed_start(recipe)
-        config = settings(recipe, self._sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
+        sharding = self._sharding
+        internals.check_version(stage=sharding.stage, reduction=sharding.reduction, precision=recipe.precision)
+        config = settings(recipe, sharding, size=self.collective.size, pin_memory=self.target.type == "cuda")
+        config = internals.known_settings(config, sharding.extra)
         if self._sharding.extra:
             library.check(config)
         model, recipe = self._place_model(build, recipe, config)

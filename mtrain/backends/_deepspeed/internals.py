@@ -6,7 +6,7 @@ Importing this module imports DeepSpeed.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,12 +19,46 @@ from deepspeed.comm import comm
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import parameter_offload, stage_1_and_2
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as ModulePatch
 from deepspeed.utils import groups
 from torch import Tensor, nn
 
-TESTED = ("0.19.8",)
+from mtrain.errors import SpecError
+
+TESTED = ("0.16.9", "0.17.6", "0.18.9", "0.19.8")
 """Versions of DeepSpeed with which these internals were tested; see docs/versions.md."""
+
+
+# ------------------------------------------------------------------------------------------------- versions of DeepSpeed
+def check_version(*, stage: int, reduction: str, precision: str) -> None:
+    """Refuse what the installed DeepSpeed has no way to do.
+
+    Raises:
+        SpecError: A key of the spec asks for it; the message names the version that has it.
+    """
+    lacking = {}
+    if stage and reduction == "update" and not hasattr(DeepSpeedEngine, "coalesce_grad_reduction"):
+        lacking["backend.options.reduction: update"] = "0.19 or newer; give -o backend.options.reduction=micro_batch"
+    if precision == "fp64" and not hasattr(ZeROOptimizer, "_configure_master_weights"):
+        lacking["train.precision: fp64"] = "0.18 or newer; give another precision"
+    if lacking:
+        key, remedy = next(iter(lacking.items()))
+        raise SpecError(f"{key} with DeepSpeed {deepspeed.__version__}, which cannot do that: it needs {remedy}")
+
+
+def known_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's configuration without the keys of ZeRO that an older version does not have.
+
+    Args:
+        settings: The configuration, with every key of the newest version.
+        chosen: The part that the user has given, which stays: DeepSpeed refuses what it does not know.
+    """
+    # Each of them switches off what the versions without it cannot do, but compute_grad_norm (0.19), which saves a norm.
+    known = {name for key, field in DeepSpeedZeroConfig.model_fields.items() for name in (key, field.alias)}
+    known.update(chosen.get("zero_optimization", ()))
+    zero = {key: value for key, value in settings["zero_optimization"].items() if key in known}
+    return {**settings, "zero_optimization": zero}
 
 
 # ----------------------------------------------------------------------------------------------------- start and end
@@ -49,11 +83,21 @@ def attributes(value: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
+_GROUPS = (
+    *("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_TENSOR_MODEL_PARALLEL_GROUP"),
+    *("_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu", "mesh_device"),
+)
+"""Variables of ``deepspeed.utils.groups`` that hold a process group; before 0.19 no function clears them."""
+
+
 def forget_groups() -> None:
     """Make DeepSpeed forget all process groups, so that the next job of this process starts anew."""
-    # DeepSpeed keeps groups in module variables, with no function that clears them all. A group that is referenced
+    # DeepSpeed keeps groups in module variables, with no public function that clears them all. A group that is referenced
     # keeps its threads.
-    groups._release_process_group_references()
+    if hasattr(groups, "_release_process_group_references"):  # from 0.19 on
+        groups._release_process_group_references()
+    else:
+        vars(groups).update(dict.fromkeys(_GROUPS))
     comm.cdb = None
     parameter_offload.FWD_MODULE_STACK.clear()
 
@@ -76,14 +120,16 @@ def dissolve(engine: Any) -> None:
 def before_forward(engine: Any) -> None:
     """Let the stage expect the forward pass of another micro batch."""
     # The engine's own forward does this, but mtrain calls the model itself, without the engine around it.
-    engine.optimizer.clear_backward_seen_flag()
+    if hasattr(engine.optimizer, "clear_backward_seen_flag"):  # from 0.18 on
+        engine.optimizer.clear_backward_seen_flag()
 
 
 def before_backward(engine: Any) -> None:
     """Prepare the stage for a backward pass."""
     # The engine's own forward leaves this to hooks on its output, but mtrain calls the model itself.
-    engine.optimizer.backward_prologue()
-    engine.optimizer.enter_backward()
+    if hasattr(engine.optimizer, "enter_backward"):  # from 0.18 on; before, the engine's backward does both
+        engine.optimizer.backward_prologue()
+        engine.optimizer.enter_backward()
 
 
 def leave_norm_out(engine: Any) -> None:
@@ -117,8 +163,13 @@ class Share:
 
 def shares(zero: Any) -> list[Share]:
     """Return this rank's shares of the weights that are trained."""
+    # Before 0.19 parameters lie close together, and nothing says where.
+    offsets = getattr(zero, "round_robin_bit16_offsets", None) or [
+        list(accumulate([0, *(parameter.numel() for parameter in parameters[:-1])]))
+        for parameters in zero.round_robin_bit16_groups
+    ]
     return [
-        Share(parameters, zero.round_robin_bit16_offsets[group], zero.single_partition_of_fp32_groups[group].detach())
+        Share(parameters, offsets[group], zero.single_partition_of_fp32_groups[group].detach())
         for group, parameters in enumerate(zero.round_robin_bit16_groups)
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mtrain.backends._deepspeed import library
+from mtrain.backends.base import tell_version
 from mtrain.errors import PluginError
 
 
@@ -21,9 +22,11 @@ def look() -> list[dict[str, Any]]:
         return [{"state": "bad", "text": error.problem, "remedy": error.remedy}]
     from deepspeed.accelerator import get_accelerator
 
+    from mtrain.backends._deepspeed.internals import TESTED
+
     accelerator = get_accelerator()
     text = f"deepspeed {deepspeed.__version__} on {accelerator.device_name()}, over {accelerator.communication_backend_name()}"
-    return [{"state": "ok", "text": text}]
+    return [{"state": "ok", "text": text}, *tell_version("deepspeed", deepspeed.__version__, tested=TESTED)]
 
 
 if __name__ == "__main__":

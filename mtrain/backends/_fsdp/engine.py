@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from mtrain.backends._fsdp.internals import leaves
+from mtrain.backends._fsdp import internals
 from mtrain.backends._fsdp.layout import Layout, cut_axes
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
 from mtrain.backends._fsdp.units import Unit, units
@@ -51,6 +51,7 @@ class FsdpEngine(SplitEngine):
         mesh = recipe.mesh or Mesh(replicate=1, shard=self.collective.size, tensor=1)
         if self._layout is None or self._layout.mesh != mesh:
             self._layout = Layout.of(mesh, self.target.type)
+            internals.check_averages(self._layout.data)
         try:
             with self.returning_memory():
                 return super().prepare(build, replace(recipe, channels_last=False))
@@ -224,6 +225,7 @@ class FsdpExchange:
         """This rank's part of each parameter."""
         self.boxes: Mapping[str, Boxes] | None = None
         """Where all ranks' parts lie, on a mesh; None: one after the other."""
+        self._is_checked = False
         self._summed: Sequence[str] = ()
         self._tensor_group: dist.ProcessGroup | None = None
 
@@ -251,7 +253,12 @@ class FsdpExchange:
 
     def finish(self) -> None:
         """Set the parts of averaged gradients as ``grad`` of the parts of weights."""
-        for name, parameter in _cut(self._model).items():
+        parameters = _cut(self._model)
+        if not self._is_checked:
+            # A version of FSDP that moves its parts after they were handed out would train nothing.
+            internals.check_same_memory({name: (self.held[name], x.to_local()) for name, x in parameters.items()})
+            self._is_checked = True
+        for name, parameter in parameters.items():
             grad = parameter.grad
             self.held[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
             parameter.grad = None
@@ -265,7 +272,7 @@ class FsdpExchange:
 
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:
     """Refuse second derivatives through the outputs of a forward pass; a forward hook."""
-    for tensor in leaves(outputs):
+    for tensor in internals.leaves(outputs):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             tensor.register_hook(_refuse_second_derivatives)
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from mtrain.backends._fsdp import internals
 from mtrain.backends._fsdp.layout import Layout
 from mtrain.backends._torch.parts.shards import Boxes
 from mtrain.backends._torch.parts.spread import Spread
@@ -80,7 +80,7 @@ class OwnParts:
         Every rank that has the unit must call, for units inside it before.
         """
         places = {blank: found for blank, found in _places(unit).items() if blank in self._parts}
-        fully_shard(unit, mesh=self._layout.data, reshard_after_forward=True)
+        internals.shard(unit, self._layout.data)
         for blank, found in places.items():
             module, name = found[0]
             split = getattr(module, name)
@@ -94,11 +94,9 @@ class OwnParts:
                 stride=split.stride(),
             )
             _put(nn.Parameter(local, requires_grad=blank.requires_grad), found)
-            rows = (blank.to_local() if isinstance(blank, DTensor) else blank).shape[0]
-            if rows % self._layout.mesh.shard:
-                # FSDP copies parts of unequal length, for which it looks after a state was loaded.
-                for module, _ in found:
-                    module.load_state_dict({}, strict=False, assign=True)
+            # FSDP looks for other weights after a state was loaded, and copies parts of unequal length then.
+            for module, _ in found:
+                module.load_state_dict({}, strict=False, assign=True)
 
 
 def shard_unit(unit: nn.Module, layout: Layout, own: OwnParts | None) -> None:
@@ -112,7 +110,7 @@ def shard_unit(unit: nn.Module, layout: Layout, own: OwnParts | None) -> None:
     if own is not None:
         own.put(unit)
     else:
-        fully_shard(unit, mesh=layout.data, reshard_after_forward=True)
+        internals.shard(unit, layout.data)
 
 
 def _places(unit: nn.Module) -> Places:

@@ -11,6 +11,9 @@ import paddle
 from paddle import distributed as dist
 from paddle import version
 
+from mtrain.backends._paddle.internals import TESTED
+from mtrain.backends.base import tell_version
+
 
 def look() -> list[dict[str, Any]]:
     """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
@@ -28,7 +31,7 @@ def look() -> list[dict[str, Any]]:
         findings.append(
             {"state": "warning", "text": f"this machine has {gpu_count} GPUs, but paddle uses none", "remedy": remedy}
         )
-    return findings
+    return findings + tell_version("paddle", version.full_version, tested=TESTED)
 
 
 if __name__ == "__main__":

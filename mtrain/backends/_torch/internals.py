@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from mtrain.core.overriding import override
 
-TESTED = ("2.13.0", "2.14.1", "2.15.0")
+TESTED = ("2.6.0", "2.7.1", "2.8.0", "2.10.0", "2.13.0", "2.14.1", "2.15.0")
 """Versions of torch with which these internals were tested; see docs/versions.md."""
 AnyBatchNorm = nn.modules.batchnorm._BatchNorm
 """The base of all of torch's BatchNorm layers."""
@@ -215,7 +215,7 @@ def channel_gradient_sums(dy_BCHW: Tensor, x_BCHW: Tensor, mean_C: Tensor, inver
 def store_at(listener: socket.socket, address: str, port: int, *, size: int, timeout: timedelta) -> TCPStore:
     """Make the store of ``size`` ranks on a socket bound to ``address`` and ``port``; the store takes the socket over."""
     # TCPStore has no argument for the address to bind and would listen on every interface. It does accept a socket that
-    # is bound already.
+    # is bound already, up to torch 2.7 only without libuv.
     return TCPStore(
         address,
         port,
@@ -225,6 +225,7 @@ def store_at(listener: socket.socket, address: str, port: int, *, size: int, tim
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listener.detach(),
+        use_libuv=_version() > (2, 7),
     )
 
 
@@ -267,6 +268,10 @@ def abort_default_group() -> None:
     """Leave the default process group without waiting for collectives that are under way."""
     # destroy_process_group waits for them, also for those to which lost ranks will never come.
     distributed_c10d._abort_process_group()
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, torch.__version__.partition("+")[0].split(".")[:2]))
 
 
 # ------------------------------------------------------------------------------------------------------------------ DDP
@@ -322,7 +327,11 @@ def without_compiler() -> Iterator[None]:
     if compiler_is_loaded():
         yield
         return
-    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    # The setting is read through `utils` from torch 2.7 on, and through `config` before.
+    stand_in = SimpleNamespace(
+        utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+        config=SimpleNamespace(_get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+    )
     torch.__dict__["_dynamo"] = stand_in
     try:
         yield

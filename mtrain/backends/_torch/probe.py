@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from mtrain.backends._torch.internals import TESTED
+from mtrain.backends.base import tell_version
+
 
 def look() -> list[dict[str, Any]]:
     """Return one entry per finding: ``state`` ("ok", "warning", "bad"), ``text`` and, where it helps, ``remedy``."""
@@ -32,7 +35,7 @@ def look() -> list[dict[str, Any]]:
         findings.append(
             {"state": "bad", "text": "torch has no NCCL for its GPUs", "remedy": "install an official build"}
         )
-    return findings
+    return findings + tell_version("torch", torch.__version__, tested=TESTED)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,14 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
     """
     if requested == IF_ANY:
         return Resume(base / name, store.newest(base / name / "checkpoints"))
-    if requested is not None and store.is_checkpoint(path := Path(requested)):
+    given = None if requested is None else runfolder.follow_latest(Path(requested))
+    if given is not None and store.is_checkpoint(path := given):
         if problems := store.verify(path):
             raise CheckpointError(
                 f"--resume {requested}: {'; '.join(problems)}; give the run folder to use its newest intact one"
             )
         return Resume(run_of(path), path)
-    runs = _runs_of(base, name) if requested is None else [run_of(Path(requested))]
+    runs = _runs_of(base, name) if given is None else [run_of(given)]
     for run in runs:
         if newest := store.newest(run / "checkpoints"):
             return Resume(run, newest)
@@ -134,7 +135,7 @@ def latest_run(config: "Source", resume: str | None) -> str | None:
     latest = Path("runs") / runfolder.LATEST
     if resume != AUTO or config is not None or Path("mtrain.yml").exists() or not latest.is_dir():
         return resume
-    return str(latest.parent / latest.resolve().name)
+    return str(runfolder.follow_latest(latest))
 
 
 def _nothing_in(run: Path, path: Path) -> str:

@@ -40,6 +40,7 @@ from mtrain.core.network.noise import KeyedLoader
 from mtrain.core.network.quantising import is_range
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
 from mtrain.core.network.variations import Augmented
+from mtrain.core.ranks.arithmetic import check_arithmetic
 from mtrain.core.samples.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.state.streams import stream_of
 from mtrain.core.update.recipe import check_frozen, make_recipe, shares_of
@@ -213,6 +214,7 @@ def assemble(
         binding.bind(backend.nn, backend.ops)
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=resolved.spec.backend.name)
+            check_arithmetic(session, backend=backend, name=resolved.spec.backend.name)
             if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
