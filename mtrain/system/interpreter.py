@@ -16,7 +16,7 @@ from pydantic import BaseModel
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.spec.plugins import Entry
+from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
@@ -123,7 +123,7 @@ def check(job: Resolved) -> None:
         _check_version(entry, facts.versions[framework], where=f"backend.python: {python}: backend {name}")
 
 
-def _check_version(entry: Entry, found: str, *, where: str) -> None:
+def _check_version(entry: PluginEntry, found: str, *, where: str) -> None:
     """Refuse a framework that is older than ``entry`` says it needs.
 
     Raises:
