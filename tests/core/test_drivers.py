@@ -205,7 +205,7 @@ class Bench:
         for model in self.models:
             model.train()
         updaters = [Updater(stepper.optimizer) for stepper in self.loop.job.steppers]
-        batches = ScriptLoop(self.loop, updaters)
+        batches = ScriptLoop(self.loop, updaters, differs="other samples")
         for number, batch in enumerate(batches):
             for place, (updater, model) in enumerate(zip(updaters, self.models, strict=True)):
                 if self.uses(number, place):

@@ -15,20 +15,11 @@ from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
 from mtrain.rank.script.updater import Updater
 
-OTHER_ORDER = (
-    "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
-    "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
-)
-OTHER_SHARE = (
-    "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of your "
-    "own: mtrain seeds those of torch, numpy and random for each rank"
-)
-
 
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, updaters: Sequence[Updater], *, differs: str = OTHER_ORDER) -> None:
+    def __init__(self, loop: Loop, updaters: Sequence[Updater], *, differs: str) -> None:
         """Drive ``loop``.
 
         Args:

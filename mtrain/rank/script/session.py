@@ -22,18 +22,12 @@ from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.native import NativeOptimizer
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.prepared import ModelRequest, Prepared
-from mtrain.rank.script.reading.epochs import BatchOf
 from mtrain.rank.script.reading.given_data import GivenData
-from mtrain.rank.script.reading.loaders import evaluation_part, read_loader
-from mtrain.rank.script.reading.made import MadeBatches, Numbered
+from mtrain.rank.script.reading.loaders import BatchOf, Order, Shard, evaluation_part, read_loader
+from mtrain.rank.script.reading.made import MadeBatches
 from mtrain.rank.script.reading.nested import Nested
-from mtrain.rank.script.reading.order import Order
+from mtrain.rank.script.reading.reading import Reading, check_schedule
 from mtrain.rank.script.reading.samples import check_dataset
-from mtrain.rank.script.reading.stream import Shard
-from mtrain.rank.script.reading.training_data import (
-    Source,
-    check_schedule,
-)
 from mtrain.rank.script.reading.workers import is_imported_by_worker
 from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
@@ -296,9 +290,9 @@ class Session:
         changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
         spec = self._prepared.change(changes, call="session.batches")
         check_loop(spec, shares, divides=given.divides)
-        samples = given.opened(spec, shares, self._rank.capabilities.seed)
-        loop = self._start(samples)
-        return loop if self._nested is None else self._nested.start(loop, samples, dataset)
+        reading = given.open(spec, shares, self._rank.capabilities.seed)
+        loop = self._start(reading)
+        return loop if self._nested is None else self._nested.start(loop, reading, dataset)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, from where the job stands; the loop over ``batches`` is inside. Every rank must iterate.
@@ -346,7 +340,7 @@ class Session:
                 f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
                 "accumulate=1 and a rank for each shard"
             )
-        return Numbered(self._start(MadeBatches(spec.train.batch_size)), lambda: self.progress.update)
+        return (self.progress.update for _ in self._start(MadeBatches(spec.train.batch_size)))
 
     def share(self, batch: Any) -> Any:
         """Return this rank's share of a global batch that the script has made alike on every rank, on the rank's device.
@@ -359,16 +353,16 @@ class Session:
                 batches are refused at the end of the update.
         """
         training, prepared = self._training, self._prepared
-        if training is None or not isinstance(training.source, MadeBatches) or training.loop.loop.micro is None:
+        if training is None or not isinstance(training.reading, MadeBatches) or training.loop.loop.micro is None:
             raise ScriptError("session.share: called outside of a loop over session.updates")
         assert prepared.shares is not None
-        return training.source.share(
+        return training.reading.share(
             batch, prepared.shares, self._rank, floats=prepared.floats, saw=training.tracing.saw_more
         )
 
-    def _start(self, source: Source) -> ScriptLoop:
-        """Start the training loop on ``source``."""
-        self._training = Training(self._prepared, source, self._progress, stop=self._asked_to_end)
+    def _start(self, reading: Reading) -> ScriptLoop:
+        """Start the training loop on ``reading``."""
+        self._training = Training(self._prepared, reading, self._progress, stop=self._asked_to_end)
         return self._training.loop
 
     # --------------------------------------------------------------------------------------- evaluation and logging
@@ -415,7 +409,7 @@ class Session:
         def batch_of(indices: Sequence[int]) -> Any:
             return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
 
-        micro_batch = batch_size or read.batch_size or self._prepared.micro_batch
+        micro_batch = batch_size or read.batch or self._prepared.micro_batch
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         try:

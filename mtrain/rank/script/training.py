@@ -17,12 +17,10 @@ from mtrain.core.update.stepping import Stepper
 from mtrain.data import trees
 from mtrain.errors import ScriptError
 from mtrain.rank.profiling import Profile
-from mtrain.rank.script.loop import OTHER_ORDER, OTHER_SHARE, ScriptLoop
+from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.models import ScriptModel, saved_state
 from mtrain.rank.script.prepared import Prepared
-from mtrain.rank.script.reading.made import MadeBatches
-from mtrain.rank.script.reading.stream import Stream
-from mtrain.rank.script.reading.training_data import Source, check_continues, number_of_updates
+from mtrain.rank.script.reading.reading import Reading, number_of_updates
 from mtrain.rank.script.rules import RateOf
 from mtrain.rank.script.trials import shorten
 from mtrain.rank.tracing import Tracing
@@ -30,9 +28,9 @@ from mtrain.spec.model import Spec
 
 
 class Training:
-    """The training of the models of a session on one source of micro batches."""
+    """The training of the models of a session on what one reading gives."""
 
-    def __init__(self, prepared: Prepared, source: Source, progress: Progress, *, stop: Callable[[], bool]) -> None:
+    def __init__(self, prepared: Prepared, reading: Reading, progress: Progress, *, stop: Callable[[], bool]) -> None:
         """Start the loop at ``progress``, which is that of the checkpoint where one is resumed. Every rank must call.
 
         ``stop``: see ``Hooks``.
@@ -44,16 +42,15 @@ class Training:
         assert prepared.shares is not None
         self._prepared = prepared
         self._stop = stop
-        self.source = source
-        self.total_updates = shorten(number_of_updates(prepared.spec, source), prepared.job.trial)
+        self.reading = reading
+        self.total_updates = shorten(number_of_updates(prepared.spec, reading), prepared.job.trial)
         if prepared.saved is not None:
             body = {"extra": prepared.saved.meta["extra"]}
             resumed_samples.check_same(
-                resumed_samples.facts(count=source.length), body, spec=prepared.spec, progress=progress
+                resumed_samples.facts(count=reading.length), body, spec=prepared.spec, progress=progress
             )
-            check_continues(progress, source)
-            if isinstance(source, Stream):
-                source.restore(prepared.records.saved_stream())
+            reading.check_continues(progress)
+            reading.restore(prepared.records.saved_stream())
         models = prepared.models
         self.tracing = Tracing(
             prepared.spec.report.trace, prepared.rank, models.groups, models.state, accumulate=prepared.shares.passes
@@ -61,8 +58,8 @@ class Training:
         prepared.records.announce(
             prepared.spec,
             model=models.title,
-            samples=source.length,
-            updates_per_epoch=source.updates_per_epoch,
+            samples=reading.length,
+            updates_per_epoch=reading.updates_per_epoch,
             total_updates=self.total_updates,
             fields=self.tracing.start(),
         )
@@ -71,7 +68,7 @@ class Training:
         self.loop = ScriptLoop(
             Loop(self._loops_job(progress), self._cadences(), self._hooks(), progress),
             [entry.updater for entry in models.trained],
-            differs=OTHER_SHARE if isinstance(source, MadeBatches) else OTHER_ORDER,
+            differs=reading.differs,
         )
 
     def _loops_job(self, progress: Progress) -> Job:
@@ -80,7 +77,7 @@ class Training:
         assert shares is not None
         feed = ScriptFeed(
             rank=self._prepared.rank,
-            source=self.source,
+            reading=self.reading,
             shares=shares,
             fills_shards=any(entry.spec.train.sync_batchnorm for entry in prepared.models),
             floats=prepared.floats,
@@ -99,7 +96,7 @@ class Training:
         schedule = entry.stepped or learning_rates_of(
             self._lasting(entry.spec),
             entry.learning_rate_of,
-            updates_per_epoch=self.source.updates_per_epoch or self.total_updates,
+            updates_per_epoch=self.reading.updates_per_epoch or self.total_updates,
             total_updates=self.total_updates,
         )
         return entry.stepper(schedule, count=self._updates_of(entry, progress))
@@ -144,7 +141,7 @@ class Training:
         if why == "requested":
             self._prepared.job.save_requested.served()
         state = self._prepared.records.training.stream(*self._prepared.models.stepped)
-        stream = self.source.state_before(progress.epoch, progress.position)
+        stream = self.reading.state_before(progress.epoch, progress.position)
         self._prepared.records.save(state, progress, score=score, why=why, spec=self._prepared.spec, stream=stream)
 
 
@@ -173,7 +170,7 @@ class ScriptFeed:
     """See ``core.feed.Feed``."""
 
     rank: RankSession
-    source: Source
+    reading: Reading
     shares: Shares
     fills_shards: bool
     """Whether no shard of an update may be empty."""
@@ -186,11 +183,11 @@ class ScriptFeed:
     @property
     def updates_per_epoch(self) -> int | None:
         """See ``Feed.updates_per_epoch``."""
-        return self.source.updates_per_epoch
+        return self.reading.updates_per_epoch
 
     def samples(self, progress: Progress) -> int:
         """See ``Feed.samples``."""
-        return self.source.size(progress.epoch, progress.position)
+        return self.reading.size(progress.epoch, progress.position)
 
     def fill(self, progress: Progress, number: int) -> float:
         """See ``Feed.fill``.
@@ -208,8 +205,8 @@ class ScriptFeed:
 
     @property
     def spans_epochs(self) -> bool:
-        """See ``Feed.spans_epochs``. Ranks whose part of a stream is longer leave the rest of it at the end of an epoch."""
-        return not isinstance(self.source, Stream)
+        """See ``Feed.spans_epochs``."""
+        return self.reading.spans_epochs
 
     def open(self, progress: Progress) -> Iterator[Any]:
         """See ``Feed.open``."""
@@ -220,7 +217,7 @@ class ScriptFeed:
     def _host_batches(self, epoch: int, position: int) -> Iterator[Mapping[str, Any]]:
         """Yield the arrays of the batches, and remember their structure until the device has them."""
         while True:
-            for batch in self.source.micro_batches(epoch, position, shares=self.shares):
+            for batch in self.reading.micro_batches(epoch, position, shares=self.shares):
                 arrays, structure = trees.flatten(batch, floats=self.floats)
                 if not arrays:
                     raise ScriptError(
@@ -234,12 +231,12 @@ class ScriptFeed:
 
     def ends_after(self, progress: Progress) -> bool:
         """See ``Feed.ends_after``."""
-        return self.source.ends_after(progress.epoch, progress.position)
+        return self.reading.ends_after(progress.epoch, progress.position)
 
     def order(self, epoch: int) -> int:
         """See ``Feed.order``."""
-        return self.source.mark(epoch)
+        return self.reading.mark(epoch)
 
     def close(self) -> None:
         """See ``Feed.close``."""
-        self.source.close()
+        self.reading.close()

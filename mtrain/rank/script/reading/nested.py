@@ -5,7 +5,7 @@ from typing import Any
 
 from mtrain.errors import ScriptError
 from mtrain.rank.script.loop import ScriptLoop
-from mtrain.rank.script.reading.training_data import Source
+from mtrain.rank.script.reading.reading import Reading
 
 LEFT = (
     "session.epochs: the loop over session.batches was left in the middle of an epoch, and another epoch was begun; leave both loops, "
@@ -24,7 +24,7 @@ class Nested:
         """``count``: number of epochs; None: as the spec says."""
         self.count = count
         self._dataset: Any = None
-        self._source: Source | None = None
+        self._reading: Reading | None = None
         self._loop: ScriptLoop | None = None
         self._ahead: list[Any] = []
         """The first batch of an epoch, which was read when the epoch was asked for."""
@@ -36,9 +36,9 @@ class Nested:
         """Tell whether the last update was made."""
         return self._loop is not None and self._loop.has_ended
 
-    def start(self, loop: ScriptLoop, source: Source, dataset: Any) -> Iterator[Any]:
+    def start(self, loop: ScriptLoop, reading: Reading, dataset: Any) -> Iterator[Any]:
         """Return the batches of the first epoch; ``dataset`` as the script gives it."""
-        self._loop, self._source, self._dataset = loop, source, dataset
+        self._loop, self._reading, self._dataset = loop, reading, dataset
         return self._batches()
 
     def again(self, dataset: Any) -> Iterator[Any]:
@@ -98,8 +98,8 @@ class Nested:
     def _at_end(self, loop: ScriptLoop) -> bool:
         """Tell whether the micro batch in hands is the last one of its epoch."""
         micro, progress = loop.loop.micro, loop.progress
-        assert self._source is not None
-        return micro is not None and micro.last and self._source.ends_after(progress.epoch, progress.position)
+        assert self._reading is not None
+        return micro is not None and micro.last and self._reading.ends_after(progress.epoch, progress.position)
 
 
 def _same(one: Any, other: Any) -> bool:
