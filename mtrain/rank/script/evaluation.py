@@ -8,7 +8,6 @@ from mtrain.core.interfaces import Array, Collective, RankSession
 from mtrain.core.samples.sampler import Padded
 from mtrain.data import outcomes, trees
 from mtrain.errors import DataError, ScriptError, UsageError
-from mtrain.rank.script.following import submodules
 from mtrain.rank.script.models import ScriptModel
 
 Metric = Callable[[Any, Any], Any]
@@ -74,6 +73,7 @@ class Step:
 
 def outcome(
     rank: RankSession,
+    entry: ScriptModel,
     runner: Step,
     order: Iterable[list[int]],
     batch_of: Callable[[Sequence[int]], Any],
@@ -82,36 +82,31 @@ def outcome(
 ) -> Outcome:
     """Return (predictions, targets) of a data set, in the order of its samples. Every rank must call.
 
-    ``order``: the sample numbers of this rank's micro batches, see ``shares``. ``batch_of`` returns the batch of some
-    samples.
+    They are computed with the averaged weights of a model, in evaluation mode. ``order``: the sample numbers of this rank's micro
+    batches, see ``shares``. ``batch_of`` returns the batch of some samples.
     """
     parts = []
-    for indices in order:
-        arrays, runner.batch_structure = trees.flatten(batch_of(indices), floats=floats)
-        tensors = next(iter(rank.batches([arrays])))
-        outputs = rank.infer(runner, tensors)
-        parts.append((indices, numpy_tree(runner.structure, outputs)))
-    return gather(rank.collective, parts)
-
-
-def with_averages(
-    rank: RankSession,
-    entry: ScriptModel,
-    runner: Step,
-    order: Iterable[list[int]],
-    batch_of: Callable[[Sequence[int]], Any],
-    *,
-    floats: Any,
-) -> Outcome:
-    """Return what ``outcome`` returns, computed with the averaged weights of a model, in evaluation mode."""
     with entry.updater.native.averaged():
+        # A part of the module may be in another mode than the whole, such as a frozen BatchNorm.
         modes = [(module, module.training) for module in submodules(entry.module)]
         entry.module.eval()
         try:
-            return outcome(rank, runner, order, batch_of, floats=floats)
+            for indices in order:
+                arrays, runner.batch_structure = trees.flatten(batch_of(indices), floats=floats)
+                tensors = next(iter(rank.batches([arrays])))
+                outputs = rank.infer(runner, tensors)
+                parts.append((indices, numpy_tree(runner.structure, outputs)))
+            return gather(rank.collective, parts)
         finally:
             for module, training in modes:
                 module.training = training
+
+
+def submodules(module: Any) -> Iterator[Any]:
+    """Yield a module of torch or Paddle and all modules in it, each of which is in training or in evaluation mode."""
+    yield module
+    for child in module.children():
+        yield from submodules(child)
 
 
 def shares(length: int, collective: Collective, micro_batch: int) -> Iterator[list[int]]:

@@ -1,23 +1,9 @@
-"""Models that no update trains: target networks and teachers, which follow another model or stay as they are."""
+"""What ``session.follow`` can do: move a model that no update trains, a target network or a teacher, towards another one."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from mtrain.errors import ScriptError
 from mtrain.rank.script.models import ScriptModel
-
-
-def check_untrained(name: str, **settings: Any) -> None:
-    """Refuse settings of an optimizer for a model that has none.
-
-    Raises:
-        ScriptError: one of ``settings`` is given.
-    """
-    if given := [f"{setting}=" for setting, value in settings.items() if value is not None]:
-        raise ScriptError(
-            f"session.prepare: {', '.join(given)} given for {name!r}, which has no optimizer, so nothing trains it; give optimizer= too, "
-            f"or leave {given[0]} out"
-        )
 
 
 def check_follow(target: ScriptModel, source: ScriptModel, tau: Any) -> None:
@@ -46,10 +32,3 @@ def check_follow(target: ScriptModel, source: ScriptModel, tau: Any) -> None:
             "session.follow: the target and the source have different arrays: {} is {} in the one and {} in the other; build both "
             "alike".format(name, *shapes)
         )
-
-
-def submodules(module: Any) -> Iterator[Any]:
-    """Yield a module of torch or Paddle and all modules in it, each of which is in training or in evaluation mode."""
-    yield module
-    for child in module.children():
-        yield from submodules(child)

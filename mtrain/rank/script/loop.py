@@ -13,27 +13,17 @@ from mtrain.core.update.losses import problem_of
 from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
-from mtrain.rank.script.updater import Updater
 
 
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, updaters: Sequence[Updater], *, differs: str) -> None:
-        """Drive ``loop``.
-
-        Args:
-            loop: The training loop.
-            updaters: Those of its steppers, in their order.
-            differs: What is said where the ranks have trained on different samples.
-        """
+    def __init__(self, loop: Loop, *, differs: str) -> None:
+        """Drive ``loop``; ``differs``: what is said where the ranks have trained on different samples."""
         self.loop = loop
         self.has_ended = False
         """Whether the last update was made, or the loop was left."""
         self._differs = differs
-        self._updaters = updaters
-        for updater, stepper in zip(updaters, loop.job.steppers, strict=True):
-            updater.stepper, updater.loop = stepper, self
         self._is_using = False
         self._has_stepped = False
         """Whether the script has asked for a step with the micro batch in hands."""
@@ -80,7 +70,7 @@ class ScriptLoop(Iterator[Any]):
         try:
             return next(self.loop).batch
         except StopIteration:
-            self._end()
+            self.has_ended = True
             raise
         except RanksDisagree as error:
             raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
@@ -91,7 +81,7 @@ class ScriptLoop(Iterator[Any]):
         Raises:
             ScriptError: the loop was left in the middle of an update, or other ranks go on.
         """
-        self._end()
+        self.has_ended = True
         in_middle = self.loop.micro is not None and not self.loop.has_updated
         place = self._place
         try:
@@ -103,11 +93,6 @@ class ScriptLoop(Iterator[Any]):
                 f"session.batches: the loop was left in the middle of {place}; leave it after the optimizer.update(loss) that "
                 "completes an update, on all ranks at the same one"
             )
-
-    def _end(self) -> None:
-        self.has_ended = True
-        for updater in self._updaters:
-            updater.loop = None
 
     @property
     def _place(self) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.checkpoint.format import Saved
-from mtrain.core.interfaces import RankSession, Recipe
+from mtrain.core.interfaces import Optimizer, RankSession, Recipe, State
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
 from mtrain.core.samples.sampler import Shares
+from mtrain.core.state.nudge import nudge_weights
 from mtrain.core.update.recipe import make_recipe, shares_of
 from mtrain.data.objects import is_module
 from mtrain.errors import ScriptError
 from mtrain.rank.script import gradients
-from mtrain.rank.script.following import check_untrained
 from mtrain.rank.script.in_turn import check_in_turn
 from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
@@ -26,7 +26,6 @@ from mtrain.rank.script.records import Records
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, make_scheduler
 from mtrain.rank.script.settings import SHARED_SETTINGS, change_values, changes_of
-from mtrain.rank.script.trials import nudge, on_trial
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.spec.precision import settle
 from mtrain.spec.model import Spec
@@ -56,32 +55,12 @@ class ModelRequest:
         Raises:
             ScriptError: there are some.
         """
-        check_untrained(
-            name,
-            schedule=self.schedule,
-            scheduler=self.scheduler,
-            clip_norm=self.clip_norm,
-            ema=self.ema,
-            freeze=self.freeze,
-        )
-
-    def changes(self) -> dict[str, Any]:
-        """Return the values of the spec, by dotted path, that are given.
-
-        Raises:
-            ScriptError: one is of another type than expected.
-        """
-        return changes_of(
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            clip_norm=self.clip_norm,
-            accumulate=self.accumulate,
-            ema=self.ema,
-            precision=self.precision,
-            sync_batchnorm=self.sync_batchnorm,
-            freeze=self.freeze,
-            seed=self.seed,
-        )
+        settings = ("schedule", "scheduler", "clip_norm", "ema", "freeze")
+        if given := [f"{setting}=" for setting in settings if getattr(self, setting) is not None]:
+            raise ScriptError(
+                f"session.prepare: {', '.join(given)} given for {name!r}, which has no optimizer, so nothing trains it; give optimizer= "
+                f"too, or leave {given[0]} out"
+            )
 
     @property
     def learning_rate_of(self) -> RateOf | None:
@@ -158,8 +137,19 @@ class Prepared:
         if self.saved is not None:
             self.rank.restore(model, native, saved_state(self.saved.state, name))
         elif self.job.trial is not None and self.job.trial.nudged:
-            nudge(self.rank, model, native)
+            self._nudge(model, native)
         return entry
+
+    def _nudge(self, model: Any, optimizer: Optimizer) -> None:
+        """Move every trained weight by one unit in its last place; every rank must call."""
+        weights = self.rank.state(model, optimizer).weights
+        trained = {name for names in optimizer.groups for name in names}
+        moved = nudge_weights(weights, trained)
+        # A tied weight has an entry for each of its names, of which the groups have one.
+        twins = {weights[name].tobytes(): name for name in trained}
+        tied = {name: moved[twins[x.tobytes()]] for name, x in weights.items() if x.size > 1 and x.tobytes() in twins}
+        same_shape = {name: x for name, x in tied.items() if x.shape == weights[name].shape and name not in trained}
+        self.rank.restore(model, optimizer, State(weights={**moved, **same_shape}))
 
     def change(self, changes: Mapping[str, Any], *, call: str) -> Spec:
         """Set values of the job's spec by dotted path, and return it; ``call`` is named in messages.
@@ -205,7 +195,7 @@ class Prepared:
         Raises:
             ScriptError: a value is wrong, or the model contradicts the first one.
         """
-        changes = request.changes()
+        changes = changes_of(request)
         shared = {path: value for path, value in changes.items() if path in SHARED_SETTINGS}
         self._share(shared, accumulate=request.accumulate)
         spec = self._with_changes(self._base, {path: value for path, value in changes.items() if path not in shared})
@@ -222,7 +212,10 @@ class Prepared:
             if self.spec.train.accumulate == "auto" and accumulate is None:
                 settings = {**settings, "train.accumulate": 1}
             spec = self._with_changes(self.spec, settings)
-            self._base, self.records.choices = settle(on_trial(spec, self.job.trial), self.rank)
+            if self.job.trial is not None and self.job.trial.exact:
+                # Not among what the user has set, which a script may not contradict.
+                spec = change_values(spec, {"train.precision": "fp64"})
+            self._base, self.records.choices = settle(spec, self.rank)
             self._shared_settings = settings
             return
         for path, value in settings.items():

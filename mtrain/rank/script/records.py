@@ -19,11 +19,10 @@ from mtrain.core.samples import resumed_samples
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.rank import copying, random_layers
-from mtrain.rank.records import report_of, reported_run
+from mtrain.rank.records import TrainingRecords, report_of, reported_run
 from mtrain.rank.script import pictures
 from mtrain.rank.script.job import RankJob, digest_of
 from mtrain.rank.script.settings import described_script
-from mtrain.rank.training_records import TrainingRecords
 from mtrain.records.adapted import of_objects
 from mtrain.records.reporter import Report
 from mtrain.spec.disclosure import without_places

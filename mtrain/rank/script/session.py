@@ -413,7 +413,7 @@ class Session:
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         try:
-            outcome = evaluation.with_averages(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
+            results = evaluation.outcome(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
         except Interrupted as error:
             if self._loop is None:
                 raise
@@ -421,7 +421,7 @@ class Session:
             raise Interrupted(
                 f"{error} after update {self.progress.update}, state saved; go on with --resume"
             ) from None
-        metrics = evaluation.score(self._rank.collective, metric, *outcome)
+        metrics = evaluation.score(self._rank.collective, metric, *results)
         loop, progress = self._loop, self.progress
         best_score = self._records.scored(
             metrics,

@@ -22,7 +22,6 @@ from mtrain.rank.script.models import ScriptModel, saved_state
 from mtrain.rank.script.prepared import Prepared
 from mtrain.rank.script.reading.reading import Reading, number_of_updates
 from mtrain.rank.script.rules import RateOf
-from mtrain.rank.script.trials import shorten
 from mtrain.rank.tracing import Tracing
 from mtrain.spec.model import Spec
 
@@ -43,7 +42,9 @@ class Training:
         self._prepared = prepared
         self._stop = stop
         self.reading = reading
-        self.total_updates = shorten(number_of_updates(prepared.spec, reading), prepared.job.trial)
+        self.total_updates = number_of_updates(prepared.spec, reading)
+        if prepared.job.trial is not None:
+            self.total_updates = min(self.total_updates, prepared.job.trial.updates)
         if prepared.saved is not None:
             body = {"extra": prepared.saved.meta["extra"]}
             resumed_samples.check_same(
@@ -65,11 +66,10 @@ class Training:
         )
         for entry in models.trained:
             entry.module.train()
-        self.loop = ScriptLoop(
-            Loop(self._loops_job(progress), self._cadences(), self._hooks(), progress),
-            [entry.updater for entry in models.trained],
-            differs=reading.differs,
-        )
+        job = self._loops_job(progress)
+        self.loop = ScriptLoop(Loop(job, self._cadences(), self._hooks(), progress), differs=reading.differs)
+        for entry, stepper in zip(models.trained, job.steppers, strict=True):
+            entry.updater.stepper, entry.updater.loop = stepper, self.loop
 
     def _loops_job(self, progress: Progress) -> Job:
         """Return what the loop trains, and on what."""

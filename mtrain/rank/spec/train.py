@@ -23,13 +23,12 @@ from mtrain.core.update.trainer import train as run_loop
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import copying, process, random_layers
 from mtrain.rank.profiling import Profile
-from mtrain.rank.records import log_to_stderr, report_weights, reporter
+from mtrain.rank.records import TrainingRecords, log_to_stderr, report_weights, reporter
 from mtrain.rank.spec import kept
 from mtrain.rank.spec.assembly import Assembly, assemble, make_augmented, open_task
 from mtrain.rank.spec.draws import KEY
 from mtrain.rank.spec.inspection import Inspection
 from mtrain.rank.tracing import Tracing
-from mtrain.rank.training_records import TrainingRecords
 from mtrain.rank.utilisation import Utilisation, peak_of
 from mtrain.spec.disclosure import without_places
 from mtrain.spec.resolved import Resolved
