@@ -171,10 +171,10 @@ def check_data(request: SpecRequest, *, images: int, out: Path) -> Iterator["Tab
     """
     from mtrain.core.interfaces import Remark
     from mtrain.data.images.drawing import save_image
-    from mtrain.rank.spec.assembly import open_data_of
+    from mtrain.rank.spec.assembly import open_task
 
     loaded = request.read(request.config)
-    opened = open_data_of(loaded.job)
+    opened = open_task(loaded.job, for_model=False)
     verified = opened.verify()
     yield Remark(text=f"{loaded.source}: data.format {loaded.spec.data.format}, {verified}")
     yield from opened.describe()

@@ -78,7 +78,7 @@ class SaveRequest:
             self._pending = False
         return self._pending
 
-    def served(self) -> None:
+    def mark_served(self) -> None:
         """Note that all ranks save now because one of them was asked to."""
         self._pending, self._served_at = False, self._clock()
 

@@ -20,7 +20,7 @@ from mtrain.rank.spec import precision
 from mtrain.rank.spec.assembly import Assembly, unused_gpus
 from mtrain.records import choosing
 from mtrain.records.live import LiveFigures
-from mtrain.records.reporter import Report, RunReport
+from mtrain.records.reporter import Report
 from mtrain.records.run_files import RunFiles
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
@@ -105,7 +105,7 @@ class TrainingRecords:
         for warning in filter(None, warnings):
             self.report.event("warning", message=warning)
 
-    def updated(self, record: Mapping[str, Any]) -> None:
+    def report_update(self, record: Mapping[str, Any]) -> None:
         """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
         look = None if self.stragglers is None else self.stragglers.updated(record)
         fields: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class TrainingRecords:
         if look is not None and look.sentence:
             self.report.event("warning" if look.slow else "note", message=f"update {record['update']}: {look.sentence}")
 
-    def evaluated(self) -> None:
+    def exclude_waits(self) -> None:
         """Leave the waits since the last update out of the search for stragglers: ranks wait for each other to evaluate, too."""
         if self.stragglers is not None:
             self.stragglers.exclude()
@@ -159,7 +159,7 @@ class TrainingRecords:
         names: Sequence[str] = (),
     ) -> None:
         """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``; ``names``: see ``keep_next``."""
-        self.evaluated()
+        self.exclude_waits()
         self.checkpoints.keep_next(names)
         self.checkpoints.save(state, progress, score=score, **content)
         folder = str(self._run_folder.checkpoints)
@@ -255,9 +255,9 @@ def report_of(resolved: Resolved, run: ReportedRun, more: Sequence[tuple[str, Re
     reporters, failures = choosing.make_reporters(spec.report, run, registry=resolved.registry)
     if spec.report.metrics_port is not None:
         more = [*more, ("live metrics", LiveFigures({}, run))]
-    report = RunReport(files, [*more, *reporters])
+    report = Report(files, [*more, *reporters])
     for name, error in failures:
-        report.failed(name, error)
+        report.report_failure(name, error)
     return report
 
 

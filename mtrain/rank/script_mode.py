@@ -12,7 +12,6 @@ from typing import Literal
 
 from mtrain.core.interfaces import Backend
 from mtrain.errors import Interrupted, UsageError
-from mtrain.rank.records import log_to_stderr
 from mtrain.rank.script.job import RUNNING, RankJob, Running, digest_of, without_own_frames
 from mtrain.spec import collector
 from mtrain.spec.files import open_file
@@ -61,7 +60,6 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     Raises:
         UsageError: the script is missing on this host, or differs from the one of the host that started the job.
     """
-    log_to_stderr()
     host = os.uname().nodename
     try:
         own_digest = digest_of(script)

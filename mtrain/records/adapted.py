@@ -16,11 +16,11 @@ class FunctionReporter:
         self.every_rank = bool(getattr(function, "every_rank", False))
         self.fatal = bool(getattr(function, "fatal", False))
 
-        def told(record: Record) -> None:
+        def tell(record: Record) -> None:
             function(record, **(options or {}))
 
-        self.start = self.update = self.evaluation = self.checkpoint = self.copied = told
-        self.image = self.histogram = self.message = self.end = self.failure = told
+        self.start = self.update = self.evaluation = self.checkpoint = self.copied = tell
+        self.image = self.histogram = self.message = self.end = self.failure = tell
 
 
 class Adapted(Reporter):

@@ -129,7 +129,7 @@ class Plain(Display):
 
     checkpoint = message = end = failure = start
 
-    def printed(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Print it."""
         self.note(line)
 
@@ -164,7 +164,7 @@ class Output(Plain):
         self._writer.put(self._notes, b"\n" * self._is_in_line + line)
         self._is_in_line = False
 
-    def ended(self, code: int, *, logs: Path) -> None:
+    def show_end(self, code: int, *, logs: Path) -> None:
         """Say how long the job took, how it ended, and where all is that its ranks have printed."""
         self.note(f"ended after {duration(self._clock() - self._began)} with exit code {code}; logs: {logs}")
 

@@ -14,7 +14,7 @@ from IPython.display import display, update_display
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
 from mtrain.records.html import table
-from mtrain.records.wording import duration, event_line, headline_metrics, left_s, losses, number, place, speed
+from mtrain.records.wording import duration, event_line, headline_metrics, left_s, losses, number, place, word_speed
 
 MAX_ROWS = 8
 """Evaluations that are shown, the newest ones and the best."""
@@ -110,7 +110,7 @@ class Notebook(Display):
         """Word the newest update in one line."""
         if not self._update:
             return ""
-        parts = (place(self._update), losses(self._update), speed(self._update))
+        parts = (place(self._update), losses(self._update), word_speed(self._update))
         return "   ".join(part for part in parts if part)
 
     def _rows(self) -> list[dict[str, str]]:

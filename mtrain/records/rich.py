@@ -16,7 +16,16 @@ from rich.text import Text
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
 from mtrain.records.history import learning_rate_of
-from mtrain.records.wording import duration, epoch_count, event_line, headline_metrics, left_s, memory, number, speed
+from mtrain.records.wording import (
+    duration,
+    epoch_count,
+    event_line,
+    headline_metrics,
+    left_s,
+    memory,
+    number,
+    word_speed,
+)
 from mtrain.spec.terminal import one_line, printable
 
 SMOOTHING = 0.9
@@ -71,7 +80,7 @@ class Rich(Display):
         self._console.print(Text(printable(text), style="bold"))
         self._status, self._is_starting = text, False
 
-    def printed(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Print it above the panel."""
         self._console.print(Text(printable(line)))
 
@@ -158,7 +167,7 @@ class Rich(Display):
         ):
             if value is not None:
                 first.append(f"{name} ", style="dim").append(f"{value:.3g}   ")
-        parts = [speed(record), memory(record)]
+        parts = [word_speed(record), memory(record)]
         if record.get("skipped_updates"):
             parts.append(f"{record['skipped_updates']} updates skipped (not finite)")
         return Group(first, Text(one_line("   ".join(part for part in parts if part)), style="dim"))

@@ -64,7 +64,7 @@ def test_signals_of_one_request_to_save_count_once_and_a_later_one_again():
             os.kill(os.getpid(), signal.SIGUSR1)
         assert request()
         assert request(), "until it is served"
-        request.served()
+        request.mark_served()
         now[0] += 1.0
         os.kill(os.getpid(), signal.SIGUSR1)  # what a starter passes on
         assert not request()
@@ -174,7 +174,6 @@ def test_an_error_of_a_script_is_left_without_the_frames_of_mtrain(tmp_path, mon
     def leave(error):  # frames are added again as the error goes on
         left.append(traceback.extract_tb(error.__traceback__))
 
-    monkeypatch.setattr(script_mode, "log_to_stderr", lambda: None)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     script = tmp_path / "r.py"

@@ -60,7 +60,7 @@ class ScriptModels:
         return iter(self._models)
 
     @property
-    def trained(self) -> list[ScriptModel]:
+    def with_optimizer(self) -> list[ScriptModel]:
         """The models that have an optimizer."""
         return [model for model in self._models if model.trained]
 
@@ -119,7 +119,7 @@ class ScriptModels:
         """Return the names of the trained parameters by group, over all models."""
         return [
             [prefix(model.name, parameter) for parameter in group]
-            for model in self.trained
+            for model in self.with_optimizer
             for group in model.updater.native.groups
         ]
 
@@ -128,7 +128,7 @@ class ScriptModels:
         return join_states({model.name: model.state(self.rank) for model in self._models})
 
     @property
-    def stepped(self) -> list[tuple[str, Any, Any]]:
+    def as_stepped(self) -> list[tuple[str, Any, Any]]:
         """Name, model and optimizer of each, for ``TrainingRecords``."""
         return [(model.name, model.model, model.updater.native) for model in self._models]
 

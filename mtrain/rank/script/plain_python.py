@@ -67,11 +67,11 @@ def exit_watched() -> Callable[[], bool]:
     """
     former, codes = sys.exit, []
 
-    def noted(status: "sys._ExitCode | None" = None, /) -> NoReturn:
+    def exit_and_note(status: "sys._ExitCode | None" = None, /) -> NoReturn:
         codes.append(status)
         former(status)
 
-    sys.exit = noted
+    sys.exit = exit_and_note
     return lambda: getattr(sys, "last_value", None) is not None or bool(codes and codes[-1] not in (None, 0))
 
 

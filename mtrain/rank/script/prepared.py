@@ -120,7 +120,7 @@ class Prepared:
             spec = self._with_changes(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
         stepped = self._make_scheduler(request, native_optimizer, spec, name)
         updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
-        self.spec = spec if not self.models.trained else self.spec
+        self.spec = spec if not self.models.with_optimizer else self.spec
         entry = ScriptModel(
             name=name,
             spec=spec,
@@ -168,7 +168,7 @@ class Prepared:
         """
         if self.shares is None:
             raise ScriptError(f"{call}: called before session.prepare; prepare the model first")
-        if not self.models.trained:
+        if not self.models.with_optimizer:
             raise ScriptError(
                 f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
             )
@@ -230,7 +230,7 @@ class Prepared:
         self, spec: Spec, request: ModelRequest, *, name: str, trained: bool, native_optimizer: Recorded | None
     ) -> Recipe:
         # The first model is trained in the backend's own way where that is the only one.
-        is_further = bool(self.models.trained) or self.rank.capabilities.own_order
+        is_further = bool(self.models.with_optimizer) or self.rank.capabilities.own_order
         size = self.rank.collective.size
         # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
         shards = spec.cluster.shards or size

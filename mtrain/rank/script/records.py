@@ -131,9 +131,9 @@ class Records:
             self.report.event(kind, message=sentence)
         self.training.report_changes(spec, shards=self.shards)
 
-    def updated(self, record: Mapping[str, Any]) -> None:
+    def report_update(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped or changed nothing."""
-        self.training.updated(record)
+        self.training.report_update(record)
         if record["gradient_norm"] == 0 and not self._warned_of_zero:
             self._warned_of_zero = True
             self.report.event(
@@ -142,7 +142,7 @@ class Records:
                 "session.prepare returned",
             )
 
-    def scored(
+    def report_evaluation(
         self, metrics: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float
     ) -> float | None:
         """Report an evaluation. Return its score if it is the best so far, else None.
@@ -150,7 +150,7 @@ class Records:
         Raises:
             ScriptError: there is no metric of the name ``score``.
         """
-        self.training.evaluated()
+        self.training.exclude_waits()
         name = score or ("score" if "score" in metrics else None)
         sign = -1 if name is not None and name.startswith("-") else 1
         name = None if name is None else name.removeprefix("-")

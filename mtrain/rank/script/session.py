@@ -423,7 +423,7 @@ class Session:
             ) from None
         metrics = evaluation.score(self._rank.collective, metric, *results)
         loop, progress = self._loop, self.progress
-        best_score = self._records.scored(
+        best_score = self._records.report_evaluation(
             metrics,
             # In the body of the loop the update in hands is done, but not counted yet.
             update=progress.update + (loop is not None and loop.loop.has_updated),
@@ -454,7 +454,7 @@ class Session:
         Raises:
             ScriptError: as for ``optimizer.update``.
         """
-        updaters = [entry.updater for entry in self._prepared.models.trained]
+        updaters = [entry.updater for entry in self._prepared.models.with_optimizer]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
         for updater in updaters:
@@ -561,7 +561,7 @@ class Session:
             loop.leave()
             loop.loop.finish()
         if reason == "done" and len(self._prepared.models):
-            stepped = self._prepared.models.stepped
+            stepped = self._prepared.models.as_stepped
         training = self._training
         self._records.end(
             reason,
@@ -569,5 +569,5 @@ class Session:
             spec=self._prepared.spec,
             total_updates=None if training is None else training.total_updates,
             stepped=stepped,
-            measured=training.tracing.measured() if stepped is not None and training is not None else None,
+            measured=training.tracing.measure_ranks() if stepped is not None and training is not None else None,
         )

@@ -64,11 +64,11 @@ class Training:
             total_updates=self.total_updates,
             fields=self.tracing.start(),
         )
-        for entry in models.trained:
+        for entry in models.with_optimizer:
             entry.module.train()
         job = self._loops_job(progress)
         self.loop = ScriptLoop(Loop(job, self._cadences(), self._hooks(), progress), differs=reading.differs)
-        for entry, stepper in zip(models.trained, job.steppers, strict=True):
+        for entry, stepper in zip(models.with_optimizer, job.steppers, strict=True):
             entry.updater.stepper, entry.updater.loop = stepper, self.loop
 
     def _loops_job(self, progress: Progress) -> Job:
@@ -85,7 +85,7 @@ class Training:
         )
         return Job(
             session=self._prepared.rank,
-            steppers=[self._stepper(entry, progress) for entry in prepared.models.trained],
+            steppers=[self._stepper(entry, progress) for entry in prepared.models.with_optimizer],
             feed=feed,
             total_updates=self.total_updates,
             shares=shares,
@@ -128,8 +128,8 @@ class Training:
         return Hooks(
             inspect=profile,
             close=profile.close,
-            on_update=lambda record: self._prepared.records.updated(
-                {**record, "unit": "samples", **self.tracing.updated(record)}
+            on_update=lambda record: self._prepared.records.report_update(
+                {**record, "unit": "samples", **self.tracing.fields_of(record)}
             ),
             save=self._save,
             stop=self._stop,
@@ -139,8 +139,8 @@ class Training:
 
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:
         if why == "requested":
-            self._prepared.job.save_requested.served()
-        state = self._prepared.records.training.stream(*self._prepared.models.stepped)
+            self._prepared.job.save_requested.mark_served()
+        state = self._prepared.records.training.stream(*self._prepared.models.as_stepped)
         stream = self.reading.state_before(progress.epoch, progress.position)
         self._prepared.records.save(state, progress, score=score, why=why, spec=self._prepared.spec, stream=stream)
 

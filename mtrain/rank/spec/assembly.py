@@ -20,10 +20,12 @@ import numpy as np
 from mtrain.core import binding
 from mtrain.core.collective import OneShardOnly
 from mtrain.core.completeness import check_session
+from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import (
     Array,
     Backend,
     Collective,
+    Evaluator,
     JobData,
     Loader,
     Model,
@@ -67,16 +69,22 @@ LOADER_BYTES = 192 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembly:
-    """An assembled job on one rank, which exists as long as its session."""
+class Entered:
+    """A job on one rank whose backend is entered, and whose model is not built yet."""
 
     resolved: Resolved
     data: JobData
     pool: WorkerPool | InProcess
     backend: Backend
     session: RankSession
-    recipe: Recipe
     plugin: Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly(Entered):
+    """An assembled job on one rank, which exists as long as its session."""
+
+    recipe: Recipe
     task: Task
     model: Module
     optimizer: Optimizer
@@ -152,6 +160,19 @@ class Assembly:
             prefetch=self.spec.data.prefetch,
         )
 
+    def evaluate(self, loader: Loader, evaluator: Evaluator, *, stop: Callable[[], bool]) -> dict[str, float]:
+        """Score the averaged weights, see ``core.evaluate``; every rank must call. ``stop``: somebody asks for the end."""
+        return evaluate(
+            self.session,
+            self.model,
+            self.optimizer,
+            interruptible(loader.micro_batches(0), collective=self.session.collective, stop=stop),
+            predictions=self.plugin.predictions,
+            evaluator=evaluator,
+            augmented=make_augmented(self.resolved),
+            narrow=narrowing(self.session, self.plugin.narrowed),
+        )
+
 
 def check_device(spec: Spec, backend: Backend, session: RankSession) -> None:
     """Refuse the CPU if GPUs were requested by number: a framework without CUDA would silently train on the CPU.
@@ -217,7 +238,7 @@ def assemble(
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
             spec, choices = precision.settle(resolved.spec, session)
-            entered = _Entered(
+            entered = Entered(
                 resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
             )
             assembly = _prepare(entered, details=details, training=training)
@@ -226,19 +247,7 @@ def assemble(
             yield replace(assembly, messages=[*choices, *messages])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entered:
-    """A job whose backend is entered and whose model is not built yet; see ``Assembly``."""
-
-    resolved: Resolved
-    data: JobData
-    pool: WorkerPool | InProcess
-    backend: Backend
-    session: RankSession
-    plugin: Model
-
-
-def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
+def _prepare(entered: Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
     """Build model and optimizer in an entered backend; every rank must call. See ``assemble`` for the arguments."""
     spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(
@@ -264,13 +273,8 @@ def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: 
     if isinstance(data, TaskBase):
         data.entered(collective=session.collective, seed_framework=session.capabilities.seed)
     return Assembly(
-        resolved=entered.resolved,
-        data=data,
-        pool=entered.pool,
-        backend=entered.backend,
-        session=session,
+        **vars(entered),
         recipe=recipe,
-        plugin=plugin,
         task=task,
         model=model,
         optimizer=optimizer,
@@ -289,25 +293,21 @@ def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
         raise
 
 
-def open_task(resolved: Resolved, *, training: bool = True) -> TaskData:
+def open_task(resolved: Resolved, *, training: bool = True, for_model: bool = True) -> TaskData:
     """Open the data set of ``resolved`` as the model's task; its content is read when it is first needed.
+
+    Args:
+        resolved: The spec and its plugins.
+        training: Whether the training split is read, too.
+        for_model: Whether the model must be of the data set's kind.
 
     Raises:
         SpecError: Data set and model are of different kinds, or the kind does not support a setting of ``data``.
         PluginError: Data set or model are unknown.
     """
     opened = open_data(resolved.spec.data, registry=resolved.registry)
-    resolved.check_kinds(opened.kind)
-    return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
-
-
-def open_data_of(resolved: Resolved, *, training: bool = True) -> TaskData:
-    """Open the data set of ``resolved`` without regard to the model. Without ``training`` only the evaluation split is read.
-
-    Raises:
-        UsageError: As for ``open_task``.
-    """
-    opened = open_data(resolved.spec.data, registry=resolved.registry)
+    if for_model:
+        resolved.check_kinds(opened.kind)
     return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
 
 

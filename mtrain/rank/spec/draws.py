@@ -26,7 +26,7 @@ class Draws:
         self._next: dict[str, float] = {}
         """Metrics of the last evaluation; the next epoch uses them."""
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
+    def take_metrics(self, metrics: Mapping[str, float]) -> None:
         """Receive the metrics of an evaluation."""
         self._next = dict(metrics)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
-from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Evaluator, Progress, TaskData, Why
 from mtrain.core.record_files import IMAGES, RESULTS
 from mtrain.core.samples import resumed_samples
@@ -23,9 +22,9 @@ from mtrain.core.update.trainer import train as run_loop
 from mtrain.errors import Interrupted, SpecError
 from mtrain.rank import copying, process, random_layers
 from mtrain.rank.profiling import Profile
-from mtrain.rank.records import TrainingRecords, log_to_stderr, report_weights, reporter
+from mtrain.rank.records import TrainingRecords, report_weights, reporter
 from mtrain.rank.spec import kept
-from mtrain.rank.spec.assembly import Assembly, assemble, make_augmented, open_task
+from mtrain.rank.spec.assembly import Assembly, assemble, open_task
 from mtrain.rank.spec.draws import KEY
 from mtrain.rank.spec.inspection import Inspection
 from mtrain.rank.tracing import Tracing
@@ -41,7 +40,6 @@ def train(
     resolved: Resolved, run_folder: RunFolder, resume: Path | None, *, stop: process.StopRequest, leave: process.Leaving
 ) -> None:
     """Train to the end, or from ``resume`` to the end."""
-    log_to_stderr()
     started = time.perf_counter()
     data = open_task(resolved)
     with assemble(resolved, data, leave=leave, training=True, restored=resume is not None) as job:
@@ -70,7 +68,6 @@ def train_repeatedly(
 
     Only the last training is traced as the spec says. The others count bytes and waits instead, as a comparison times them.
     """
-    log_to_stderr()
     started = time.perf_counter()
     data = open_task(resolved)
     spec = resolved.spec
@@ -197,7 +194,7 @@ class TrainingRun:
                 max_nonfinite=spec.train.max_nonfinite,
             ),
             Hooks(
-                on_update=self.updated,
+                on_update=self.report_update,
                 evaluate=self.evaluate,
                 inspect=self._show_update,
                 close=self._profile.close,
@@ -269,27 +266,20 @@ class TrainingRun:
             )
             self.report.event("warning", message=message)
 
-    def updated(self, record: Mapping[str, Any]) -> None:
+    def report_update(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         unit = in_unit(record, self._data.unit()) or ({"unit": "samples"} if self.job.plugin.native else {})
-        self.records.updated({**record, **unit, **self._utilisation.of(record), **self._tracing.updated(record)})
+        self.records.report_update(
+            {**record, **unit, **self._utilisation.of(record), **self._tracing.fields_of(record)}
+        )
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; every rank must call."""
         job, began = self.job, time.perf_counter()
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
-        self.records.evaluated()
-        metrics = evaluate(
-            job.session,
-            job.model,
-            job.optimizer,
-            interruptible(self._evaluations.micro_batches(0), collective=job.session.collective, stop=self._stop),
-            predictions=job.plugin.predictions,
-            evaluator=evaluator,
-            augmented=make_augmented(job.resolved),
-            narrow=narrowing(job.session, job.plugin.narrowed),
-        )
+        self.records.exclude_waits()
+        metrics = job.evaluate(self._evaluations, evaluator, stop=self._stop)
         if not metrics:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
             self.report.event("warning", message=message)
@@ -298,7 +288,7 @@ class TrainingRun:
         best = self._result.take(metrics, progress, evaluator)
         self._result.evaluator = evaluator
         if self._draws is not None:
-            self._draws.evaluated(metrics)
+            self._draws.take_metrics(metrics)
         self.report.evaluation(
             metrics,
             update=progress.update,
@@ -314,7 +304,7 @@ class TrainingRun:
         """Write a checkpoint in the background; every rank must call."""
         job = self.job
         if why == "requested":
-            self._save_request.served()
+            self._save_request.mark_served()
         stream = self.records.stream(("", job.model, job.optimizer))
         self._result.progress = progress
         extra = {
@@ -354,7 +344,7 @@ class TrainingRun:
         images = {}
         if reason == "done":
             summary |= self.records.result(("", job.model, job.optimizer))
-            summary["measured"] = self._tracing.measured()
+            summary["measured"] = self._tracing.measure_ranks()
             images = {"images": self._draw()}
             self._keep()
         self.records.end(reason, summary, **images)

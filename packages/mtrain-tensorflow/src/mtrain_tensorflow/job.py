@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -17,40 +17,11 @@ from mtrain.rank.script.job import RankJob, running
 from mtrain.rank.script.plain_python import exit_watched, solo_job
 from mtrain.rank.script.records import Records
 
+if TYPE_CHECKING:
+    from mtrain_tensorflow.variables import Variables
+
 KEY = "keras"
 """Where the extra of a checkpoint has what is this module's own."""
-
-
-class Variables(Protocol):
-    """The state of a training, see ``backends._tensorflow.variables``."""
-
-    def learning_rate(self) -> float | None:
-        """Return the learning rate of the next update."""
-        ...
-
-    def copies(self, *, updates: int) -> State:
-        """Return copies of all arrays."""
-        ...
-
-    def precision(self) -> str:
-        """Return the type of the weights, as specs name it."""
-        ...
-
-    def restore(self, state: State) -> None:
-        """Give the variables the values of a checkpoint."""
-        ...
-
-    def without_state(self) -> list[str]:
-        """Return the names of layers whose random numbers cannot be saved."""
-        ...
-
-    def random_state(self) -> dict[str, Any]:
-        """Return the states of the random numbers of this rank."""
-        ...
-
-    def restore_random_state(self, saved: Mapping[str, Any]) -> None:
-        """Set the random numbers of this rank."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +69,7 @@ class KerasJob:
         self._last_saved = -1 if self._saved is None else self._saved.progress.update
         self._is_over = False
 
-    def begin(self, variables: Variables, *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
+    def begin(self, variables: "Variables", *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
         """Restore the checkpoint that is resumed, and announce the training.
 
         Returns what ``updated`` was given as ``place`` last before the checkpoint; empty at the start.
@@ -128,7 +99,7 @@ class KerasJob:
         self._updated_at = time.monotonic()
         return self._place
 
-    def updated(
+    def report_update(
         self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any], made: int = 1
     ) -> None:
         """Record an update, save where that is due, and end the job where somebody has asked for it.
@@ -155,7 +126,7 @@ class KerasJob:
             self._save("ending")
             self._leave(Interrupted(f"ended after update {self.progress.update}, as was asked for; the state is saved"))
         if asked > 0:
-            self._job.save_requested.served()
+            self._job.save_requested.mark_served()
         if asked > 0 or late > 0 or self._saves.due(self.progress) or self.progress.update == self._total:
             self._save("requested" if asked > 0 else "due")
 
@@ -185,21 +156,23 @@ class KerasJob:
             }
         )
 
-    def epoch_ended(self) -> None:
+    def end_epoch(self) -> None:
         """Note that the epoch had no further update, where its length was not known before."""
         if self.progress.position:
             self.progress = replace(self.progress, epoch=self.progress.epoch + 1, position=0)
 
-    def finished(self) -> None:
+    def save_last(self) -> None:
         """Write the last checkpoint where it was not written yet; there is no further update."""
         if self._last_saved != self.progress.update:
             self._save("due")
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
+    def report_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Record an evaluation, as means over the ranks."""
         means = self._collective.all_reduce(np.array(list(metrics.values()), dtype=np.float64), "mean")
         named = dict(zip(metrics, map(float, means), strict=True))
-        self._records.scored(named, update=self.progress.update, epoch=self.progress.epoch, score=None, seconds=0.0)
+        self._records.report_evaluation(
+            named, update=self.progress.update, epoch=self.progress.epoch, score=None, seconds=0.0
+        )
 
     def _save(self, why: Why) -> None:
         """Write a checkpoint; every rank gives the state of its random numbers."""
@@ -216,7 +189,7 @@ class KerasJob:
             return
         self._is_over = True
         if self._variables is not None and reason == "done":
-            self.finished()
+            self.save_last()
         self._records.end(
             reason, self.progress, spec=self._job.spec, total_updates=self._total, stepped=None, measured=None
         )

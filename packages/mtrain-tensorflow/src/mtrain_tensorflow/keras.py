@@ -102,13 +102,13 @@ class Attached:
         """
         position = self._job.progress.position + 1
         ended = position == self._updates_per_epoch
-        self._job.updated(
+        self._job.report_update(
             {name: float(value) for name, value in losses.items()}, position=position, ended=ended, place={}
         )
 
     def evaluated(self, **metrics: Any) -> None:
         """Record an evaluation, as means over the ranks; every rank must call."""
-        self._job.evaluated({name: float(value) for name, value in metrics.items()})
+        self._job.report_evaluation({name: float(value) for name, value in metrics.items()})
 
 
 def _part(name: str) -> Any:
