@@ -21,7 +21,7 @@ class SpecOption(click.Option):
         super().__init__(names, **settings)
         self._sets = sets
 
-    def typed(self, value: Any) -> Typed:
+    def values_for(self, value: Any) -> Typed:
         """Return the values of the spec for a value of the flag."""
         values = {self._sets: value} if isinstance(self._sets, str) else self._sets(value)
         text = str(value).lower() if isinstance(value, bool) else value

@@ -55,7 +55,7 @@ def plan_job(request: TrainRequest, *, tell: Callable[[str], None] = lambda note
     Raises:
         UsageError: the spec is wrong, or there is nothing to resume.
     """
-    request = request.settled()
+    request = request.with_latest_run()
     return _make_plan(request, request.load(), tell)
 
 

@@ -31,7 +31,7 @@ class Plugins(Group):
         return super().get_command(ctx, cmd_name) if verb is None else verbs.load(verb)
 
     def _brought(self) -> dict[str, verbs.Verb]:
-        return {name: verb for name, verb in verbs.installed("plugins").items() if name not in self.commands}
+        return {name: verb for name, verb in verbs.find_verbs("plugins").items() if name not in self.commands}
 
 
 @click.group(cls=Plugins)

@@ -53,7 +53,7 @@ def run_training(request: TrainRequest, *, tell: Callable[[str], None] = lambda 
     from mtrain.jobs import job
     from mtrain.jobs.hosts import allocated_hosts
 
-    request = request.settled()
+    request = request.with_latest_run()
     loaded = allocated_hosts.complete(request.load())
     outcome = job.train(loaded, resume=request.resume, quiet=request.quiet)
     for line in outcome.lines:

@@ -29,7 +29,7 @@ class TrainRequest:
     quiet: bool = False
     """Show no progress."""
 
-    def settled(self) -> "TrainRequest":
+    def with_latest_run(self) -> "TrainRequest":
         """Return the same with the folder of the run that was started last, where it is meant."""
         if not self.any_name:
             return self

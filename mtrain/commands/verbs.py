@@ -53,7 +53,7 @@ class Verb(NamedTuple):
         return self.target.startswith("mtrain.")
 
 
-def installed(group: str = "") -> dict[str, Verb]:
+def find_verbs(group: str = "") -> dict[str, Verb]:
     """Return the verbs by name, in the order of the help; those of mtrain's packages that are not installed have no target.
 
     Args:
