@@ -171,9 +171,9 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
         tell=lambda text: terminal.say(text, err=True),
     )
     results = over_ranks.compare(request)
-    for result in results:
-        terminal.say("\n".join(["", f"{ranks[0]} and {result.ranks} ranks:", *result.text()]))
-    return _worst(result.code for result in results)
+    for number, result in results.items():
+        terminal.say("\n".join(["", f"{ranks[0]} and {number} ranks:", *result.text()]))
+    return _worst(result.code for result in results.values())
 
 
 def _worst(codes: Iterable[int]) -> int:

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.checkpoint.store import load
 from mtrain.core.interfaces import Array, State
 
 SMALLEST = 1e-3
@@ -21,15 +19,6 @@ class Farthest:
     name: str
     difference: float
     """Largest |a - b| divided by the largest |a|."""
-
-
-def state_of(checkpoint: Path) -> State:
-    """Load the state in a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return load(checkpoint).state
 
 
 def farthest(a: State, b: State) -> dict[str, Farthest]:

@@ -1,5 +1,6 @@
 """The job of each backend of a comparison: its spec or script, and the checks before anything starts."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.compare.request import CompareRequest, Variant
 from mtrain.compare.results import Row
+from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
-from mtrain.errors import SpecError, UsageError
+from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
 from mtrain.jobs.plan import elastic
 from mtrain.jobs.run import script_job
 from mtrain.jobs.run import start as starting
@@ -18,11 +20,16 @@ from mtrain.rank.script.settings import PLAIN
 from mtrain.records.history import History
 from mtrain.spec import config
 from mtrain.spec.trial import Trial
+from mtrain.system import runfolder
+from mtrain.system.runfolder import RunFolder
+from mtrain_trace.reading import Trace
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
     from mtrain.spec.model import Spec
 
+ENDED = (130, 143)
+"""Exit codes of a job that was asked to end from outside."""
 ALONE = "none"
 """Rendezvous of a backend that trains in one process."""
 
@@ -44,6 +51,56 @@ class Bench:
     rounds: tuple[Path, ...] = ()
     """Folders of the timed trainings that the traced job does first."""
     repeats: bool | None = None
+
+    @property
+    def trace(self) -> Trace | None:
+        """What the traced job has left; None: it was not run, or failed."""
+        return None if self.row is None else self.row.trace
+
+    @property
+    def precision(self) -> str:
+        """Precision of the job: what its ranks have chosen for ``auto``, where it has run."""
+        start = {} if self.traced is None else self.traced.start
+        return str(start.get("precision", self.spec.train.precision))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedJob:
+    """A job that has ended."""
+
+    code: int
+    """Its exit code."""
+    reason: str
+    """Why it failed, in one line; empty if it did not."""
+    folder: RunFolder
+
+
+class Ended(MtrainError):
+    """A job was asked to end from outside, and the comparison ends with it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("ended from outside; nothing was compared")
+        self.exit_code = code
+
+
+def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Sequence[Path] = ()) -> EndedJob:
+    """Run one job to its end, without showing its messages. It trains into each folder of ``rounds`` first.
+
+    Raises:
+        Ended: the job was asked to end.
+    """
+    folder = runfolder.create(request.folder, name, latest=False)
+    where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
+    try:
+        if rounds:
+            write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
+        mode = "compare" if rounds else "train"
+        result = starting.run_job(loaded, where, mode=mode, quiet=True, stream=unseen)
+    except LaunchError as error:
+        return EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
+    if result.code in ENDED:
+        raise Ended(result.code)
+    return EndedJob(code=result.code, reason=result.reason, folder=RunFolder(folder))
 
 
 def repeats_in_one_start(request: CompareRequest, bench: Bench) -> bool:

@@ -1,8 +1,6 @@
 """Render a comparison as one self-contained HTML file."""
 
-from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 import numpy as np
 
@@ -12,6 +10,7 @@ from mtrain.compare.referee import EXACT
 from mtrain.compare.results import Comparison, Row
 from mtrain.compare.traces import WORDS
 from mtrain.records import svg
+from mtrain.records.html import document, grid
 from mtrain.records.svg import Bar, Line
 from mtrain_trace.differences import GRADIENT, LOSS, MEANING, WEIGHTS
 from mtrain_trace.reading import AVERAGE
@@ -23,21 +22,16 @@ IMAGES = (LOSS, GRADIENT, WEIGHTS, AVERAGE)
 
 def page(result: Comparison) -> str:
     """Return the content of the HTML file."""
-    style = (resources.files("mtrain.records") / "page.css").read_text(encoding="utf-8")
     body = [_head(result), _summary(result)]
     body.append(_section("Agreement", _table(tables.agreement(result), result, kind="agreement"), _bounds_note(result)))
     if result.reference is not None:
-        body.append(_section("Training", _legend(result), _grid(_training(result))))
-        body.append(_section("Differences from " + result.reference.label, _same(result), _grid(_growth(result))))
+        body.append(_section("Training", _legend(result), grid(_training(result))))
+        body.append(_section("Differences from " + result.reference.label, _same(result), grid(_growth(result))))
         body.append(
             _section("Speed", _bars(result), _table(tables.speeds(result), result, kind="speed"), _timing(result))
         )
     body.append(_section("What was run", _facts(result), *map(_plan, result.rows)))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(result.title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(result.title, "".join(body))
 
 
 def _section(title: str, *parts: str) -> str:
@@ -86,7 +80,7 @@ def _class(column: str, kind: str) -> str:
 
 
 def _kind(row: Row, result: Comparison) -> str:
-    if row.outcome != "done" or row.drifted or row.label in result.off:
+    if row.outcome != "done" or row.has_drifted or row.label in result.off:
         return "bad"
     if row.label in result.against and result.against[row.label].beyond:
         return "bad"
@@ -187,10 +181,6 @@ def _growth(result: Comparison) -> list[str]:
                 svg.curves(WORDS[name], lines, updates=result.updates, log=True, bound=bound, about=MEANING[name])
             )
     return images
-
-
-def _grid(images: Sequence[str]) -> str:
-    return f'<div class="images">{"".join(f"<figure>{image}</figure>" for image in images)}</div>' if images else ""
 
 
 # --------------------------------------------------------------------------------------------------------------- speed

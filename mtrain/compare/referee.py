@@ -56,7 +56,7 @@ class Referee:
         distances = self.distances(self.exact[label])
         return {name: size for name, size in distances.items() if name != MOMENTS and not size <= SAME}
 
-    def allowed(self, name: str) -> float:
+    def allowance(self, name: str) -> float:
         """Return the allowed distance of a job's first update from float64 in this quantity."""
         base_bound = EXACT if name != MOMENTS else LEAST
         if self.nudge is None:
@@ -66,9 +66,9 @@ class Referee:
     def inexact(self, distances: Mapping[str, float]) -> list[str]:
         """Return the quantities that are farther from float64 than allowed, as text."""
         return [
-            f"{WORDS[name]} of update 1 {distances[name]:.1e} from float64, allowed {self.allowed(name):.0e}"
+            f"{WORDS[name]} of update 1 {distances[name]:.1e} from float64, allowed {self.allowance(name):.0e}"
             for name in QUANTITIES
-            if name in distances and not distances[name] <= self.allowed(name)
+            if name in distances and not distances[name] <= self.allowance(name)
         ]
 
 
@@ -85,7 +85,7 @@ def with_measured_bounds(profile: Profile, referee: Referee) -> Profile:
     gaps = referee.nudge
     first = {name: widen(LEAST, float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
     # Each of two jobs may be off by the distance allowed from float64.
-    first |= {name: 2 * referee.allowed(name) for name in QUANTITIES if name in gaps}
+    first |= {name: 2 * referee.allowance(name) for name in QUANTITIES if name in gaps}
     # Training can jump when rounding moves a box to another cell, and the nudged job may have missed such a jump.
     # So it widens the bounds on later updates and never narrows them.
     all_over = {name: widen(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}

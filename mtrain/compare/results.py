@@ -39,7 +39,7 @@ class Row:
     """Plan of the traced job as text."""
 
     @property
-    def drifted(self) -> bool:
+    def has_drifted(self) -> bool:
         """Return whether the ranks held different weights after some update."""
         return self.trace is not None and self.trace.drifted is not None
 
@@ -96,7 +96,7 @@ class Comparison:
     @property
     def differ(self) -> bool:
         """Return whether backends that ran differ; where one did not run, they neither agree nor differ."""
-        own = any(row.repeats is False or row.drifted for row in self.rows)
+        own = any(row.repeats is False or row.has_drifted for row in self.rows)
         return own or bool(self.off) or any(against.beyond for against in self.against.values())
 
     @property
@@ -142,7 +142,7 @@ class Comparison:
         """Return a verdict of one or two words for the table."""
         if row.outcome != "done":
             return {"failed": "failed", "refused": "refused", "absent": "not installed"}[row.outcome]
-        if row.drifted:
+        if row.has_drifted:
             return "ranks differ"
         if row is self.reference:
             return "reference, inexact" if row.label in self.off else "reference"

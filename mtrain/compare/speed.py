@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from mtrain.compare.traces import seconds_of
 from mtrain.records.history import History, Record
 
 
@@ -47,7 +46,7 @@ def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: i
     """
     records_by_job = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
     timed_records = [record for records in records_by_job for record in records[left_out(len(records)) :]]
-    seconds = seconds_of(timed_records)
+    seconds = np.array([record["update_seconds"] for record in timed_records], dtype=float)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
     sent = [step for records in records_by_job for step in _sent_bytes(records[left_out(len(records)) :])]
     begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=False)]

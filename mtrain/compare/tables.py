@@ -71,10 +71,10 @@ def speeds(result: Comparison) -> Table:
         "sent / update",
     ]
     columns += ["peak memory of a rank", "start-up"]
-    return columns, [[row.label, *_speed(row)] for row in result.rows if row.speed is not None]
+    return columns, [[row.label, *_speed_cells(row)] for row in result.rows if row.speed is not None]
 
 
-def _speed(row: Row) -> list[str]:
+def _speed_cells(row: Row) -> list[str]:
     speed = row.speed
     assert speed is not None
     low, median, high = speed.quartiles_ms

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.core.update.recipe import ema_shares
 from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
@@ -176,8 +176,3 @@ def _norm(record: Mapping[str, Any]) -> float | None:
 def _number(value: float | None) -> float:
     """Convert a value of a record; one that was not finite is NaN."""
     return math.nan if value is None else float(value)
-
-
-def seconds_of(records: Sequence[Record]) -> Array:
-    """Return the (U,) wall times of updates, in seconds."""
-    return np.array([record["update_seconds"] for record in records], dtype=float)

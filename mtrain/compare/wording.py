@@ -33,7 +33,7 @@ def summary(result: Comparison) -> list[Sentence]:
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
     sentences += _against_float64(result)
-    sentences += [_describe_drift(row) for row in result.rows if row.drifted]
+    sentences += [_describe_drift(row) for row in result.rows if row.has_drifted]
     sentences += [_not_done(row) for row in result.rows if row.outcome != "done"]
     sentences += [
         Sentence(
@@ -42,7 +42,7 @@ def summary(result: Comparison) -> list[Sentence]:
         for row in result.rows
         if row.repeats is False
     ]
-    return [*sentences, *_speed(result)]
+    return [*sentences, *_speed_sentences(result)]
 
 
 def headline(result: Comparison) -> str:
@@ -61,7 +61,7 @@ def headline(result: Comparison) -> str:
     if different:
         verb = "does" if len(different) == 1 else "do"
         return f"{join_words(different)} {verb} not train like {result.reference.label if result.reference else '?'}"
-    drifted = [row.label for row in result.rows if row.drifted]
+    drifted = [row.label for row in result.rows if row.has_drifted]
     if drifted:
         return f"The ranks of {join_words(drifted)} do not hold the same weights"
     missing = [row.label for row in result.rows if row.outcome != "done"]
@@ -156,7 +156,7 @@ def _not_done(row: Row) -> Sentence:
     return Sentence(f"{row.label} {how}: {row.reason}", good=False)
 
 
-def _speed(result: Comparison) -> list[Sentence]:
+def _speed_sentences(result: Comparison) -> list[Sentence]:
     times = [(row.speed.quartiles_ms, row.label) for row in result.rows if row.speed is not None]
     timed = sorted(times, key=lambda entry: entry[0][1])
     if len(timed) < 2:

@@ -15,7 +15,7 @@ from mtrain.core.interfaces.reporter import ReportedRun, Reporter
 from mtrain.core.ranks.straggler import Stragglers
 from mtrain.core.state import streams
 from mtrain.core.state.digest import digest_of_stream
-from mtrain.rank import copying, random_layers
+from mtrain.rank import copying
 from mtrain.rank.spec import precision
 from mtrain.rank.spec.assembly import Assembly, unused_gpus
 from mtrain.records import choosing
@@ -100,7 +100,7 @@ class TrainingRecords:
             return
         warnings = (
             precision.changed_since(self._saved.spec, spec),
-            random_layers.changed_since(self._saved.meta["extra"], shards),
+            changed_layers(self._saved.meta["extra"], shards),
         )
         for warning in filter(None, warnings):
             self.report.event("warning", message=warning)
@@ -259,6 +259,25 @@ def report_of(resolved: Resolved, run: ReportedRun, more: Sequence[tuple[str, Re
     for name, error in failures:
         report.report_failure(name, error)
     return report
+
+
+RANDOM_SHARDS = "random_shards"
+"""Key in ``extra`` of a checkpoint: number of parts of an update that draw random numbers of their own."""
+
+
+def changed_layers(extra: Mapping[str, Any] | None, shards: int) -> str:
+    """Return a warning if a job draws other random numbers than the one that it continues; else an empty text.
+
+    ``extra``: that of the checkpoint; None: the job starts anew. ``shards``: ranks times micro batches of this job.
+    """
+    # torch and Paddle seed the random layers of a user's own module for each shard of an update.
+    before = None if extra is None else extra.get(RANDOM_SHARDS)
+    if before in (None, shards):
+        return ""
+    return (
+        f"the checkpoint was trained with updates in {before} parts (ranks x micro batches), this job divides them into {shards}: "
+        "dropout and other random layers of your module draw other numbers from here on; to continue exactly, keep the product"
+    )
 
 
 def log_to_stderr() -> None:

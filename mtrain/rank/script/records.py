@@ -18,8 +18,8 @@ from mtrain.core.record_files import RESULTS
 from mtrain.core.samples import resumed_samples
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
-from mtrain.rank import copying, random_layers
-from mtrain.rank.records import TrainingRecords, report_of, reported_run
+from mtrain.rank import copying
+from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_of, reported_run
 from mtrain.rank.script import pictures
 from mtrain.rank.script.job import RankJob, digest_of
 from mtrain.rank.script.settings import described_script
@@ -185,7 +185,7 @@ class Records:
             "stream": None if stream is None else as_plain(stream, name="the stream"),
             "script": script_mark(),
             resumed_samples.KEY: resumed_samples.facts(count=self._samples),
-            random_layers.KEY: self.shards,
+            RANDOM_SHARDS: self.shards,
             "results": {"best": self._best, "last": self._last},
             **self.further,
         }

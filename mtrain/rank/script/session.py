@@ -15,10 +15,10 @@ from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import evaluation
-from mtrain.rank.script.following import check_follow
 from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
 from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.models import check_follow
 from mtrain.rank.script.native import NativeOptimizer
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.prepared import ModelRequest, Prepared

@@ -20,9 +20,9 @@ from mtrain.core.update.schedule import Schedule, total_updates
 from mtrain.core.update.stepping import Stepper
 from mtrain.core.update.trainer import train as run_loop
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import copying, process, random_layers
+from mtrain.rank import copying, process
 from mtrain.rank.profiling import Profile
-from mtrain.rank.records import TrainingRecords, report_weights, reporter
+from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_weights, reporter
 from mtrain.rank.spec import kept
 from mtrain.rank.spec.assembly import Assembly, assemble, open_task
 from mtrain.rank.spec.draws import KEY
@@ -314,7 +314,7 @@ class TrainingRun:
             resumed_samples.KEY: self._samples(),
             **({} if job.teacher is None else {"teacher": job.teacher}),
             **({} if self._draws is None else {KEY: self._draws.state()}),
-            **({random_layers.KEY: self._shards} if job.plugin.native else {}),
+            **({RANDOM_SHARDS: self._shards} if job.plugin.native else {}),
         }
         content = {"spec": without_places(job.spec.model_dump(mode="json")), "extra": extra}
         self.records.save(stream, progress, score=score, why=why, content=content)
