@@ -44,6 +44,7 @@ def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: 
     from mtrain.errors import UsageError
     from mtrain.spec.importers.conversion import convert
 
+    # Before the conversion, whose result would be lost.
     if to is not None:
         _check_target(to, force=force)
     imported = convert(files, **params)

@@ -199,6 +199,7 @@ def convert_data(request: ConvertDataRequest, *, tell: Callable[[str], None]) ->
         tell(note)
     opened = open_data(loaded.spec.data, registry=loaded.registry)
     check_kind(opened.kind, loaded.spec.data.format)
+    # A data set without a split to evaluate on is converted, too, where the spec says that nothing is evaluated.
     names = ("train", "val") if loaded.spec.evaluate.enabled else ("train",)
     splits = dict(zip(names, opened.both() if len(names) == 2 else [opened.train], strict=True))
     notes = tuple(write(splits, request.folder, request.form, images=request.images))

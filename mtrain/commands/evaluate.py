@@ -84,6 +84,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
     source = named.checkpoint or named.run
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
+    # Weights belong to a network and its data, so without -c the spec is that of the run or of the exported file.
     config = exported.config_of(load.find_spec(request.spec.config, source), named.weights)
     loaded = allocated_hosts.complete(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
@@ -91,6 +92,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
         if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
             raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
         source = str(find.best_of(folder) or source)
+    # A spec beside a run may describe another network or other data than was trained, which a score does not show.
     is_beside = source and request.spec.config is not None
     if is_beside and (note := compare.note_on(loaded, Path(str(source)))):
         loaded = replace(loaded, notes=(*loaded.notes, note))

@@ -101,6 +101,7 @@ def _data(file: str) -> Mapping[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
+    # What the file says replaces what a spec says of the same: a path of the spec beside names of the file would be a mixture.
     said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
     place = {"data.format": "yolo", "data.root": str(path.parent)}
     return {**place, **said_by_file, "data.options.description": path.name}
@@ -231,8 +232,7 @@ def config_of(params: Mapping[str, Any]) -> str | None:
 
     None means the ``mtrain.yml`` of the current folder, which ``--cfg`` does not replace, or else the embedded demo.
 
-    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo, whose recipe is for
-    digits only.
+    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo.
     """
     from mtrain.spec import config
 
@@ -243,6 +243,7 @@ def config_of(params: Mapping[str, Any]) -> str | None:
         name = Path(cfg).stem if cfg.endswith((".yaml", ".yml")) else cfg
         if name in config.shipped_names():
             return name
+    # The demo's recipe is for digits alone: it would train another network or other images, badly and without a word.
     typed = next((flag for flag in ("data", "cfg") if params.get(flag)), None)
     if typed is not None:
         raise click.UsageError(

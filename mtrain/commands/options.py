@@ -169,6 +169,7 @@ _ALL_RANKS = spec_option(
     default=None,
     help="Show what every rank prints, with its number; else what rank 0 prints.",
 )
+# All of them, also those that a single command has, so that `spec_flags` serves every command.
 _SPEC_OPTIONS = [
     option
     for option in parameters_of([*CLUSTER_FLAGS, *TRAINING_FLAGS, _ALL_RANKS, *FOREIGN_FLAGS])
@@ -215,6 +216,7 @@ def quiet_job_options(command: F) -> F:
     shown = {"config", "overrides"}
     own = list(getattr(command, "__click_params__", []))
     command = job_options(command)
+    # They are taken all the same: a person adds `config show` to the command line of a job to see what it means.
     for parameter in getattr(command, "__click_params__", []):
         if isinstance(parameter, click.Option) and parameter not in own and parameter.name not in shown:
             parameter.hidden = True
@@ -232,6 +234,7 @@ def load_job(params: Mapping[str, Any], *, run: "RunValues | None" = None) -> "L
         return config.load(chosen, overrides=params.get("overrides") or (), flags=flags, run=run)
 
     chosen, flags = config_of(params), spec_flags(params)
+    # Read twice where --eval is typed: only the spec says whether it has an interval of its own, which then stays.
     loaded = load(flags)
     evaluate = loaded.spec.evaluate
     if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
@@ -301,6 +304,7 @@ def _device_flags(text: str | None) -> Typed:
     if text is None:
         return {}
     shown = f"--devices {text}"
+    # A kind of device is an option of the backend; of numbered devices the ranks see no others, whatever the backend is.
     if text in ("cpu", "cuda"):
         return {"backend.options.device": (text, shown)}
     if text in ("all", "auto"):
@@ -330,6 +334,7 @@ def _host_flags(ips: str | None, hostfile: str | None) -> Typed:
         if len(set(slots)) > 1:
             flags["cluster.slots"] = (list(slots), shown)
         else:
+            # One number for all hosts, which every launcher can do; those with slots per host are few.
             flags["cluster.nproc_per_node"] = (slots[0], shown)
     return flags
 
@@ -378,6 +383,7 @@ def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
     from mtrain.spec.request import NOTHING, SpecRequest
 
     def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        # A value with a name of its own stays a flag, so that messages say what was typed.
         typed = {path: value for path, value in needed.items() if isinstance(value, Given)}
         further = [f"{path}={json.dumps(value)}" for path, value in needed.items() if path not in typed]  # JSON is YAML
         overrides, flags = (*(params.get("overrides") or ()), *further), {**(params.get("flags") or {}), **typed}

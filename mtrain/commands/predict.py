@@ -268,6 +268,7 @@ def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
 
     read = request.spec.read
     framework = start.framework_of(read(config))
+    # One image at a time, and no gradients that would be added up.
     overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
     loaded = read(config, overrides)
     if "confidence" not in loaded.job.model_class.Options.model_fields:
@@ -285,6 +286,7 @@ def _empty_folder(folder: Path) -> Path:
     from mtrain.system import runfolder
 
     try:
+        # Taken first: another prediction into the same folder would lose the request that its rank is about to read.
         if folder.is_dir():
             with runfolder.take_folder(runfolder.RunFolder(folder)):
                 shutil.rmtree(folder)

@@ -76,6 +76,7 @@ def spec_request(
     from mtrain.spec.config import Given, load
 
     def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        # A value with a name of its own keeps it in messages; the others are named as entries of `overrides`.
         named = {path: value for path, value in needed.items() if isinstance(value, Given)}
         plain = {path: value for path, value in needed.items() if path not in named}
         values = {**dict(flat(overrides or {})), **plain}

@@ -8,8 +8,7 @@ import numpy as np
 from mtrain.core.interfaces import Array, State
 
 SMALLEST = 1e-3
-"""Smallest magnitude against which a difference is measured: a bias near zero does not count as a difference of
-100%."""
+"""Smallest magnitude against which a difference is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +39,7 @@ def _farthest(a: Mapping[str, Array], b: Mapping[str, Array]) -> Farthest:
 def _relative(a: Array, b: Array) -> float:
     if a.shape != b.shape:
         return float("inf")
+    # Against the largest value of the array, and not below SMALLEST: a bias near zero does not count as a difference of 100%.
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     gap = np.abs(a - b).max(initial=0.0)
     return float("inf") if np.isnan(gap) else float(gap / max(np.abs(a).max(initial=0.0), SMALLEST))

@@ -104,10 +104,8 @@ def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Seq
 
 
 def repeats_in_one_start(request: CompareRequest, bench: Bench) -> bool:
-    """Return whether the job of a backend can train several times: all that training changes can be put back.
-
-    A script, a user's own model and optimizer, and masks and ranges that training makes cannot.
-    """
+    """Return whether the job of a backend can train several times: all that training changes can be put back."""
+    # What a script, a user's own model and optimizer, and masks and ranges that training makes have changed cannot.
     train = bench.spec.train
     if request.apart or bench.loaded.script is not None or train.prune is not None or train.quantise is not None:
         return False
@@ -124,6 +122,7 @@ def _common(request: CompareRequest) -> dict[str, Any]:
     return {
         "cluster.nproc_per_node": request.ranks,
         "cluster.ips": [],
+        # A restart would hide that a backend fails.
         "cluster.max_restarts": 0,
         "cluster.log_dir": None,
         "evaluate.every_epochs": None,
@@ -133,6 +132,7 @@ def _common(request: CompareRequest) -> dict[str, Any]:
         "checkpoint.every_updates": None,
         "checkpoint.every_minutes": None,
         "report.dir": str(request.folder),
+        # Each update is compared.
         "report.every_updates": 1,
         "report.tensorboard": False,
         "report.plots": False,
@@ -150,6 +150,7 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     registry = loaded.registry
     plugin = registry.load("backends", variant.name)
     spec_backend = loaded.spec.backend
+    # Another backend takes those options of the spec that it has, too.
     shared_options = {
         key: value
         for key, value in spec_backend.options.items()
@@ -181,11 +182,9 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
 
 
 def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Row | None:
-    """Return the row of a job that one rank cannot compute shard after shard; None if it can.
-
-    Shard after shard is how one rank computes what ``ranks`` compute: the first shard of each micro batch moves running
-    statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
-    """
+    """Return the row of a job that one rank cannot compute shard after shard; None if it can."""
+    # Shard after shard is how one rank computes what `ranks` compute: the first shard of each micro batch moves running
+    # statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
     # What a script's own code needs of all shards shows when it runs.
     spans_ranks = loaded.script is None and bool(loaded.job.model_class.spans_ranks)
     sync_batchnorm, model = loaded.spec.train.sync_batchnorm, loaded.spec.model.name
@@ -258,7 +257,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
         try:
             interpreter.check(bench.loaded.job)
         except SpecError:
-            raise
+            raise  # it would be wrong for every backend
         except UsageError as error:
             bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             request.tell(f"{bench.variant.label}: not installed")
@@ -272,6 +271,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
             bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
             request.tell(f"{bench.variant.label}: refused: {error}")
             continue
+        # The data are the same for all, and reading them may take long.
         if not data_checked:
             if bench.loaded.script is not None:
                 checks.check_script(bench.loaded.job)

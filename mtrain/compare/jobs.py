@@ -1,9 +1,4 @@
-"""Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the
-other.
-
-Starting a job takes longer than the updates of a comparison, so the job of a backend trains several times where it can: the
-timed trainings first, each from the same start, and the traced one last.
-"""
+"""Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the other."""
 
 import json
 import os
@@ -48,6 +43,7 @@ def compare(request: CompareRequest) -> Comparison:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
         Ended: a job was asked to end.
     """
+    # Before any job of its own, whose load would be taken for that of others.
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     benches = [bench_of(request, variant) for variant in request.variants]
     preflight(request, benches)
@@ -71,6 +67,7 @@ def compare(request: CompareRequest) -> Comparison:
         alive = [
             bench for bench in benches if bench.row is not None and bench.row.outcome == "done" and not bench.rounds
         ]
+        # There and back again: a machine that becomes slower or faster meanwhile then favours none of them.
         for bench in alive if turn % 2 == 0 else reversed(alive):
             _time(request, bench, turn)
     first = reference[0] if reference else benches[0]
@@ -101,6 +98,8 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
 def _trace(request: CompareRequest, bench: Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
+    # Starting a job takes longer than the updates of a comparison, so the job of a backend trains several times where it can: the
+    # timed trainings first, each from the same start, and the traced one last.
     if repeats_in_one_start(request, bench):
         names = [f"{bench.variant.folder}-timed-{number + 1}" for number in range(request.rounds)]
         bench.rounds = tuple(runfolder.create(request.folder, name, latest=False) for name in names)
@@ -132,6 +131,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
         cluster = bench.loaded.spec.cluster
         bench.spec = config.from_json(json.dumps(saved.spec), name="compare").model_copy(update={"cluster": cluster})
     trace = with_recipe(trace, make_recipe(bench.spec, size=bench.ranks), ranks=bench.ranks)
+    # Its weights are in memory now; those of many backends would fill a disk.
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
         _take_timed(request, bench, RunFolder(path), bench.started)
@@ -157,6 +157,7 @@ def _settle(
 ) -> Referee | None:
     """Compare with float64 where backends differ. None: all have the same bits, or float64 is not available."""
     first, state = reference
+    # Nothing is disputed where all have the same bits, and each further job takes as long as the others.
     if all(one.bits for one in against.values()):
         return None
     disputed = [bench for bench in benches if (one := against.get(bench.variant.label)) is not None and one.beyond]
@@ -166,6 +167,7 @@ def _settle(
 def _time(request: CompareRequest, bench: Bench, turn: int) -> None:
     """Run a job as ``mtrain train`` does, to time it; it must end with the bits of the traced one."""
     values = deepcopy(dict(bench.loaded.values))
+    # Bytes and waits are counted, as in the timed trainings of a job that trains several times; no state is looked at.
     values["report"]["trace"] = "traffic"
     started = time.time()
     ended = run_job(request, with_values(bench.loaded, values), f"{bench.variant.folder}-timed-{turn + 1}")

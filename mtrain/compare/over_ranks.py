@@ -57,6 +57,7 @@ def compare(request: RanksRequest) -> dict[int, RecordedResult]:
 
 def _run(request: RanksRequest, number: int, trace: Path) -> None:
     """Run the script on a number of ranks, with the recorder in its processes."""
+    # By the command and not in this process: each rank is recorded from its first import on, as `mtrain-trace run` does it.
     command = [
         *(sys.executable, "-m", "mtrain", "run", *request.words, "-o", f"report.dir={request.folder / 'runs'}"),
         *("--name", f"ranks-{number}", "--nproc-per-node", str(number), str(request.script), *request.arguments),

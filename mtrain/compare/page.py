@@ -120,6 +120,7 @@ def _families(result: Comparison) -> list[tuple[str, Row]]:
 
 
 def _colour(label: str, result: Comparison) -> int:
+    # Backends with the same bits share a colour, as they share a curve.
     return next((i for i, labels in enumerate(result.alike()) if label in labels), svg.COLOURS - 1) % svg.COLOURS
 
 

@@ -150,7 +150,8 @@ def _other_keys(comparison: Comparison) -> list[str]:
 
 
 def _spec(run: RunFolder, *, is_script: bool) -> Spec:
-    """Return the resolved spec of a run; what a script has asked for is in its checkpoints alone."""
+    """Return the resolved spec of a run."""
+    # What a script has asked for is in its checkpoints alone.
     place = run.spec_json if not is_script else store.newest(run.checkpoints)
     if place is None:
         raise UsageError("a script's settings are in its checkpoints, and there is none")

@@ -40,11 +40,9 @@ class Referee:
         return _distances(trace, self.exact[self.label])
 
     def decided_otherwise(self, trace: Trace) -> int:
-        """Return for how many samples of a job's first update predictions were compared with other objects than in float64.
-
-        Which they are is decided by the predictions themselves, and a rounding can move one across a threshold. The loss is then
-        another function, whose distance from float64 says nothing about kernels.
-        """
+        """Return for how many samples of a job's first update predictions were compared with other objects than in float64."""
+        # Which they are is decided by the predictions themselves, and a rounding can move one across a threshold. The loss is
+        # then another function, whose distance from float64 says nothing about kernels.
         own, exact = trace.updates[0].decided, self.exact[self.label].updates[0].decided
         return sum(one != other for one, other in zip(own, exact, strict=False))
 
@@ -59,6 +57,7 @@ class Referee:
     def allowance(self, name: str) -> float:
         """Return the allowed distance of a job's first update from float64 in this quantity."""
         base_bound = EXACT if name != MOMENTS else LEAST
+        # Moments add up squares, so no fixed bound suits them: without a nudged job they are not judged.
         if self.nudge is None:
             return base_bound if name != MOMENTS else math.inf
         return widen(base_bound, float(self.nudge[name].curve[0]))

@@ -33,6 +33,7 @@ def settle(request: CompareRequest, reference: Bench, state: State, others: Sequ
 
     ``state``: final state of the reference. ``others``: backends that also run in float64.
     """
+    # Rounding of half precision is larger than what float64 could tell apart.
     if reference.precision != "fp32":
         return None
     exact = {}
@@ -50,6 +51,7 @@ def _in_float64(request: CompareRequest, bench: Bench) -> Trace | None:
     if bench.loaded.script is not None:
         return _trace(request, bench, on_trial(bench.loaded, exact=True, updates=1), "float64")
     values = deepcopy(dict(bench.loaded.values))
+    # One update: later ones multiply the differences of the first, in float64 as in float32.
     values["train"] |= {"precision": "fp64", "updates": 1}
     return _trace(request, bench, with_values(bench.loaded, values), "float64")
 
@@ -92,6 +94,7 @@ def _nudged_spec(request: CompareRequest, bench: Bench, state: State) -> Trace |
         values["model"]["weights"] = str(start.resolve())
         return _trace(request, bench, with_values(bench.loaded, values), "nudged")
     finally:
+        # It is as large as the model.
         start.unlink(missing_ok=True)
 
 

@@ -20,6 +20,7 @@ def explain(comparison: Comparison) -> list[str]:
         return found
     if told := _other_trained(a, comparison.b, place):
         return [told]
+    # The quantity that differs first tells what went wrong; all later ones follow from it.
     first = comparison.what[0]
     models = _models_apart(comparison, place, first)
     if causes.is_rounding(comparison, first, place) or not models:

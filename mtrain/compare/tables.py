@@ -87,6 +87,7 @@ def _speed_cells(row: Row) -> list[str]:
         _shares(speed.communication_shares),
         UNKNOWN if speed.sent_bytes is None else size(speed.sent_bytes),
         size(max(speed.memory_bytes, default=0.0)),
+        # Below a minute with a tenth, since start-ups of seconds are what backends differ in.
         duration(speed.startup_s) if speed.startup_s >= 60 else f"{speed.startup_s:.1f} s",
     ]
 

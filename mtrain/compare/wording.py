@@ -94,6 +94,7 @@ def _apart(row: Row, result: Comparison) -> Sentence:
     if not against.beyond:
         text = f"{row.label} agrees with {name} within {profile.name}{why}. {where}. {_growth(against, result)}"
         return Sentence(text, good=True)
+    # The table has all of them.
     worst, more = against.beyond[:SHOWN], len(against.beyond) - SHOWN
     beyond = "; ".join(worst) + (f"; and {more} more" if more > 0 else "")
     return Sentence(
@@ -162,6 +163,7 @@ def _speed_sentences(result: Comparison) -> list[Sentence]:
     if len(timed) < 2:
         return []
     ((_, fast, fastest_upper), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
+    # None is called the fastest where the measurement leaves a doubt: a table has the numbers anyway.
     doubts = [
         f"the quartiles of {fastest} and {label} overlap" for (low, _, _), label in timed[1:2] if low <= fastest_upper
     ]

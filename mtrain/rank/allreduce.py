@@ -45,6 +45,7 @@ def _add(session: RankSession, *, began: float) -> dict[str, Any]:
     collective = session.collective
     value = np.full(4, collective.rank + 1.0, dtype=np.float32)
     expected = collective.size * (collective.size + 1) / 2
+    # Both ways are checked, because a backend may exchange values of the host by another library than tensors of the device.
     _check(np.asarray(collective.all_reduce(value, "sum")), expected, where="on the host")
     on_device = next(iter(session.batches([{"values": value}])))["values"]
     _check(ops.to_numpy(collective.all_reduce(on_device, "sum")), expected, where="on the device")
@@ -56,6 +57,7 @@ def _add(session: RankSession, *, began: float) -> dict[str, Any]:
         start = time.perf_counter()
         ops.to_numpy(collective.all_reduce(large, "sum"))
         times.append(time.perf_counter() - start)
+    # The median: the first rounds still open connections, and a busy machine may delay one of them.
     return {
         "reason": "done",
         "ranks": collective.size,

@@ -47,6 +47,7 @@ class TrainingRecords:
         self.report = report
         self.copies = copying.make_copies(spec, run_folder, session.collective)
         self.checkpoints = self._make_checkpoints()
+        # A traced job spends time between updates on its bookkeeping, for which others would wait.
         named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
         self.stragglers = Stragglers(rank=session.collective.rank, size=session.collective.size) if named else None
         """The search for ranks that the others wait for, whose numbers ride in the agreement after each update; None: it is off."""
@@ -69,6 +70,7 @@ class TrainingRecords:
     def start(self, backend: Backend, *, resume: Path | None, fields: Mapping[str, Any]) -> None:
         """Write the first record, which says what is about to be trained, with further ``fields``; every rank must call."""
         collective = self._session.collective
+        # One exchange for both, since every rank must take part in each.
         places = collective.all_gather((self._session.device, socket.gethostname()))
         self._device = device_words([device for device, _ in places])
         if self.stragglers is not None:
@@ -143,7 +145,7 @@ class TrainingRecords:
         ``stepped``: model and optimizer as ``RankSession.prepare`` returned them, with the name of the model; a single one has
         none.
         """
-        # Earlier copies are dropped before new ones are made.
+        # Earlier copies are dropped before new ones are made: else memory would hold two copies of the state at once.
         self.checkpoints.wait()
         copied = self._spec.checkpoint.asynchronous
         return streams.of_models(self._session, stepped, copied=copied)
@@ -206,6 +208,7 @@ class TrainingRecords:
     def result(self, *stepped: tuple[str, Module, Any]) -> dict[str, Any]:
         """Return what the summary of a training that is done has in addition; every rank must call. See ``stream``."""
         state = streams.of_models(self._session, stepped, copied=False)
+        # Every rank computes them, because the state may be gathered from all; that of rank 0 is what all report.
         digests = {f"{part}_sha256": digest_of_stream(state, part) for part in RESULT_PARTS}
         return broadcast(self._session.collective, digests) | {
             "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),

@@ -41,7 +41,8 @@ def knows_mtrain(script: Path) -> bool:
 
 
 def import_ahead(backend: Backend) -> None:
-    """Import the framework and what ``mtrain.session`` needs, without collections of garbage, which take a third of the time."""
+    """Import the framework and what ``mtrain.session`` needs."""
+    # Collections of garbage take a third of the time of these imports, which leave nearly nothing to collect.
     with collector.pause(), contextlib.suppress(Exception):  # the script imports it again, and says what is wrong
         import_module("mtrain.rank.script.session")
         _ = backend.nn, backend.ops
@@ -76,6 +77,7 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         import_ahead(job.resolved.backend)
     job.resolved.backend.before_script()
     before = RUNNING.set(Running(job=job))
+    # As Python itself does for a main program: its own command line, and its folder first on the path.
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     try:

@@ -27,6 +27,7 @@ class Tracing:
         self._groups = groups
         self._shares = Shares()
         self._tracer: Tracer | None = None
+        # "traffic" counts bytes alone: looking at the state after each update would change the time that is measured.
         if wanted == "state":
             self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, readers=readers)
 

@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif mode == "evaluate":
             evaluate_only(resolved, run_folder, resume, stop=stop, leave=leave)
         elif mode == "predict":
+            # Imported here, as are the modes below: a rank that trains does not wait for what it does not use.
             from mtrain.rank.spec.predict import predict
 
             predict(resolved, run_folder.path, resume, leave=leave)
@@ -99,6 +100,7 @@ def run_own_script(
     from mtrain.rank.script_mode import knows_mtrain, run_script
 
     script, *words = arguments.script
+    # A script that does not know mtrain never asks whether it is to end, so a signal must act on it as on any program.
     if not knows_mtrain(Path(script)):
         stop.leave_to_script()
     job = RankJob(

@@ -52,10 +52,10 @@ class Lines:
 class Display(Reporter):
     """A reporter that shows the progress of a job to a person.
 
-    It is in the process that started the job, and is fed with the lines of ``metrics.jsonl``: ranks write to their logs,
-    may be on other hosts, and are several attempts where a job is started again.
+    It is in the process that started the job, and is fed with the lines of ``metrics.jsonl``.
     """
 
+    # Not in a rank: ranks write to their logs, may be on other hosts, and are several attempts where a job is started again.
     shares_records = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

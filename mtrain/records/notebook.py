@@ -1,8 +1,4 @@
-"""The display in a notebook: one output below the cell, which is redrawn in place.
-
-It is sent as HTML with a text of the same content, and needs no widgets. Every front end of Jupyter can replace an output
-that has an identity.
-"""
+"""The display in a notebook: one output below the cell, which is redrawn in place."""
 
 import time
 import uuid
@@ -41,6 +37,7 @@ class Notebook(Display):
         self._status = "starting the ranks"
         self._is_changed, self._is_closed = False, False
         self._drawn_at = clock()
+        # HTML with a text of the same content, and no widgets: every front end of Jupyter can replace an output that has an identity.
         display(self._content(), raw=True, display_id=self._id)
 
     def start(self, record: Record) -> None:

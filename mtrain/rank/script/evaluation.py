@@ -125,6 +125,7 @@ def gather(collective: Collective, parts: Sequence[tuple[list[int], Outcome]]) -
     rows: dict[int, tuple[int, int]] = {}
     for number, (indices, _) in enumerate(everything):
         for row, index in enumerate(indices):
+            # All ranks have equally many micro batches, so some samples come twice; the first one counts.
             rows.setdefault(index, (number, row))
     order = [rows[index] for index in sorted(rows)]
     try:
@@ -143,6 +144,8 @@ def score(collective: Collective, metric: Metric, predictions: Any, targets: Any
         ScriptError: the metric returns something else than numbers.
     """
     message, metrics = "", {}
+    # On rank 0 alone: a metric of the user's may draw random numbers or count its calls. Its error is sent to all, because a
+    # rank that raised alone would leave the others waiting.
     if collective.rank == 0:
         try:
             metrics = outcomes.metrics_of(_compute(metric, predictions, targets), name=outcomes.name_of(metric))

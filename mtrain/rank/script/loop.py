@@ -64,6 +64,7 @@ class ScriptLoop(Iterator[Any]):
             ScriptError: the micro batch before was not used.
             Interrupted: some rank was asked to end; the state is saved.
         """
+        # First of all: a micro batch that was not used would leave the ranks at different updates.
         self.check_used()
         self._has_stepped = False
         self._have_exchanged.clear()
@@ -81,6 +82,7 @@ class ScriptLoop(Iterator[Any]):
         Raises:
             ScriptError: the loop was left in the middle of an update, or other ranks go on.
         """
+        # Before the ranks agree, so that an optimizer that is called afterwards says that the loop is over.
         self.has_ended = True
         in_middle = self.loop.micro is not None and not self.loop.has_updated
         place = self._place
@@ -150,6 +152,7 @@ class ScriptLoop(Iterator[Any]):
             raise ScriptError(
                 f"{call} ({self._place}): called for some micro batches of an update and not for all; call it for each or none"
             )
+        # With a single pass every rank steps at the same place, so a loss after it goes through the same weights on all.
         if self._has_stepped and self.loop.job.shares.passes > 1:
             raise ScriptError(
                 f"{call} ({self._place}): called after the step of another model, but a model steps after the last micro batch of "
@@ -198,6 +201,7 @@ class ScriptLoop(Iterator[Any]):
                     f"{call}: the closure did not call {self._optimizer(stepper)}.backward(loss); call it once in each call"
                 )
             own = sum(self._losses) * micro.weight
+            # The mean over all ranks: an optimizer that searches along a line must take the same steps on each.
             return float(self.loop.job.session.collective.all_reduce(np.array([own]), "sum")[0]) / shares.size
 
         self._has_stepped = True
@@ -285,6 +289,7 @@ def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> No
         ScriptError: always.
     """
     update = own.update
+    # From the cause to its effects: ranks that read other samples differ in everything that follows.
     if len({place.order for place in places}) > 1:
         raise ScriptError(differs)
     if len({place.models for place in places}) > 1:

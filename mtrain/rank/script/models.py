@@ -101,6 +101,7 @@ class ScriptModels:
         Raises:
             ScriptError: it has returned another one, or none.
         """
+        # By identity: comparing modules may be a method of the user's.
         for entry in self._models:
             if model is entry.model:
                 return entry

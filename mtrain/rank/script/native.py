@@ -34,6 +34,7 @@ class Recorded:
             ScriptError: it has no learning rate, or the learning rate 0.
         """
         optimizer = self._make(model)
+        # A scheduler of torch is made of its optimizer, so a function may return both.
         if isinstance(optimizer, tuple) and len(optimizer) == 2:
             optimizer, scheduler = optimizer
             self.scheduler = adopt(scheduler, optimizer)

@@ -27,6 +27,7 @@ def solo_job(framework: str | None, *, resumed_on: str = "solo") -> Iterator[Ran
     Raises:
         ScriptError: ``framework`` is not a framework.
     """
+    # A process never has two frameworks, so the one that the script has imported already is the one that it trains with.
     if framework is None:
         framework = "paddle" if "paddle" in sys.modules and "torch" not in sys.modules else "torch"
     if framework not in ("torch", "paddle"):

@@ -110,12 +110,14 @@ class Prepared:
         spec = self._spec_of(request)
         native_optimizer = record_native(request.optimizer, self.job.outside_paths)
         recipe = self._recipe(spec, request, name=name, trained=trained, native_optimizer=native_optimizer)
+        # The same for each model, since they share the loop; the first one has settled the number of micro batches.
         self.shares = shares_of(recipe, self.rank.collective)
         self.records.shards = self.shares.shards * self.shares.rounds
         building = Building(request.build)
         model, native = self.rank.prepare(building, recipe)
         if trained:
             gradients.watch(building.module, self._saw_gradients)
+        # Known now that the function has been called, inside of `prepare`.
         if native_optimizer is not None:
             spec = self._with_changes(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
         stepped = self._make_scheduler(request, native_optimizer, spec, name)
@@ -134,6 +136,7 @@ class Prepared:
             shapes=building.shapes,
         )
         self.models.add(entry)
+        # Each model as soon as it is made: the script may follow, copy or count its weights before the loop begins.
         if self.saved is not None:
             self.rank.restore(model, native, saved_state(self.saved.state, name))
         elif self.job.trial is not None and self.job.trial.nudged:

@@ -178,6 +178,7 @@ class Records:
 
     def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
+        # At once and not in the background: the script goes on to change what it keeps.
         states = {name: as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         check_alike(states, self._rank.collective)
         extra = {
@@ -317,6 +318,7 @@ def check_alike(states: Mapping[str, Any], collective: Collective) -> None:
     """
     if collective.size == 1:
         return
+    # Digests and not the states: they are gathered from all ranks at each save.
     own = {name: hashlib.sha256(json.dumps(state).encode()).digest() for name, state in states.items()}
     first, *others = collective.all_gather(own)
     for rank, digests in enumerate(others, 1):

@@ -63,6 +63,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
     if around.session_is_open:
         raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
     with ExitStack() as stack:
+        # Outside of `mtrain run` the script makes its own job, of one rank.
         job = around.job or stack.enter_context(solo_job(framework))
         job.take_back()
         backend = job.resolved.backend
@@ -411,6 +412,7 @@ class Session:
 
         micro_batch = batch_size or read.batch or self._prepared.micro_batch
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
+        # Every rank looks between micro batches whether one of them was asked to end, so that all stop evaluating together.
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         try:
             results = evaluation.outcome(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
@@ -457,6 +459,7 @@ class Session:
         updaters = [entry.updater for entry in self._prepared.models.with_optimizer]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
+        # The graph is kept for all but the last model, each of which takes its own gradients of the loss.
         for updater in updaters:
             updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
 
@@ -557,6 +560,7 @@ class Session:
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""
         loop, stepped = self._loop, None
+        # After `break`, too: the ranks agree that all have left after the same update, and save it.
         if reason == "done" and loop is not None:
             loop.leave()
             loop.loop.finish()

@@ -54,6 +54,7 @@ def change_values(
         result = config.from_json(json.dumps(values), name=f"{call}:")
     except SpecError as error:
         raise ScriptError(str(error)) from error
+    # Neither silently wins over the other: the script would train something else than its user has asked for, or than it says.
     # Validated values are compared, because one value may be written in several ways.
     before, after = spec.model_dump(mode="json"), result.model_dump(mode="json")
     for path in changes:

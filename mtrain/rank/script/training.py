@@ -64,6 +64,7 @@ class Training:
             total_updates=self.total_updates,
             fields=self.tracing.start(),
         )
+        # As a plain loop does; models without an optimizer stay in the mode that the script has given them.
         for entry in models.with_optimizer:
             entry.module.train()
         job = self._loops_job(progress)
@@ -211,6 +212,7 @@ class ScriptFeed:
     def open(self, progress: Progress) -> Iterator[Any]:
         """See ``Feed.open``."""
         self._structures = []
+        # A backend moves flat mappings, some of them ahead of their use, so their nestings wait in a queue beside them.
         for tensors in self.rank.batches(self._host_batches(progress.epoch, progress.position)):
             yield trees.rebuilt(self._structures.pop(0), tensors)
 

@@ -57,6 +57,7 @@ class Updater:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse members of the framework's optimizers, and say what to write in their place."""
+        # Spellings of both frameworks and all versions are alike without `_` and capitals: `zero_grad`, `clear_grad`, `set_lr`.
         instead = INSTEAD.get(name.replace("_", "").lower())
         if instead is None:
             raise AttributeError(
@@ -76,6 +77,7 @@ class Updater:
         Raises:
             ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
         """
+        # One call is both for whoever has one loss; with accumulation `step` does nothing before the last micro batch.
         loop, stepper = self._in_loop("update")
         loop.backward(stepper, loss, retain_graph=retain_graph, call="update")
         loop.step(stepper)

@@ -1,12 +1,4 @@
-"""Assemble a job from its spec on one rank: data, backend, model and optimizer.
-
-The order of the steps matters:
-
-1. The data set is opened, and the loader's processes are forked before the framework computes anything: nothing of its
-   threads or devices is there yet.
-2. The backend loads its framework, unless this process is a copy of one that has; ``core.nn`` and ``core.ops`` are bound to it.
-3. Inside ``with backend as session:`` the recipe is made, the model is built, and the start weights are put into it.
-"""
+"""Assemble a job from its spec on one rank: data, backend, model and optimizer. ``assemble`` has the order of the steps."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,8 +206,7 @@ def assemble(
     Args:
         resolved: The spec and its plugins.
         data: The task's data, see ``open_task``, or images to predict on.
-        leave: Records an error while the backend is still entered, so before other ranks notice; see
-            ``process.Leaving``.
+        leave: Records an error, see ``process.Leaving``.
         details: Details of the task from a checkpoint; None: they are computed from the data.
         training: Whether the job trains. Entries that are computed from its data then win over those of
             ``model.weights``.
@@ -226,17 +217,22 @@ def assemble(
     """
     if training:
         check_settled(resolved.spec)
+    # First the data, and the fork of the loader's processes, before the framework computes anything: nothing of its threads and
+    # devices, which do not survive a fork, is there yet.
     sources = data.sources()
     pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, resolved.spec)
     with closing(pool):
         backend, plugin = resolved.backend, resolved.model
         plugin.check_framework(backend.framework)
+        # Here the framework is imported, unless this process is a copy of one that has it.
         binding.bind(backend.nn, backend.ops)
+        # The ranks meet when the backend is entered; an error is recorded before it is left, so before other ranks notice.
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=resolved.spec.backend.name)
             if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
+            # Only now all devices are known, on which the choice depends. Recipe and model are made of what was chosen.
             spec, choices = precision.settle(resolved.spec, session)
             entered = Entered(
                 resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
@@ -258,6 +254,7 @@ def _prepare(entered: Entered, *, details: Mapping[str, Any] | None, training: b
     )
     task = data.task()
     task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
+    # A rank that computes several shards one after the other cannot exchange values between them in the middle of a pass.
     several = training and recipe.shards not in (None, recipe.data_size(session.collective.size))
     given: Collective = OneShardOnly(session.collective) if several else session.collective
     built: list[Module] = []
@@ -269,6 +266,7 @@ def _prepare(entered: Entered, *, details: Mapping[str, Any] | None, training: b
         return built[0]
 
     model, optimizer = session.prepare(build, recipe)
+    # After the model, on whose device the teacher's weights are placed.
     teacher = attach(entered.resolved, built[0], data, session.collective) if training else None
     if isinstance(data, TaskBase):
         data.entered(collective=session.collective, seed_framework=session.capabilities.seed)
@@ -320,13 +318,14 @@ def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
 
 
 def loader_workers(spec: Spec) -> int:
-    """Return the number of loader processes of one rank. ``auto`` shares the host's cores among its ranks and leaves
-    one for each rank itself; together the processes take up to half of the available memory."""
+    """Return the number of loader processes of one rank."""
     from mtrain.spec.bounds import available_bytes
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
         return spec.data.workers
+    # The host's cores are shared among its ranks, and one is left for each rank itself. Together the processes take up to half
+    # of the memory: the other half is for the ranks.
     ranks = local_ranks(spec)
     by_memory = available_bytes() // 2 // ranks // LOADER_BYTES
     return max(min(usable_cores() // ranks - 1, by_memory), 1)

@@ -49,6 +49,7 @@ def train(
             run.check_continues(saved)
             job.plugin.check_resumed(job.task.details, saved.meta["extra"].get("details") or {})
             job.session.restore(job.model, job.optimizer, saved.state)
+        # Reported after the checkpoint was restored: the first record says that the job goes on, which takes the run folder over.
         run.announce(resumed_from=resume)
         copying.catch_up(run.records.copies, run_folder)
         run.report_teacher(saved)
@@ -76,6 +77,7 @@ def train_repeatedly(
         beginning = job.session.state(job.model, job.optimizer)
         for folder in rounds:
             _train_once(job, data, RunFolder(folder), started, stop=stop, leave=leave)
+            # Optimizer and averages included, so that each training begins as the first one did.
             job.session.restore(job.model, job.optimizer, beginning)
             started = time.perf_counter()
         _train_once(replace(job, resolved=resolved), data, run_folder, started, stop=stop, leave=leave)
@@ -135,6 +137,7 @@ class TrainingRun:
             self.end("interrupted", seconds=time.perf_counter() - started)
             raise
         except BaseException as error:
+            # First, while this rank is still among the others: they notice only when the backend is left.
             leave(error)
             try:
                 self.end("failed", seconds=time.perf_counter() - started)
@@ -326,6 +329,7 @@ class TrainingRun:
         "done" too; its ``stopped_by`` is "patience".
         """
         self.records.settle(reason, stop=self._stop)
+        # A job that was asked to end has seconds: its records come first, and its loaders last.
         if reason != "interrupted":
             self._close_loaders()
         result, job = self._result, self.job

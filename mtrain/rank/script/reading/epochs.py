@@ -48,6 +48,7 @@ class Epochs:
                 "samples, such as order=lambda epoch: list(sampler)"
             )
         elif self.is_even:
+            # Asked at once, though it is asked again for the epoch: a loop of unknown length cannot be started.
             numbers, ends = self._ask(0)
             self._updates = len(ends)
             if not self._updates:
@@ -95,6 +96,7 @@ class Epochs:
         """Return the number of updates of an epoch, 1 or more."""
         if self._selection.batches is None:
             return len(self.ends(epoch))
+        # A sampler that has a length is not iterated for it: that may take long, and `place` counts all former epochs.
         if epoch not in self._counts:
             self._counts[epoch] = self._ask_length(epoch) or len(self.ends(epoch))
         return self._counts[epoch]

@@ -72,6 +72,7 @@ class GivenData:
         Raises:
             ScriptError: two lengths are given, or nobody has given a batch, or one of a stream that changes.
         """
+        # That of the DataLoader counts last: the user of `mtrain run` may have given another one.
         if self._batch is None and "train.batch_size" not in outside_paths:
             self._batch = self._read.batch
         if callable(self._batch) and is_stream(self._read.dataset, self.shard):
@@ -99,6 +100,7 @@ class GivenData:
             return self._open_several(self._parts, spec, shares, seed_framework)
         if is_stream(self._read.dataset, self.shard):
             return self._open_stream(spec, shares, seed_framework)
+        # What the call says wins over what the DataLoader says.
         selection = replace(
             self._read,
             batch=self._batch if callable(self._batch) else spec.train.batch_size,

@@ -71,6 +71,7 @@ def read_loader(dataset: Any, *, call: str) -> Selection:
         order = order_of(batches.sampler, len(loader.dataset))
         return replace(read, batch=int(batches.batch_size), order=order, drops_last=bool(batches.drop_last))
     if _is_of_framework(batches, "DistributedBatchSampler"):
+        # Of Paddle: a rank's part of each batch. With one replica it makes whole batches, which mtrain divides itself.
         batches = type(batches)(
             batches.dataset,
             batches.batch_size,
@@ -86,6 +87,7 @@ def read_loader(dataset: Any, *, call: str) -> Selection:
 
 def is_loader(dataset: Any) -> bool:
     """Return whether an object is a DataLoader of torch or Paddle."""
+    # By name, because importing a framework to ask for its class would bring the other one into this process.
     classes = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(dataset).__mro__}
     return bool(classes & {("DataLoader", "torch"), ("DataLoader", "paddle")})
 
@@ -144,6 +146,7 @@ class Asked(Generic[Given]):
         self._sampler = sampler
         self._given = given
         self._parts: list[Any] = [part for part in (sampler, getattr(sampler, "sampler", None)) if part is not None]
+        # A generator is seeded by its first seed and the epoch, since where it stands is not known after a resume.
         self._generators: list[tuple[Any, int]] = [
             (part.generator, int(part.generator.initial_seed()))
             for part in self._parts

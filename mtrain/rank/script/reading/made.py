@@ -34,6 +34,7 @@ class MadeBatches(Reading):
     def micro_batches(self, epoch: int, start: int, *, shares: Shares) -> Iterator[Any]:
         """Yield the number of each update from ``start`` on."""
         while True:
+            # Anew for each update: the checksum of what is shared in it alone is compared after it.
             self._mark = 0
             yield np.array([start])
             start += 1
@@ -52,6 +53,7 @@ class MadeBatches(Reading):
         for path in sorted(arrays):
             self._mark = zlib.crc32(arrays[path].tobytes(), self._mark)
         saw(arrays)
+        # One share: `Session.updates` refuses a rank with several passes.
         (own,) = shares.spread(np.arange(self.global_batch))
         tensors = next(iter(rank.batches([{path: array[own] for path, array in arrays.items()}])))
         return trees.rebuilt(structure, tensors)

@@ -14,11 +14,7 @@ LEFT = (
 
 
 class Nested:
-    """The epochs of a job. An epoch's last update is counted and saved when the next epoch is asked for.
-
-    So what the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is not
-    repeated when it is resumed.
-    """
+    """The epochs of a job. An epoch's last update is counted and saved when the next epoch is asked for."""
 
     def __init__(self, count: int | None) -> None:
         """``count``: number of epochs; None: as the spec says."""
@@ -72,6 +68,9 @@ class Nested:
                 return
             if not self._at_end(loop):
                 raise ScriptError(LEFT)
+            # Asking for the next batch finishes the last update of the epoch. It is done here and not in `_batches`, so that what
+            # the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is
+            # not repeated by a job that resumes it.
             try:
                 self._ahead = [next(loop)]
             except StopIteration:

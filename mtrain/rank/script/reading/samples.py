@@ -86,6 +86,7 @@ class Samples(Reading):
 
     def mark(self, epoch: int) -> int:
         """Return a checksum of the orders in which the data sets are read during ``epoch``."""
+        # The reader may be in the next epoch already, whose order is compared when its own updates are made.
         self._marks = {read: mark for read, mark in self._marks.items() if read >= epoch}
         own = self._marks.get(epoch, 0)
         if not self._beside:
@@ -102,6 +103,7 @@ class Samples(Reading):
         if not self._beside:
             yield from self._read(epoch, start, shares)
             return
+        # Number of the update in the job, by which each of the others finds its own place.
         update = self.updates_of(epoch) + start
         readers = [self._read(epoch, start, shares), *(each._read_on(update, shares) for each in self._beside)]
         try:
@@ -169,6 +171,7 @@ class Samples(Reading):
                 "train on other data; draw random numbers from random, numpy.random or the framework, give the data set "
                 "a method set_random_seed(seed), or accept it with nondeterministic='allow'"
             )
+        # Samples that drew nothing while they were read twice are seeded by the batch from now on, which is much faster.
         self._reader.trust()
 
 

@@ -19,7 +19,7 @@ class Stream(Reading):
     """The samples of a stream. Each rank reads all of it and keeps its share, or reads a part of its own.
 
     One pass is an epoch. A pass ends when a rank cannot fill another update; what is left of it is dropped, and the next
-    pass begins. The stream is read one update ahead, so that the ranks know after each update whether the pass goes on.
+    pass begins.
     """
 
     # Ranks whose part of a stream is longer leave the rest of it at the end of an epoch.
@@ -123,6 +123,7 @@ class Stream(Reading):
             )
         update = start
         while current is not None and update != self.updates_per_epoch:
+            # Read one update ahead, so that the ranks know after each update whether the pass goes on: they leave it together.
             following = self._read(samples, numbers, epoch, update + 1, count)
             if following is None:
                 self._last = (epoch, update)
@@ -141,10 +142,12 @@ class Stream(Reading):
         restored, self._restored = self._restored, None
         if restored is not None:
             self.dataset.load_state_dict(restored)
+        # Before the stream is opened, which may draw, too: the order of its files, for example.
         self._seed_for(epoch, 0)
         source = self.dataset if self._shard is None else self._shard(shares.rank, shares.size)
         samples = iter(source)
         if restored is None:
+            # Without a state to go on from, the samples of former updates are read once more and dropped.
             for number in range(start * count):
                 self._seed_for(epoch, number)
                 if next(samples, trees) is trees:  # any object that no stream yields
@@ -174,6 +177,7 @@ class Stream(Reading):
 
     def _divide(self, samples: list[Any], shares: Shares) -> Iterator[list[Any]]:
         """Yield the samples of each micro batch of this rank; its own part of a stream is divided for this rank alone."""
+        # Parts of ranks differ, so a rank's shares are those of one rank with as many passes.
         own = shares if self._shard is None else Shares(rank=0, size=1, shards=1, rounds=shares.passes)
         for places in own.divided(np.arange(len(samples))):
             yield [samples[int(place)] for place in places]

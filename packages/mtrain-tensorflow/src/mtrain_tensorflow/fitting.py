@@ -50,6 +50,7 @@ class FitCallback(tf.keras.callbacks.Callback):
         place = self._job.begin(self._variables, total=total, updates_per_epoch=steps)
         if place:
             self._iterators, self._drawn, self._metrics = place["iterators"], place["drawn"], place["metrics"]
+        # Keras's function for a batch draws it from the iterator itself. One of ours calls it, and knows how many were drawn.
         self._train = self.model.train_function
         self.model.train_function = self._train_on
 
@@ -61,13 +62,15 @@ class FitCallback(tf.keras.callbacks.Callback):
         elif iterator is not self._iterator:
             self._iterator = self._skipped = iterator
             self._iterators, self._drawn = self._iterators + 1, 0
+        # Not before the first batch: Keras resets its metrics when an epoch begins.
         if self._metrics is not None:
             self._variables.restore_metrics(self._metrics)
             self._metrics = None
         return self._train(self._skipped)
 
     def _moved_on(self, iterator: Any) -> Any:
-        """Return the iterator that stands where the checkpoint was written: each new one may shuffle anew."""
+        """Return the iterator that stands where the checkpoint was written."""
+        # Each new iterator of a data set may shuffle anew, so as many are begun as there were before.
         data = internals.dataset_of(iterator)
         for number in range(self._iterators if data is not None else 0):
             next(iterator if number == 0 else iter(data), None)

@@ -113,6 +113,7 @@ class KerasJob:
         before = self.progress
         overdue = self._saves.overdue(time.monotonic() - self._saved_at)
         flags = np.array([*losses.values(), self._job.stop(), self._job.save_requested(), overdue], dtype=np.float64)
+        # One exchange for the losses and for all that the ranks must decide together.
         *means, stop, asked, late = self._collective.all_reduce(flags, "mean")
         self.progress = replace(
             before,
@@ -179,6 +180,7 @@ class KerasJob:
         assert self._variables is not None
         self._saved_at, self._last_saved = time.monotonic(), self.progress.update
         own = {"place": dict(self._place), "random": self._collective.all_gather(self._variables.random_state())}
+        # Horovod's ranks hold the same state, so rank 0 copies it alone.
         state = self._variables.copies(updates=self.progress.update) if self._collective.rank == 0 else State()
         self._records.further = {KEY: own}
         self._records.save(state, self.progress, score=None, why=why, spec=self._job.spec, stream=None)

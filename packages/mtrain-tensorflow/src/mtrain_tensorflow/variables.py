@@ -27,6 +27,7 @@ class Variables:
         self._optimizer = optimizer
         self._weights = by_name(weights)
         trained = [weight for weight in weights if getattr(weight, "trainable", True)]
+        # Else a checkpoint would have to be restored into variables that are made at the first step.
         internals.make_slots(optimizer, trained)
         self._moments: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
@@ -40,6 +41,7 @@ class Variables:
     def _moment(self, variable: Any) -> str | None:
         """Return ``moment/weight`` of a variable of the optimizer; None where it belongs to no weight."""
         name = plain(variable)
+        # The longest name first, since a short one may be part of another: `dense/kernel` of `block/dense/kernel`.
         for weight in sorted(self._weights, key=len, reverse=True):
             raw = plain(self._weights[weight])
             if raw and f"/{raw}/" in f"/{name}/" and variable.shape == self._weights[weight].shape:
