@@ -197,7 +197,7 @@ def _bars(result: Comparison) -> str:
         for row in result.rows
         if row.speed is not None
     ]
-    drawing = svg.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
+    drawing = svg.bars("time of an update: median and quartiles", rows) if rows else ""
     return f'<div class="wide">{drawing}</div>' if drawing else ""
 
 

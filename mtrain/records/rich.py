@@ -60,29 +60,30 @@ class Rich(Display):
 
     def start(self, record: Record) -> None:
         """Print the facts about the job above the panel."""
-        self._console.print(Text(printable(event_line(record)), style="dim"))
+        self._print(event_line(record), style="dim")
         self._status, self._is_starting = "first update", True
 
     def checkpoint(self, record: Record) -> None:
         """Show it in the panel, and print a requested one above."""
         self._status, self._is_starting = f"saved at update {record.get('update')}", False
         if line := event_line(record):
-            self._console.print(Text(printable(line), style="dim"))
+            self._print(line, style="dim")
 
     def message(self, record: Record) -> None:
         """Print it above the panel."""
-        self._console.print(
-            Text(printable(event_line(record)), style="yellow" if record.get("kind") == "warning" else "dim")
-        )
+        self._print(event_line(record), style="yellow" if record.get("kind") == "warning" else "dim")
 
     def note(self, text: str) -> None:
         """Print a sentence above the panel, and show it in the panel until the status changes."""
-        self._console.print(Text(printable(text), style="bold"))
+        self._print(text, style="bold")
         self._status, self._is_starting = text, False
 
     def show_line(self, line: str) -> None:
         """Print it above the panel."""
-        self._console.print(Text(printable(line)))
+        self._print(line)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(printable(text), style=style))
 
     def tick(self) -> None:
         """Redraw the panel, if the last time was long enough ago."""

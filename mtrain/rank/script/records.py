@@ -102,29 +102,13 @@ class Records:
         return next(iter(self._rank.batches([{"value": array}])))["value"]
 
     # --------------------------------------------------------------------------------------------------- the records
-    def announce(
-        self,
-        spec: Any,
-        *,
-        model: str,
-        samples: int | None,
-        updates_per_epoch: int | None,
-        total_updates: int,
-        fields: Mapping[str, Any],
-    ) -> None:
+    def announce(self, spec: Any, fields: Mapping[str, Any]) -> None:
         """Write the first record, which says what is about to be trained; every rank must call.
 
-        ``fields``: further ones of the record.
+        ``fields``: those of the record, among them ``train_samples``.
         """
-        self._samples = samples
-        facts = {
-            "total_updates": total_updates,
-            "updates_per_epoch": updates_per_epoch,
-            "precision": spec.train.precision,
-            "model": model,
-            "train_samples": samples,
-        }
-        self.training.start(self._backend, resume=self._job.resume, fields={**facts, **fields})
+        self._samples = fields["train_samples"]
+        self.training.start(self._backend, resume=self._job.resume, fields=fields)
         if self._saved is not None and self._saved.meta["extra"].get("script") != script_mark():
             self.report.event("warning", message="the script has changed since the checkpoint was written")
         for kind, sentence in self.choices:

@@ -56,14 +56,15 @@ class Training:
         self.tracing = Tracing(
             prepared.spec.report.trace, prepared.rank, models.groups, models.state, accumulate=prepared.shares.passes
         )
-        prepared.records.announce(
-            prepared.spec,
-            model=models.title,
-            samples=reading.length,
-            updates_per_epoch=reading.updates_per_epoch,
-            total_updates=self.total_updates,
-            fields=self.tracing.start(),
-        )
+        fields = {
+            "total_updates": self.total_updates,
+            "updates_per_epoch": reading.updates_per_epoch,
+            "precision": prepared.spec.train.precision,
+            "model": models.title,
+            "train_samples": reading.length,
+            **self.tracing.start(),
+        }
+        prepared.records.announce(prepared.spec, fields)
         # As a plain loop does; models without an optimizer stay in the mode that the script has given them.
         for entry in models.with_optimizer:
             entry.module.train()

@@ -88,24 +88,24 @@ class KerasJob:
             variables.restore_random_state(states[self._collective.rank % len(states)])
             self._place = own["place"]
             self._records.choices = _other_numbers(variables.without_state())
-        self._records.announce(
-            self._job.spec,
-            model="Keras",
-            samples=None,
-            updates_per_epoch=updates_per_epoch,
-            total_updates=total or 0,
-            fields={"precision": variables.precision()},
-        )
+        fields = {
+            "total_updates": total or 0,
+            "updates_per_epoch": updates_per_epoch,
+            "precision": variables.precision(),
+            "model": "Keras",
+            "train_samples": None,
+        }
+        self._records.announce(self._job.spec, fields)
         self._updated_at = time.monotonic()
         return self._place
 
     def report_update(
-        self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any], made: int = 1
+        self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any]
     ) -> None:
         """Record an update, save where that is due, and end the job where somebody has asked for it.
 
         ``position``: batches of the epoch that are done. ``ended``: it was the last one. ``place``: what ``begin`` is to return
-        after a resume. ``made``: updates since the last call.
+        after a resume.
 
         Raises:
             Interrupted: the job was asked to end; its state is saved.
@@ -117,7 +117,7 @@ class KerasJob:
         *means, stop, asked, late = self._collective.all_reduce(flags, "mean")
         self.progress = replace(
             before,
-            update=before.update + made,
+            update=before.update + 1,
             epoch=before.epoch + ended,
             position=0 if ended else position,
         )
