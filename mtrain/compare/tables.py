@@ -26,8 +26,8 @@ def agreement(result: Comparison) -> Table:
         "average",
         "moments",
         "norm off float64",
+        "repeats itself",
     ]
-    columns += ["repeats itself"]
     return columns, [
         [row.label, result.verdict(row), *_differences(row, result), _distance(row, result), _repeats(row)]
         for row in result.rows
@@ -69,8 +69,9 @@ def speeds(result: Comparison) -> Table:
         "data wait",
         "exchange wait",
         "sent / update",
+        "peak memory of a rank",
+        "start-up",
     ]
-    columns += ["peak memory of a rank", "start-up"]
     return columns, [[row.label, *_speed_cells(row)] for row in result.rows if row.speed is not None]
 
 

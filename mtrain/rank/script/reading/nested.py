@@ -71,28 +71,22 @@ class Nested:
             # Asking for the next batch finishes the last update of the epoch. It is done here and not in `_batches`, so that what
             # the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is
             # not repeated by a job that resumes it.
-            try:
-                self._ahead = [next(loop)]
-            except StopIteration:
+            if (batch := next(loop, None)) is None:
                 return
-            self._is_open = False
+            self._ahead, self._is_open = [batch], False
             yield loop.progress.epoch
 
     def _batches(self) -> Iterator[Any]:
         loop = self._loop
         assert loop is not None
         self._is_open = True
-        while True:
-            if self._ahead:
-                yield self._ahead.pop()
-            if self._at_end(loop):
-                loop.check_used()
-                return
-            try:
-                batch = next(loop)
-            except StopIteration:
+        while self._ahead:
+            yield self._ahead.pop()
+        while not self._at_end(loop):
+            if (batch := next(loop, None)) is None:
                 return
             yield batch
+        loop.check_used()
 
     def _at_end(self, loop: ScriptLoop) -> bool:
         """Tell whether the micro batch in hands is the last one of its epoch."""
