@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.completing import complete_config
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import JobCommand, spec_options, spec_request, take_request
 from mtrain.spec import remedies, terminal
 from mtrain.spec.request import SpecRequest
@@ -48,7 +48,7 @@ class Converted:
     """What the format cannot hold, in sentences."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Check or convert a data set, or make the embedded one."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands import verbs
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.spec import remedies, terminal
 from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mtrain.spec.plugins import Entry
 
 
-class Plugins(Group):
+class Plugins(CommandGroup):
     """The verbs here, and those that entry points ``plugins.NAME`` bring; nobody replaces one that is here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

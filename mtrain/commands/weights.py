@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from mtrain.commands.completing import complete_plugin
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import take_request
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
@@ -47,7 +47,7 @@ class ConvertRequest:
     """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def weights() -> None:
     """Read, convert and show files of weights. Nothing that a file holds is executed."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.compare.request import CompareRequest, Variant
-from mtrain.compare.results import Row
+from mtrain.compare.results import BackendRow
 from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
@@ -44,7 +44,7 @@ class Bench:
     """The spec of the job; of a script, once the traced job is done, with what the script itself has set."""
     ranks: int
     notes: list[str]
-    row: Row | None = None
+    row: BackendRow | None = None
     traced: History | None = None
     started: float = 0.0
     timed: list[tuple[History, float]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class EndedJob:
     folder: RunFolder
 
 
-class Ended(MtrainError):
+class ComparisonEnded(MtrainError):
     """A job was asked to end from outside, and the comparison ends with it."""
 
     def __init__(self, code: int) -> None:
@@ -87,7 +87,7 @@ def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Seq
     """Run one job to its end, without showing its messages. It trains into each folder of ``rounds`` first.
 
     Raises:
-        Ended: the job was asked to end.
+        ComparisonEnded: the job was asked to end.
     """
     folder = runfolder.create(request.folder, name, latest=False)
     where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
@@ -99,7 +99,7 @@ def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Seq
     except LaunchError as error:
         return EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
-        raise Ended(result.code)
+        raise ComparisonEnded(result.code)
     return EndedJob(code=result.code, reason=result.reason, folder=RunFolder(folder))
 
 
@@ -181,7 +181,7 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     return Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=ranks, notes=notes, row=row)
 
 
-def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Row | None:
+def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> BackendRow | None:
     """Return the row of a job that one rank cannot compute shard after shard; None if it can."""
     # Shard after shard is how one rank computes what `ranks` compute: the first shard of each micro batch moves running
     # statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
@@ -191,7 +191,7 @@ def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Ro
     reasons = elastic.needs_all_shards(sync_batchnorm=sync_batchnorm, model=model, spans_ranks=spans_ranks)
     if not reasons:
         return None
-    return Row(
+    return BackendRow(
         label=variant.label,
         outcome="refused",
         reason=f"one process cannot compute what {ranks} ranks compute, so there is nothing to compare ({reasons[0]}); "
@@ -259,7 +259,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
         except SpecError:
             raise  # it would be wrong for every backend
         except UsageError as error:
-            bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
+            bench.row = BackendRow(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             request.tell(f"{bench.variant.label}: not installed")
             continue
         try:
@@ -268,7 +268,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
             )
         except UsageError as error:
             refusals.append(error)
-            bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
+            bench.row = BackendRow(label=bench.variant.label, outcome="refused", reason=str(error))
             request.tell(f"{bench.variant.label}: refused: {error}")
             continue
         # The data are the same for all, and reading them may take long.

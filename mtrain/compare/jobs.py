@@ -17,7 +17,7 @@ from mtrain.compare.benches import Bench, bench_of, preflight, repeats_in_one_st
 from mtrain.compare.profiles import Profile, violations
 from mtrain.compare.referee import Referee, with_measured_bounds
 from mtrain.compare.request import CompareRequest
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.speed import speed_of
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of, with_recipe
 from mtrain.core.checkpoint import store
@@ -41,7 +41,7 @@ def compare(request: CompareRequest) -> Comparison:
 
     Raises:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
-        Ended: a job was asked to end.
+        ComparisonEnded: a job was asked to end.
     """
     # Before any job of its own, whose load would be taken for that of others.
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -110,7 +110,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
     reason = ended.reason if ended.code else _without_training(bench, folder)
     if reason:
         outcome = "refused" if ended.code == UsageError.exit_code else "failed"
-        bench.row = Row(
+        bench.row = BackendRow(
             label=label,
             outcome=outcome,  # type: ignore[arg-type]
             reason=reason,
@@ -135,7 +135,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
         _take_timed(request, bench, RunFolder(path), bench.started)
-    bench.row = Row(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
+    bench.row = BackendRow(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
     return saved.state
 
 
@@ -233,7 +233,7 @@ def _source(loaded: "Loaded") -> str:
     return str(loaded.source) if script is None else shlex.join([str(script.path), *script.arguments])
 
 
-def _finish(bench: Bench) -> Row:
+def _finish(bench: Bench) -> BackendRow:
     row = bench.row
     assert row is not None
     if row.outcome != "done" or bench.traced is None:

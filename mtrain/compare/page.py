@@ -7,7 +7,7 @@ import numpy as np
 from mtrain.compare import tables, wording
 from mtrain.compare.profiles import MEASURED
 from mtrain.compare.referee import EXACT
-from mtrain.compare.results import Comparison, Row
+from mtrain.compare.results import BackendRow, Comparison
 from mtrain.compare.traces import WORDS
 from mtrain.records import svg
 from mtrain.records.html import document, grid
@@ -79,7 +79,7 @@ def _class(column: str, kind: str) -> str:
     return f' class="{kind}"' if column == "verdict" else ""
 
 
-def _kind(row: Row, result: Comparison) -> str:
+def _kind(row: BackendRow, result: Comparison) -> str:
     if row.outcome != "done" or row.has_drifted or row.label in result.off:
         return "bad"
     if row.label in result.against and result.against[row.label].beyond:
@@ -113,7 +113,7 @@ def _bounds_note(result: Comparison) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def _families(result: Comparison) -> list[tuple[str, Row]]:
+def _families(result: Comparison) -> list[tuple[str, BackendRow]]:
     """Group backends with the same bits: a name for each group, and one of its rows."""
     rows = {row.label: row for row in result.rows}
     return [(wording.join_words(labels), rows[labels[0]]) for labels in result.alike()]
@@ -224,7 +224,7 @@ def _facts(result: Comparison) -> str:
     return f"<dl>{cells}</dl>"
 
 
-def _plan(row: Row) -> str:
+def _plan(row: BackendRow) -> str:
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in [*row.notes, *filter(None, [row.reason])])
     plan = f"<pre>{escape(row.plan)}</pre>" if row.plan else ""
     return f"<details><summary>{escape(row.label)}</summary>{notes}{plan}</details>"

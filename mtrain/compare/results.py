@@ -20,7 +20,7 @@ Outcome = Literal["done", "failed", "refused", "absent"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BackendRow:
     """The result of one backend."""
 
     label: str
@@ -75,7 +75,7 @@ class Comparison:
     """Settings that all jobs have in common, as text."""
     profile: Profile
     updates: int
-    rows: Sequence[Row]
+    rows: Sequence[BackendRow]
     against: Mapping[str, Against]
     """Comparison with the reference by label, for each other backend that is done."""
     referee: Referee | None = None
@@ -84,7 +84,7 @@ class Comparison:
     """Processes that waited or ran on each core of this machine before the first job."""
 
     @property
-    def reference(self) -> Row | None:
+    def reference(self) -> BackendRow | None:
         """Return the first backend that is done."""
         return next((row for row in self.rows if row.outcome == "done"), None)
 
@@ -127,7 +127,7 @@ class Comparison:
 
     def alike(self) -> list[list[str]]:
         """Group the labels of the finished backends by equal bits; the reference's group comes first."""
-        groups: list[list[Row]] = []
+        groups: list[list[BackendRow]] = []
         for row in self.rows:
             if row.trace is None:
                 continue
@@ -138,7 +138,7 @@ class Comparison:
                 group.append(row)
         return [[row.label for row in rows] for rows in groups]
 
-    def verdict(self, row: Row) -> str:
+    def verdict(self, row: BackendRow) -> str:
         """Return a verdict of one or two words for the table."""
         if row.outcome != "done":
             return {"failed": "failed", "refused": "refused", "absent": "not installed"}[row.outcome]
@@ -175,7 +175,7 @@ class Comparison:
             "backends": [self._row(row) for row in self.rows],
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: BackendRow) -> dict[str, Any]:
         fields: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
         if row.label in self.distances:
             fields["from_float64"] = dict(self.distances[row.label])

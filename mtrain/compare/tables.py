@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mtrain.compare.results import Comparison, Row
+from mtrain.compare.results import BackendRow, Comparison
 from mtrain.compare.traces import WORDS, ordinal
 from mtrain.records.wording import duration
 from mtrain_trace.differences import GRADIENT, LOSS, MOMENTS, WEIGHTS
@@ -34,11 +34,11 @@ def agreement(result: Comparison) -> Table:
     ]
 
 
-def _distance(row: Row, result: Comparison) -> str:
+def _distance(row: BackendRow, result: Comparison) -> str:
     return _size(result.distances.get(row.label, {}).get(GRADIENT))
 
 
-def _differences(row: Row, result: Comparison) -> list[str]:
+def _differences(row: BackendRow, result: Comparison) -> list[str]:
     if row.label not in result.against:
         return [""] * 6
     against = result.against[row.label]
@@ -54,7 +54,7 @@ def _size(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def _repeats(row: Row) -> str:
+def _repeats(row: BackendRow) -> str:
     return {True: "yes", False: "NO", None: "-"}[row.repeats]
 
 
@@ -75,7 +75,7 @@ def speeds(result: Comparison) -> Table:
     return columns, [[row.label, *_speed_cells(row)] for row in result.rows if row.speed is not None]
 
 
-def _speed_cells(row: Row) -> list[str]:
+def _speed_cells(row: BackendRow) -> list[str]:
     speed = row.speed
     assert speed is not None
     low, median, high = speed.quartiles_ms

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrain.compare.referee import ranking
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.traces import WORDS, ordinal
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS
 
@@ -86,7 +86,7 @@ def _alike(labels: list[str], result: Comparison) -> Sentence:
     )
 
 
-def _apart(row: Row, result: Comparison) -> Sentence:
+def _apart(row: BackendRow, result: Comparison) -> Sentence:
     against, profile = result.against[row.label], result.profile
     name = result.reference.label if result.reference else "?"
     why = f": {'; '.join(against.causes)}" if against.causes else ""
@@ -143,7 +143,7 @@ def _growth(against: Against, result: Comparison) -> str:
     return f"Largest over {result.updates} updates: {', '.join(sizes)}"
 
 
-def _describe_drift(row: Row) -> Sentence:
+def _describe_drift(row: BackendRow) -> Sentence:
     assert row.trace is not None
     assert row.trace.drifted is not None
     since = f"after {ordinal(row.trace.drifted - 1)}" if row.trace.drifted else "at the start"
@@ -152,7 +152,7 @@ def _describe_drift(row: Row) -> Sentence:
     )
 
 
-def _not_done(row: Row) -> Sentence:
+def _not_done(row: BackendRow) -> Sentence:
     how = {"failed": "failed", "refused": "refused the job", "absent": "is not installed"}[row.outcome]
     return Sentence(f"{row.label} {how}: {row.reason}", good=False)
 

@@ -621,13 +621,13 @@ def test_the_decay_of_an_average_is_constant_from_the_first_update_on(torch):
 def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
     from types import SimpleNamespace
 
-    from mtrain.rank.script.records import Records
+    from mtrain.rank.script.records import ScriptRecords
 
     saved = SimpleNamespace(meta={"extra": {"kept": {"a": {"dict": []}}}})
     records = SimpleNamespace(_kept={}, _saved=saved)
     thing = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     with pytest.raises(CheckpointError, match="it has a"):
-        Records.keep(records, "b", thing)
+        ScriptRecords.keep(records, "b", thing)
 
 
 def test_batches_of_any_shape_are_taken_apart_and_joined_again():

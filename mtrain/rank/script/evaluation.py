@@ -42,7 +42,7 @@ def read_outputs(module: Any, batch: Any) -> Outcome:
     )
 
 
-class Step:
+class OutcomeStep:
     """A callable in the form of a model whose output is a flat mapping of arrays, as a session's ``infer`` expects."""
 
     def __init__(self, module: Any, step: Callable[[Any, Any], Outcome]) -> None:
@@ -74,7 +74,7 @@ class Step:
 def outcome(
     rank: RankSession,
     entry: ScriptModel,
-    runner: Step,
+    runner: OutcomeStep,
     order: Iterable[list[int]],
     batch_of: Callable[[Sequence[int]], Any],
     *,

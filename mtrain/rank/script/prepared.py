@@ -21,8 +21,8 @@ from mtrain.rank.script import gradients
 from mtrain.rank.script.in_turn import check_in_turn
 from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
-from mtrain.rank.script.native import NativeOptimizer, Recorded, record_native
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.native import NativeOptimizer, RecordingOptimizer, record_native
+from mtrain.rank.script.records import ScriptRecords
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, make_scheduler
 from mtrain.rank.script.settings import SHARED_SETTINGS, change_values, changes_of
@@ -75,7 +75,7 @@ class Prepared:
         self,
         job: RankJob,
         rank: RankSession,
-        records: Records,
+        records: ScriptRecords,
         saved: Saved | None,
         *,
         saw_gradients: Callable[[], None],
@@ -230,7 +230,13 @@ class Prepared:
                 )
 
     def _recipe(
-        self, spec: Spec, request: ModelRequest, *, name: str, trained: bool, native_optimizer: Recorded | None
+        self,
+        spec: Spec,
+        request: ModelRequest,
+        *,
+        name: str,
+        trained: bool,
+        native_optimizer: RecordingOptimizer | None,
     ) -> Recipe:
         # The first model is trained in the backend's own way where that is the only one.
         is_further = bool(self.models.with_optimizer) or self.rank.capabilities.own_order
@@ -250,7 +256,7 @@ class Prepared:
         )
 
     def _make_scheduler(
-        self, request: ModelRequest, native: Recorded | None, spec: Spec, name: str
+        self, request: ModelRequest, native: RecordingOptimizer | None, spec: Spec, name: str
     ) -> SteppedScheduler | None:
         """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""
         stepped = None if native is None else native.scheduler

@@ -28,7 +28,7 @@ from mtrain.records.reporter import Report
 from mtrain.spec.disclosure import without_places
 
 
-class Records:
+class ScriptRecords:
     """The reports, checkpoints and kept objects of a script's job."""
 
     def __init__(

@@ -29,7 +29,7 @@ from mtrain.rank.script.reading.nested import Nested
 from mtrain.rank.script.reading.reading import Reading, check_schedule
 from mtrain.rank.script.reading.samples import check_dataset
 from mtrain.rank.script.reading.workers import is_imported_by_worker
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.records import ScriptRecords
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.schedulers import MakeScheduler
 from mtrain.rank.script.settings import check_loop, loop_changes
@@ -97,7 +97,7 @@ class Session:
         self._rank = rank
         self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
         self._progress = Progress() if self._saved is None else self._saved.progress
-        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
+        self._records = ScriptRecords(job, backend, rank, self._saved, reporters=reporters)
         self._prepared = Prepared(job, rank, self._records, self._saved, saw_gradients=self._saw_gradients)
         self._training: Training | None = None
         """The training loop, once there is one."""
@@ -403,7 +403,7 @@ class Session:
         dataset, collate = evaluation_part(read), collate or read.collate
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
-        runner = evaluation.Step(entry.module, step or evaluation.read_outputs)
+        runner = evaluation.OutcomeStep(entry.module, step or evaluation.read_outputs)
         seed, seed_framework = self._prepared.spec.train.seed, self._rank.capabilities.seed
         join = collate or trees.collate
 

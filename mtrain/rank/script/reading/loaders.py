@@ -80,8 +80,8 @@ def read_loader(dataset: Any, *, call: str) -> Selection:
             shuffle=batches.shuffle,
             drop_last=batches.drop_last,
         )
-    order = Asked(batches, lambda asked: [number for batch in asked for number in batch])
-    lists = AskedBatches(batches, lambda asked: [list(batch) for batch in asked])
+    order = SamplerOrder(batches, lambda asked: [number for batch in asked for number in batch])
+    lists = SamplerBatches(batches, lambda asked: [list(batch) for batch in asked])
     return replace(read, batch=max(1, len(lists.first())), order=order, batches=lists)
 
 
@@ -123,7 +123,7 @@ def order_of(sampler: Any, length: int) -> Order | None:
         # Rank r reads every size-th sample from r on, so the ranks' batches together are neighbours in the order of one rank.
         settings = {name: getattr(sampler, name) for name in ("shuffle", "seed", "drop_last")}
         sampler = type(sampler)(sampler.dataset, num_replicas=1, rank=0, **settings)
-    return Asked(sampler, list)
+    return SamplerOrder(sampler, list)
 
 
 def _is_of_framework(sampler: Any, *names: str) -> bool:
@@ -135,7 +135,7 @@ def _is_of_framework(sampler: Any, *names: str) -> bool:
 Given = TypeVar("Given")
 
 
-class Asked(Generic[Given]):
+class SamplerOrder(Generic[Given]):
     """What a sampler gives that is asked anew in each epoch, so that it is a function of the epoch.
 
     The sampler is told the epoch by ``set_epoch``, and a generator of its own is seeded by its first seed and the epoch.
@@ -166,7 +166,7 @@ class Asked(Generic[Given]):
             generator.manual_seed((seed + epoch) % 2**63)
 
 
-class AskedBatches(Asked[list[int]]):
+class SamplerBatches(SamplerOrder[list[int]]):
     """The batches of a batch sampler, asked anew in each epoch."""
 
     def count(self, epoch: int) -> int | None:

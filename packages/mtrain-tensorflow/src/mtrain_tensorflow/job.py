@@ -15,7 +15,7 @@ from mtrain.core.update import cadence
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script.job import RankJob, running
 from mtrain.rank.script.plain_python import exit_watched, solo_job
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.records import ScriptRecords
 
 if TYPE_CHECKING:
     from mtrain_tensorflow.variables import Variables
@@ -59,7 +59,7 @@ class KerasJob:
         self._saved = None if self._job.resume is None else load_everywhere(self._job.resume, collective)
         self.progress: Progress = Progress() if self._saved is None else self._saved.progress
         rank: Any = KerasRank(collective=collective, device=device)
-        self._records = Records(self._job, self._job.resolved.backend, rank, self._saved)
+        self._records = ScriptRecords(self._job, self._job.resolved.backend, rank, self._saved)
         self._saves = cadence.saves(self._job.spec.checkpoint)
         self._variables: Variables | None = None
         self._total: int | None = None
