@@ -65,7 +65,7 @@ def test_an_order_of_a_further_data_set_is_part_of_what_ranks_compare(epoch):
     def mark(order: Any) -> int:
         data = together(order)
         next(data.micro_batches(epoch, 0, shares=Shares(rank=0, size=1, shards=1, rounds=1)))
-        return data.mark(epoch)
+        return data.order(epoch)
 
     assert mark(lambda at: range(SECOND)) == mark(lambda at: range(SECOND))
     assert mark(lambda at: range(SECOND)) != mark(lambda at: range(SECOND)[::-1])

@@ -353,13 +353,10 @@ class Session:
             ScriptError: called outside of a loop over ``updates``, or with another number of rows. Ranks that have made different
                 batches are refused at the end of the update.
         """
-        training, prepared = self._training, self._prepared
+        training = self._training
         if training is None or not isinstance(training.reading, MadeBatches) or training.loop.loop.micro is None:
             raise ScriptError("session.share: called outside of a loop over session.updates")
-        assert prepared.shares is not None
-        return training.reading.share(
-            batch, prepared.shares, self._rank, floats=prepared.floats, saw=training.tracing.saw_more
-        )
+        return training.reading.share(batch, saw=training.tracing.saw_more)
 
     def _start(self, reading: Reading) -> ScriptLoop:
         """Start the training loop on ``reading``."""

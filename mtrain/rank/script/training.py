@@ -1,26 +1,23 @@
 """Start the training loop of a script on its data, and save the job for it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mtrain.core.interfaces import HostBatch, Progress, RankSession, Rates, Why
+from mtrain.core.interfaces import Progress, Rates, Why
 from mtrain.core.samples import resumed_samples
-from mtrain.core.samples.sampler import Shares
 from mtrain.core.update import cadence
 from mtrain.core.update.cadence import Cadences
 from mtrain.core.update.loop import Hooks, Job, Loop
 from mtrain.core.update.schedule import Schedule
 from mtrain.core.update.stepping import Stepper
-from mtrain.data import trees
 from mtrain.errors import ScriptError
 from mtrain.rank.profiling import Profile
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.models import ScriptModel, saved_state
 from mtrain.rank.script.prepared import Prepared
-from mtrain.rank.script.reading.reading import Reading, number_of_updates
+from mtrain.rank.script.reading.reading import Delivery, Reading, number_of_updates
 from mtrain.rank.script.rules import RateOf
 from mtrain.rank.tracing import Tracing
 from mtrain.spec.model import Spec
@@ -77,9 +74,8 @@ class Training:
         """Return what the loop trains, and on what."""
         prepared, shares = self._prepared, self._prepared.shares
         assert shares is not None
-        feed = ScriptFeed(
+        self.reading.delivery = Delivery(
             rank=self._prepared.rank,
-            reading=self.reading,
             shares=shares,
             fills_shards=any(entry.spec.train.sync_batchnorm for entry in prepared.models),
             floats=prepared.floats,
@@ -88,7 +84,7 @@ class Training:
         return Job(
             session=self._prepared.rank,
             steppers=[self._stepper(entry, progress) for entry in prepared.models.with_optimizer],
-            feed=feed,
+            feed=self.reading,
             total_updates=self.total_updates,
             shares=shares,
             seed=prepared.spec.train.seed,
@@ -165,81 +161,3 @@ def _own_learning_rates(learning_rate_of: RateOf, factors: Sequence[float], upda
             f"session.prepare: the schedule returned {learning_rate} for update {update}; expected a learning rate of at least 0"
         )
     return Rates(learning_rates=[learning_rate * factor for factor in factors])
-
-
-@dataclass(kw_only=True)
-class ScriptFeed:
-    """See ``core.feed.Feed``."""
-
-    rank: RankSession
-    reading: Reading
-    shares: Shares
-    fills_shards: bool
-    """Whether no shard of an update may be empty."""
-    floats: Any
-    """Dtype of floating-point arrays in batches; None: as the data set has them."""
-    saw: Callable[[HostBatch], None]
-    """Takes note of the arrays of the next micro batch."""
-    _structures: list[Any] = field(default_factory=list)
-
-    @property
-    def updates_per_epoch(self) -> int | None:
-        """See ``Feed.updates_per_epoch``."""
-        return self.reading.updates_per_epoch
-
-    def samples(self, progress: Progress) -> int:
-        """See ``Feed.samples``."""
-        return self.reading.size(progress.epoch, progress.position)
-
-    def fill(self, progress: Progress, number: int) -> float:
-        """See ``Feed.fill``.
-
-        Raises:
-            ScriptError: a shard has no sample, and BatchNorm layers take statistics over all shards.
-        """
-        samples, shards = self.samples(progress), self.shares.shards * self.shares.rounds
-        if self.fills_shards and samples < shards:
-            raise ScriptError(
-                f"session.batches: update {progress.update} has {samples} of the {shards} samples that one in each micro batch of each "
-                "rank would need, because sync_batchnorm is on; leave such batches out (drop_last=True), or train without it"
-            )
-        return self.shares.fill(number, samples)
-
-    @property
-    def spans_epochs(self) -> bool:
-        """See ``Feed.spans_epochs``."""
-        return self.reading.spans_epochs
-
-    def open(self, progress: Progress) -> Iterator[Any]:
-        """See ``Feed.open``."""
-        self._structures = []
-        # A backend moves flat mappings, some of them ahead of their use, so their nestings wait in a queue beside them.
-        for tensors in self.rank.batches(self._host_batches(progress.epoch, progress.position)):
-            yield trees.rebuilt(self._structures.pop(0), tensors)
-
-    def _host_batches(self, epoch: int, position: int) -> Iterator[Mapping[str, Any]]:
-        """Yield the arrays of the batches, and remember their structure until the device has them."""
-        while True:
-            for batch in self.reading.micro_batches(epoch, position, shares=self.shares):
-                arrays, structure = trees.flatten(batch, floats=self.floats)
-                if not arrays:
-                    raise ScriptError(
-                        f"session.batches: a batch of type {type(batch).__name__} holds no array and no tensor; return arrays, "
-                        "tensors or numbers from the data set, or give a `collate`"
-                    )
-                self._structures.append(structure)
-                self.saw(arrays)
-                yield arrays
-            epoch, position = epoch + 1, 0
-
-    def ends_after(self, progress: Progress) -> bool:
-        """See ``Feed.ends_after``."""
-        return self.reading.ends_after(progress.epoch, progress.position)
-
-    def order(self, epoch: int) -> int:
-        """See ``Feed.order``."""
-        return self.reading.mark(epoch)
-
-    def close(self) -> None:
-        """See ``Feed.close``."""
-        self.reading.close()

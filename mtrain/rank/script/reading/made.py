@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import HostBatch, RankSession
+from mtrain.core.interfaces import HostBatch
 from mtrain.core.samples.sampler import Shares
 from mtrain.data import trees
 from mtrain.errors import ScriptError
@@ -27,7 +27,7 @@ class MadeBatches(Reading):
         self.global_batch = global_batch
         self._mark = 0
 
-    def mark(self, epoch: int) -> int:
+    def order(self, epoch: int) -> int:
         """Return a checksum of what was shared in the update in hands, by which ranks see that they share the same."""
         return self._mark
 
@@ -39,11 +39,9 @@ class MadeBatches(Reading):
             yield np.array([start])
             start += 1
 
-    def share(
-        self, batch: Any, shares: Shares, rank: RankSession, *, floats: Any, saw: Callable[[HostBatch], None]
-    ) -> Any:
+    def share(self, batch: Any, *, saw: Callable[[HostBatch], None]) -> Any:
         """Return this rank's share of a global batch, on the device; see ``Session.share``."""
-        arrays, structure = trees.flatten(batch, floats=floats)
+        arrays, structure = trees.flatten(batch, floats=self.delivery.floats)
         lengths = {path: array.shape[0] if array.ndim else 0 for path, array in arrays.items()}
         if not arrays or set(lengths.values()) != {self.global_batch}:
             raise ScriptError(
@@ -54,6 +52,6 @@ class MadeBatches(Reading):
             self._mark = zlib.crc32(arrays[path].tobytes(), self._mark)
         saw(arrays)
         # One share: `Session.updates` refuses a rank with several passes.
-        (own,) = shares.spread(np.arange(self.global_batch))
-        tensors = next(iter(rank.batches([{path: array[own] for path, array in arrays.items()}])))
+        (own,) = self.delivery.shares.spread(np.arange(self.global_batch))
+        tensors = next(iter(self.delivery.rank.batches([{path: array[own] for path, array in arrays.items()}])))
         return trees.rebuilt(structure, tensors)

@@ -92,7 +92,7 @@ class Nested:
         """Tell whether the micro batch in hands is the last one of its epoch."""
         micro, progress = loop.loop.micro, loop.progress
         assert self._reading is not None
-        return micro is not None and micro.last and self._reading.ends_after(progress.epoch, progress.position)
+        return micro is not None and micro.last and self._reading.ends_after(progress)
 
 
 def _same(one: Any, other: Any) -> bool:

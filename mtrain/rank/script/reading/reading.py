@@ -1,22 +1,40 @@
 """What every way to read a script's data answers the training loop: the next batch, and where epochs end."""
 
-from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from mtrain.core.interfaces import Progress
+from mtrain.core.interfaces import HostBatch, Progress, RankSession
 from mtrain.core.samples.sampler import Shares
+from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
 from mtrain.spec.model import Spec
 
 
-class Reading(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """How the batches of a reading get to the device of this rank."""
+
+    rank: RankSession
+    shares: Shares
+    fills_shards: bool
+    """Whether no shard of an update may be empty."""
+    floats: Any
+    """Dtype of floating-point arrays in batches; None: as the data set has them."""
+    saw: Callable[[HostBatch], None]
+    """Takes note of the arrays of the next micro batch."""
+
+
+class Reading(ABC):
     """The micro batches of a script. ``Samples`` are read by number, a ``Stream`` to its end; ``MadeBatches`` the script makes.
 
-    An update is named by its epoch and its position in it. The defaults are those of batches of one length, in epochs of one
-    length or in a single epoch without an end.
+    It is the ``Feed`` of the training loop, which sets ``delivery`` before it asks for a batch. An update is named by its epoch and
+    its position in it. The defaults are those of batches of one length, in epochs of one length or in a single epoch without an end.
     """
 
+    delivery: Delivery
+    """Set by ``Training``, once the models say what they need of a batch."""
     length: int | None = None
     """Number of samples; None: it is not known, or there is none."""
     global_batch: int = 0
@@ -60,11 +78,52 @@ class Reading(Protocol):
         """Return the number of samples of an update over all ranks."""
         return self.global_batch
 
-    def ends_after(self, epoch: int, position: int) -> bool:
-        """Return whether update ``position`` is the last one of its epoch."""
-        return position + 1 == self.updates_per_epoch
+    def samples(self, progress: Progress) -> int:
+        """See ``Feed.samples``."""
+        return self.size(progress.epoch, progress.position)
 
-    def mark(self, epoch: int) -> int:
+    def fill(self, progress: Progress, number: int) -> float:
+        """See ``Feed.fill``.
+
+        Raises:
+            ScriptError: a shard has no sample, and BatchNorm layers take statistics over all shards.
+        """
+        shares = self.delivery.shares
+        samples, shards = self.samples(progress), shares.shards * shares.rounds
+        if self.delivery.fills_shards and samples < shards:
+            raise ScriptError(
+                f"session.batches: update {progress.update} has {samples} of the {shards} samples that one in each micro batch of each "
+                "rank would need, because sync_batchnorm is on; leave such batches out (drop_last=True), or train without it"
+            )
+        return shares.fill(number, samples)
+
+    def open(self, progress: Progress) -> Iterator[Any]:
+        """See ``Feed.open``."""
+        # A backend moves flat mappings, some of them ahead of their use, so their nestings wait in a queue beside them.
+        structures: list[Any] = []
+        for tensors in self.delivery.rank.batches(self._flatten(progress.epoch, progress.position, structures)):
+            yield trees.rebuilt(structures.pop(0), tensors)
+
+    def _flatten(self, epoch: int, position: int, structures: list[Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the arrays of the batches from an update on, and add their nestings to ``structures``."""
+        while True:
+            for batch in self.micro_batches(epoch, position, shares=self.delivery.shares):
+                arrays, structure = trees.flatten(batch, floats=self.delivery.floats)
+                if not arrays:
+                    raise ScriptError(
+                        f"session.batches: a batch of type {type(batch).__name__} holds no array and no tensor; return arrays, "
+                        "tensors or numbers from the data set, or give a `collate`"
+                    )
+                structures.append(structure)
+                self.delivery.saw(arrays)
+                yield arrays
+            epoch, position = epoch + 1, 0
+
+    def ends_after(self, progress: Progress) -> bool:
+        """Return whether this rank has no further update in its epoch."""
+        return progress.position + 1 == self.updates_per_epoch
+
+    def order(self, epoch: int) -> int:
         """Return a checksum of what is read in ``epoch``, by which ranks see that they read the same; 0: they need not."""
         return 0
 

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+from mtrain.core.interfaces import Progress
 from mtrain.core.samples.sampler import Shares
 from mtrain.data import trees
 from mtrain.data.objects import Seed, first_unrepeatable, unusable
@@ -80,11 +81,11 @@ class Samples(Reading):
         ends = self._epochs.ends(epoch)
         return int(ends[position] - (ends[position - 1] if position else 0))
 
-    def ends_after(self, epoch: int, position: int) -> bool:
-        """Return whether update ``position`` is the last one of its epoch."""
-        return position + 1 == self._epochs.count(epoch)
+    def ends_after(self, progress: Progress) -> bool:
+        """Return whether this rank has no further update in its epoch."""
+        return progress.position + 1 == self._epochs.count(progress.epoch)
 
-    def mark(self, epoch: int) -> int:
+    def order(self, epoch: int) -> int:
         """Return a checksum of the orders in which the data sets are read during ``epoch``."""
         # The reader may be in the next epoch already, whose order is compared when its own updates are made.
         self._marks = {read: mark for read, mark in self._marks.items() if read >= epoch}
@@ -92,7 +93,7 @@ class Samples(Reading):
         if not self._beside:
             return own
         update = self.updates_of(epoch)
-        return zlib.crc32(repr([own, *(each.mark(each.place(update)[0]) for each in self._beside)]).encode())
+        return zlib.crc32(repr([own, *(each.order(each.place(update)[0]) for each in self._beside)]).encode())
 
     def micro_batches(self, epoch: int, start: int, *, shares: Shares) -> Generator[Any, None, None]:
         """Yield the micro batches of this rank from update ``start`` to the end of the epoch.

@@ -72,19 +72,20 @@ class Stream(Reading):
         """Number of complete global batches in one pass; None: that shows at its end."""
         return None if self.length is None else self.length // self.global_batch
 
-    def ends_after(self, epoch: int, position: int) -> bool:
-        """Return whether this rank cannot fill another update of the pass ``epoch`` after update ``position``.
+    def ends_after(self, progress: Progress) -> bool:
+        """Return whether this rank cannot fill another update of the pass.
 
         Raises:
             ScriptError: the stream has a length, and ended before it.
         """
+        epoch, position = progress.epoch, progress.position
         ends = self._last == (epoch, position)
         if ends and self.updates_per_epoch is not None and position + 1 < self.updates_per_epoch:
             raise ScriptError(
                 f"session.batches: the stream has a length of {self.length} samples, but it ended in epoch {epoch} after update "
                 f"{position} of {self.updates_per_epoch}; correct its __len__, or leave it out and give updates="
             )
-        return ends or super().ends_after(epoch, position)
+        return ends or super().ends_after(progress)
 
     def check_continues(self, progress: Progress) -> None:
         """See ``Reading.check_continues``; where a pass ends is not known, so the number of samples must suffice."""
