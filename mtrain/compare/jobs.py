@@ -285,5 +285,6 @@ def _machine() -> str:
 
 def _versions() -> str:
     versions = described.describe_environment({})["versions"]
+    # Those that compute or exchange something; others change no result.
     packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
     return ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)

@@ -62,6 +62,7 @@ def _run(request: RanksRequest, number: int, trace: Path) -> None:
         *(sys.executable, "-m", "mtrain", "run", *request.words, "-o", f"report.dir={request.folder / 'runs'}"),
         *("--name", f"ranks-{number}", "--nproc-per-node", str(number), str(request.script), *request.arguments),
     ]
+    # What the ranks print goes to a file, so that the verdict is all that the terminal shows.
     log = request.folder / f"ranks-{number}.log"
     outputs.make_folder(request.folder)
     try:

@@ -96,6 +96,7 @@ def _bounds_note(result: Comparison) -> str:
         for name in MEASURED
         if name in result.profile.at_start or name in result.profile.throughout
     ]
+    # Bounds of 0 everywhere are those of the profile `bitwise`.
     exact = not any(result.profile.throughout.values())
     allowed_text = "nothing but the same bits" if exact else ", ".join(bounds)
     referee_note = ""

@@ -82,6 +82,7 @@ def compare(request: RecordedRequest) -> list[RecordedResult]:
         for folder in others:
             theirs = read(folder, optimizer=request.optimizer)
             found = mtrain_trace.command.compare_traces(ours, theirs, calibration=nudged)
+            # What differs between the specs is the likeliest cause, so it comes before what the updates show.
             for comparison in found:
                 told = _other_keys(comparison)
                 (comparison.remarks if comparison.parting is None else comparison.sentences)[:0] = told
@@ -106,6 +107,7 @@ def read(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
     """
     if not RunFolder(folder).metrics.is_file():
         return read_all(folder, optimizer=optimizer)
+    # Number 0 is that of the only one.
     if optimizer:
         raise TraceError(f"{folder}: a run of mtrain has one optimizer; no number {optimizer} (they count from 0)")
     with refusing_what_is_broken(folder):

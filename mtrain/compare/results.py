@@ -96,6 +96,7 @@ class Comparison:
     @property
     def differ(self) -> bool:
         """Return whether backends that ran differ; where one did not run, they neither agree nor differ."""
+        # A backend that does not repeat itself, or whose ranks differ, differs from itself already.
         own = any(row.repeats is False or row.has_drifted for row in self.rows)
         return own or bool(self.off) or any(against.beyond for against in self.against.values())
 
@@ -121,6 +122,7 @@ class Comparison:
         float64."""
         if self.referee is None or not self.profile.measured:
             return {}
+        # Where a rounding has decided which objects are compared, the distance says nothing about the backend.
         comparable = {label: x for label, x in self.distances.items() if label not in self.decided_otherwise}
         inexact = {label: self.referee.inexact(distances) for label, distances in comparable.items()}
         return {label: words for label, words in inexact.items() if words}
@@ -184,6 +186,7 @@ class Comparison:
         if row.speed is not None:
             fields["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
         if row.trace is not None:
+            # Digests and not arrays: the file stays small, and equal states are seen all the same.
             fields |= columns(row.trace)
         if row.label in self.against:
             fields["against_reference"] = _against(self.against[row.label])

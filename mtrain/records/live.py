@@ -118,6 +118,7 @@ class LiveFigures(Reporter):
 
     def _write(self) -> None:
         self._written_at = self._clock()
+        # Replaced in one step, because the watching process may read at any moment.
         write_json(self._path, _word(self._metrics))
 
 

@@ -57,6 +57,7 @@ def curves(folder: Path) -> Curves | None:
     history = read_history(folder / "metrics.jsonl", most_updates=MOST_UPDATES)
     if not history.updates and not history.evaluations:
         return None
+    # The classes of matplotlib and not pyplot, which would choose a window system and keep a list of figures.
     figure = Curves(figsize=(12, 7.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, gridspec_kw=MARGINS)

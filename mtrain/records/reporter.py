@@ -88,6 +88,7 @@ class Report:
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **fields}
+        # The record of a failed job is written while its exception is handled.
         error = sys.exception()
         if kind == "end" and record.get("reason") == "failed":
             record["error"] = "" if error is None else f"{type(error).__name__}: {error}"

@@ -95,6 +95,7 @@ class Rich(Display):
         """Remove the panel, and print its last numbers in its place."""
         if self._live is None:
             return
+        # The panel would stay half drawn, and the cursor hidden, if the process ended without this.
         self._live.stop()
         self._live = None
         if self._update:
@@ -120,6 +121,7 @@ class Rich(Display):
         if list(cells) != self._columns:
             self._columns = list(cells)
             self._console.print(Text("".join(f"{one_line(name):>10}" for name in cells), style="bold cyan"))
+        # Printed above the panel for good: the terminal's history then is the table of the job.
         best = bool(record.get("best"))
         line = Text("".join(f"{value:>10}" for value in cells.values()), style="bold green" if best else "")
         self._console.print(line.append("  best so far" if best else ""))

@@ -78,6 +78,7 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
+    # No seconds from an hour on: an estimate is no better.
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 

@@ -100,6 +100,7 @@ class Attached:
 
         The means over the ranks are recorded. Where the job was asked to end, it is saved and ends here.
         """
+        # Without a length of epochs, all updates are in one.
         position = self._job.progress.position + 1
         ended = position == self._updates_per_epoch
         self._job.report_update(
@@ -113,6 +114,7 @@ class Attached:
 
 def _part(name: str) -> Any:
     """Import a module of mtrain that needs TensorFlow."""
+    # When it is used: importing this module must not bring TensorFlow into a process that has another framework.
     return import_module(f"mtrain_tensorflow.{name}")
 
 

@@ -120,6 +120,7 @@ class Variables:
     def restore_metrics(self, saved: Sequence[Any]) -> None:
         """Let the metrics go on from ``saved``; not where the model has others by now."""
         variables = [] if self._model is None else [v for metric in self._model.metrics for v in metric.variables]
+        # A script may have other metrics now, which concern no weights; they begin anew.
         if len(variables) == len(saved):
             for variable, value in zip(variables, saved, strict=True):
                 variable.assign(tf.cast(tf.constant(value, tf.float64), variable.dtype))
