@@ -194,7 +194,9 @@ def test_a_session_in_a_thread_of_its_own_is_refused_in_a_rank(monkeypatch):
         running()
 
 
-@pytest.mark.parametrize(("extra", "is_told"), [(None, False), ({}, False), ({RANDOM_SHARDS: 4}, False), ({RANDOM_SHARDS: 3}, True)])
+@pytest.mark.parametrize(
+    ("extra", "is_told"), [(None, False), ({}, False), ({RANDOM_SHARDS: 4}, False), ({RANDOM_SHARDS: 3}, True)]
+)
 def test_other_random_numbers_than_before_are_told_when_a_job_goes_on(extra, is_told):
     told = changed_layers(extra, 4)
     assert bool(told) == ("in 3 parts" in told) == is_told
