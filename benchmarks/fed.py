@@ -98,9 +98,10 @@ def trained(record: Mapping[str, Any], arguments: argparse.Namespace, folder: Pa
     for name in ("checkpoints", "logs"):
         (folder / "run" / name).mkdir(parents=True)
     with assembly.assemble(job, train.open_task(job), leave=lambda error: None, training=True) as assembled:
-        run = train.TrainingRun(assembled, train.open_task(job), RunFolder(folder / "run"), None)
+        stop = process.StopRequest()
+        run = train.TrainingRun(assembled, train.open_task(job), RunFolder(folder / "run"), None, stop=stop)
         run.loader = Fed(updates, len(updates) // arguments.epochs)
-        run_loop(run.loop(process.StopRequest()), assembled.model)
+        run_loop(run.loop(), assembled.model)
         state = assembled.session.state(assembled.model, assembled.optimizer)
         weights, averages = dict(state.weights), dict(state.ema)
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -175,7 +175,6 @@ def test_values_become_paths_and_what_is_given_apart_wins() -> None:
     }
     both = python_calls.flags_of(backend="solo", ranks=None, overrides={"backend.name": "ddp"})
     assert {path: given.value for path, given in both.items()} == {"backend.name": "solo"}
-    assert (python_calls.text_of(None), python_calls.text_of(Path("a/b"))) == (None, "a/b")
 
 
 def test_errors_of_users_end_with_2_and_others_with_1() -> None:

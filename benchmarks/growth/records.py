@@ -49,7 +49,7 @@ def record(update: int, total: int) -> dict[str, Any]:
 def write(folder: Path, updates: int, *, tensorboard: bool = True) -> float:
     """Write the records of a run that is done; return the CPU microseconds of each update."""
     from mtrain.core.interfaces.reporter import ReportedRun
-    from mtrain.records.reporter import RunReport
+    from mtrain.records.reporter import Report
     from mtrain.records.reporters.tensorboard import TensorBoard
     from mtrain.records.run_files import RunFiles
 
@@ -57,7 +57,7 @@ def write(folder: Path, updates: int, *, tensorboard: bool = True) -> float:
     if tensorboard:
         run = ReportedRun(folder=folder, rank=0, size=2, start_update=0, spec={})
         reporters = [("tensorboard", TensorBoard(TensorBoard.Options(), run))]
-    report = RunReport(RunFiles(folder, plots=False), reporters)
+    report = Report(RunFiles(folder, plots=False), reporters)
     report.event("start", update=0, epoch=0, total_updates=updates, ranks=2, backend="ddp", model="yolov5n")
     records = [record(update, updates) for update in range(min(updates, 1000))]
     began = time.process_time()

@@ -39,11 +39,11 @@ class Front(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the verbs, in the order of the help."""
-        return list(verbs.installed())
+        return list(verbs.find_verbs())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None where there is none of this name."""
-        verb = verbs.installed().get(cmd_name)
+        verb = verbs.find_verbs().get(cmd_name)
         return None if verb is None else verbs.load(verb)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -54,13 +54,13 @@ class Front(click.Group):
         nothing_typed = not args and not ctx.resilient_parsing
         if nothing_typed or (first.startswith("-") and first not in own):
             args = [DEFAULT, *args]
-        elif first and not first.startswith("-") and first not in verbs.installed() and not ctx.resilient_parsing:
+        elif first and not first.startswith("-") and first not in verbs.find_verbs() and not ctx.resilient_parsing:
             ctx.fail(_unknown_command_message(first))
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs by heading; none is imported for it."""
-        found = verbs.installed().values()
+        found = verbs.find_verbs().values()
         width = max((len(verb.name) for verb in found), default=0)
         for heading, section in itertools.groupby(found, key=lambda verb: verb.heading):
             with formatter.section(terminal.printable(heading)):
@@ -69,7 +69,7 @@ class Front(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands, and the flags of ``train``."""
-        found = verbs.installed().values()
+        found = verbs.find_verbs().values()
         items = [CompletionItem(verb.name, help=verb.line) for verb in found if verb.name.startswith(incomplete)]
         train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
         return items if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
@@ -82,7 +82,7 @@ def _unknown_command_message(word: str) -> str:
         from mtrain.spec import remedies
 
         return f"{word!r} is a command of mtrain, whose installation is older than its sources; install again with: {remedies.install('')}"
-    return unknown_command(word, list(verbs.installed()))
+    return unknown_command(word, list(verbs.find_verbs()))
 
 
 def _missing_package(error: Exception) -> str:

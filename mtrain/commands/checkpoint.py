@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.errors import CheckpointError
 from mtrain.spec import terminal
 
@@ -30,7 +30,7 @@ class FolderOrAddress(click.ParamType):  # type: ignore[type-arg] # generic in n
         return path
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def checkpoint() -> None:
     """List, verify or show checkpoints."""
 

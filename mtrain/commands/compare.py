@@ -42,6 +42,7 @@ class CompareCommand(JobCommand):
             return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
+        # "Cannot tell" has a code of its own, so that a script that asks whether two trainings agree never takes an error for a no.
         except MtrainError as error:
             if error.exit_code != DIFFERENT:
                 raise
@@ -171,13 +172,14 @@ def show_ranks(ranks: list[int], params: dict[str, Any], arguments: tuple[str, .
         tell=lambda text: terminal.say(text, err=True),
     )
     results = over_ranks.compare(request)
-    for result in results:
-        terminal.say("\n".join(["", f"{ranks[0]} and {result.ranks} ranks:", *result.text()]))
-    return _worst(result.code for result in results)
+    for number, result in results.items():
+        terminal.say("\n".join(["", f"{ranks[0]} and {number} ranks:", *result.text()]))
+    return _worst(result.code for result in results.values())
 
 
 def _worst(codes: Iterable[int]) -> int:
     """Return the exit code of several comparisons: that some differ counts most."""
+    # A difference that was found is certain, whatever could not be told of the others.
     found = set(codes)
     return DIFFERENT if DIFFERENT in found else max(found)
 
@@ -229,6 +231,7 @@ def show(comparison: "Comparison") -> None:
 
     from mtrain.compare import tables, wording
 
+    # A log gets wide tables: folded cells are hard to search.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     shown = {"agreement": tables.agreement(comparison), "speed": tables.speeds(comparison)}
     for title, (columns, rows) in shown.items():

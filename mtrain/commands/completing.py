@@ -14,10 +14,8 @@ ENDINGS = (".yml", ".yaml")
 
 
 def complete_config(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete shipped specs and YAML files; where none matches, let the shell complete folders.
-
-    Files are listed here because one item of click's type "file" makes bash drop all other items.
-    """
+    """Complete shipped specs and YAML files; where none matches, let the shell complete folders."""
+    # Files are listed here because one item of click's type "file" makes bash drop all other items.
     from mtrain.spec.sources import shipped_names
 
     names = [name for name in shipped_names() if name.startswith(incomplete)] + _files(incomplete)

@@ -1,15 +1,13 @@
-"""Completion for bash, in place of click's own, which completes nothing after ``-o backend.name=``.
-
-bash splits words at every character of ``COMP_WORDBREAKS``, such as ``=`` and ``:``, and replaces the last piece only.
-click's own script sends those pieces as separate words (seen with click 8.5). The script here sends the line as it was
-typed, and the values that it receives lack the part of the word that bash keeps.
-"""
+"""Completion for bash, in place of click's own, which completes nothing after ``-o backend.name=``."""
 
 import os
 from typing import Any
 
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
+# bash splits words at every character of `COMP_WORDBREAKS`, such as `=` and `:`, and replaces the last piece only. click's own
+# script sends those pieces as separate words (seen with click 8.5). This one sends the line as it was typed, and the values that
+# it receives lack the part of the word that bash keeps.
 _SCRIPT = """\
 %(complete_func)s() {
     local IFS=$'\\n' response completion type value
@@ -31,8 +29,7 @@ _SCRIPT = """\
 
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""The completion function of bash. ``$2`` is the text that bash will replace. After a path that ends with ``=``, no
-space is inserted, because its value follows."""
+"""The completion function of bash. ``$2`` is the text that bash will replace."""
 
 
 class Bash(BashComplete):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.completing import complete_config, complete_path, complete_plugin
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import JobCommand, load_job, quiet_job_options, spec_request
 from mtrain.commands.plan import read_for_showing
 from mtrain.spec import outputs, terminal
@@ -44,6 +44,7 @@ def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: 
     from mtrain.errors import UsageError
     from mtrain.spec.importers.conversion import convert
 
+    # Before the conversion, whose result would be lost.
     if to is not None:
         _check_target(to, force=force)
     imported = convert(files, **params)
@@ -90,7 +91,7 @@ def describe_import(imported: "Imported") -> list[str]:
     return [one_line(line) for line in lines]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """List, show, explain, validate and import specs."""
 

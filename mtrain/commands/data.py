@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.completing import complete_config
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import JobCommand, spec_options, spec_request, take_request
 from mtrain.spec import remedies, terminal
 from mtrain.spec.request import SpecRequest
@@ -48,7 +48,7 @@ class Converted:
     """What the format cannot hold, in sentences."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Check or convert a data set, or make the embedded one."""
 
@@ -171,10 +171,10 @@ def check_data(request: SpecRequest, *, images: int, out: Path) -> Iterator["Tab
     """
     from mtrain.core.interfaces import Remark
     from mtrain.data.images.drawing import save_image
-    from mtrain.rank.spec.assembly import open_data_of
+    from mtrain.rank.spec.assembly import open_task
 
     loaded = request.read(request.config)
-    opened = open_data_of(loaded.job)
+    opened = open_task(loaded.job, for_model=False)
     verified = opened.verify()
     yield Remark(text=f"{loaded.source}: data.format {loaded.spec.data.format}, {verified}")
     yield from opened.describe()
@@ -199,6 +199,7 @@ def convert_data(request: ConvertDataRequest, *, tell: Callable[[str], None]) ->
         tell(note)
     opened = open_data(loaded.spec.data, registry=loaded.registry)
     check_kind(opened.kind, loaded.spec.data.format)
+    # A data set without a split to evaluate on is converted, too, where the spec says that nothing is evaluated.
     names = ("train", "val") if loaded.spec.evaluate.enabled else ("train",)
     splits = dict(zip(names, opened.both() if len(names) == 2 else [opened.train], strict=True))
     notes = tuple(write(splits, request.folder, request.form, images=request.images))

@@ -94,6 +94,7 @@ def build_horovod(python: str | None = None, frameworks: str | None = None) -> i
         python: the interpreter for which Horovod is built; None: the one that runs mtrain.
         frameworks: ``torch``, ``tensorflow``, or both with a comma; None: the script chooses.
     """
+    # A script, because it can be read and run where Python builds nothing: in images of containers, for example.
     script = Path(mtrain.__file__).parent / "backends" / "_horovod" / "build.sh"
     words = [python or sys.executable, *([] if frameworks is None else [frameworks])]
     return subprocess.run(["bash", str(script), *words], check=False).returncode  # noqa: S603, S607 - ours

@@ -14,7 +14,6 @@ from mtrain.spec.request import SpecRequest
 
 if TYPE_CHECKING:
     from mtrain.jobs.job import Outcome
-    from mtrain.spec.config import Loaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +72,10 @@ def score(request: EvaluateRequest) -> "Outcome":
 
 
 def _score(request: EvaluateRequest) -> "Outcome":
-    from mtrain.jobs import exported
+    from mtrain.jobs import exported, job
     from mtrain.jobs.hosts import allocated_hosts, many_hosts
     from mtrain.jobs.resume import compare, find, load
-    from mtrain.jobs.run import start
+    from mtrain.jobs.run import closing, start
     from mtrain.weights.own import refuse_own
 
     named = start.TrainedWeights(
@@ -85,6 +84,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
     source = named.checkpoint or named.run
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
+    # Weights belong to a network and its data, so without -c the spec is that of the run or of the exported file.
     config = exported.config_of(load.find_spec(request.spec.config, source), named.weights)
     loaded = allocated_hosts.complete(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
@@ -92,10 +92,20 @@ def _score(request: EvaluateRequest) -> "Outcome":
         if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
             raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
         source = str(find.best_of(folder) or source)
+    # A spec beside a run may describe another network or other data than was trained, which a score does not show.
     is_beside = source and request.spec.config is not None
     if is_beside and (note := compare.note_on(loaded, Path(str(source)))):
         loaded = replace(loaded, notes=(*loaded.notes, note))
-    return _scored(loaded, source=source, quiet=request.quiet)
+    weights = loaded.spec.model.weights
+    if not exported.is_exported(weights):
+        return job.evaluate(loaded, resume=source, quiet=request.quiet)
+    # An exported model runs in this process: no rank and no framework is needed.
+    if source is not None:
+        raise UsageError(f"{source} and --weights {weights} are both given; keep one")
+    file = Path(str(weights))
+    folder, summary = exported.reader_of(file).evaluate(loaded, file, quiet=request.quiet)
+    lines = closing.metric_lines(summary, summary.get("metrics", {}))
+    return job.Outcome(code=0, run_dir=folder, summary=summary, lines=lines)
 
 
 def _weights_value(weights: str | None) -> dict[str, Any]:
@@ -103,19 +113,3 @@ def _weights_value(weights: str | None) -> dict[str, Any]:
     from mtrain.spec.config import Given
 
     return {} if weights is None else {"model.weights": Given(weights or None, f"--weights {shlex.quote(weights)}")}
-
-
-def _scored(loaded: "Loaded", *, source: str | None, quiet: bool) -> "Outcome":
-    """Score a checkpoint or run folder; None: ``model.weights``, which may be an exported model."""
-    from mtrain.jobs import exported, job
-    from mtrain.jobs.run import closing
-
-    weights = loaded.spec.model.weights
-    if not exported.is_exported(weights):
-        return job.evaluate(loaded, resume=source, quiet=quiet)
-    if source is not None:
-        raise UsageError(f"{source} and --weights {weights} are both given; keep one")
-    file = Path(str(weights))
-    folder, summary = exported.reader_of(file).evaluate(loaded, file, quiet=quiet)
-    lines = closing.metric_lines(summary, summary.get("metrics", {}))
-    return job.Outcome(code=0, run_dir=folder, summary=summary, lines=lines)

@@ -21,9 +21,10 @@ class SpecOption(click.Option):
         super().__init__(names, **settings)
         self._sets = sets
 
-    def typed(self, value: Any) -> Typed:
+    def values_for(self, value: Any) -> Typed:
         """Return the values of the spec for a value of the flag."""
         values = {self._sets: value} if isinstance(self._sets, str) else self._sets(value)
+        # As a person would type it: `true`, and the words of a list one after the other.
         text = str(value).lower() if isinstance(value, bool) else value
         words = [shlex.quote(str(each)) for each in (text if isinstance(text, tuple) else (text,))]
         shown = longest(self.opts) if self.is_flag else " ".join((longest(self.opts), *words))
@@ -50,6 +51,7 @@ def adds(*options: Option) -> Callable[[F], F]:
     """Return a decorator that adds flags to a command, in this order of the help."""
 
     def add(command: F) -> F:
+        # Decorators apply from the innermost on, and click shows the outermost first.
         for option in reversed(options):
             command = option(command)
         return command
@@ -60,6 +62,7 @@ def adds(*options: Option) -> Callable[[F], F]:
 def parameters_of(options: Sequence[Option]) -> list[click.Option]:
     """Return the parameters that flags define."""
 
+    # click keeps the parameters of a command on the function that it will call.
     def nothing() -> None: ...
 
     adds(*options)(nothing)

@@ -18,29 +18,24 @@ from mtrain.commands.flags import Option, spec_option, switch
 
 LISTS = ("--freeze",)
 """Flags that take several words: ``--freeze 0 1 2``."""
-REFUSED: Mapping[str, tuple[bool, str]] = {
-    "--hyp": (
-        True,
-        "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
-        "then mtrain -c spec.yml",
-    ),
-    "--slim-config": (True, "pruning, quantisation and distillation are sections of a spec: train.prune, train.quantise, train.distil"),
-    "--vdl-log-dir": (
-        True,
-        "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
-    ),
-    "--evolve": (False, "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve"),
-    "--rect": (False, "training images are square here; data.resize says how they become so (letterbox or stretch)"),
-    "--single-cls": (False, "label all objects with one class in the data set instead"),
-    "--quad": (False, "mtrain has no such loader; data.image_size is the side that is trained"),
-    "--nosave": (False, "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least"),
-    "--exist-ok": (False, "a run never writes into the folder of another; give it another --name"),
-    "--noautoanchor": (False, "the model says how anchors are made: -o model.options.anchors=[...] gives them"),
-    "--enable-ce": (True, "runs of one seed are alike anyway: --seed 0"),
-    "--to-static": (False, "train.compile compiles the model where the backend can: -o train.compile=true"),
-    "--save-prediction-only": (False, "`mtrain predict` writes predictions, `mtrain evaluate` scores them"),
+REFUSED: Mapping[str, str] = {
+    "--hyp=": "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
+    "then mtrain -c spec.yml",
+    "--slim-config=": "pruning, quantisation and distillation are sections of a spec: train.prune, train.quantise, "
+    "train.distil",
+    "--vdl-log-dir=": "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
+    "--evolve": "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve",
+    "--rect": "training images are square here; data.resize says how they become so (letterbox or stretch)",
+    "--single-cls": "label all objects with one class in the data set instead",
+    "--quad": "mtrain has no such loader; data.image_size is the side that is trained",
+    "--nosave": "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least",
+    "--exist-ok": "a run never writes into the folder of another; give it another --name",
+    "--noautoanchor": "the model says how anchors are made: -o model.options.anchors=[...] gives them",
+    "--enable-ce=": "runs of one seed are alike anyway: --seed 0",
+    "--to-static": "train.compile compiles the model where the backend can: -o train.compile=true",
+    "--save-prediction-only": "`mtrain predict` writes predictions, `mtrain evaluate` scores them",
 }  # fmt: skip
-"""Refused flag -> whether it takes a value, and what to do instead, where ``{value}`` is the value that was typed.
+"""Refused flag, with ``=`` where it takes a value -> what to do instead, where ``{value}`` is the value that was typed.
 
 Typing one ends the command with a usage error."""
 
@@ -50,50 +45,46 @@ _STAGES = "-b fsdp -o parallel.pipeline={value}"
 _EXPERTS = (
     "no layer is divided by experts or by texts here; ranks can share every layer: -b fsdp -o parallel.tensor={value}"
 )
-MEGATRON: Mapping[str, tuple[bool, str]] = {
-    "--tensor-model-parallel-size": (True, _TENSOR),
-    "--pipeline-model-parallel-size": (True, _STAGES),
-    "--context-parallel-size": (True, _EXPERTS),
-    "--expert-model-parallel-size": (True, _EXPERTS),
-    "--sequence-parallel": (False, "-b fsdp -o 'parallel={{tensor: 2, sequence: true}}'"),
-    "--use-distributed-optimizer": (False, "-b deepspeed -o backend.options.stage=1 divides the optimizer's state among ranks"),
-    "--micro-batch-size": (
-        True,
-        "the batch that is given is that of the whole job, --batch-size; -o train.max_micro_batch={value} limits how many "
-        "samples a rank computes at once",
-    ),
-    "--train-iters": (True, "-o train.updates={value}"),
-    "--clip-grad": (True, "-o train.clip_norm={value}"),
-    "--weight-decay": (True, "-o optimizer.weight_decay={value}"),
-    "--lr-warmup-iters": (True, "-o 'schedule.warmup={{updates: {value}}}'"),
-    "--lr-decay-style": (True, "the curve is named by -o schedule.name=cosine, linear or another one"),
-    "--save": (True, "run folders are made in: -o report.dir={value}"),
-    "--load": (True, "--resume {value}"),
-    "--save-interval": (True, "-o checkpoint.every_updates={value}"),
-    "--eval-interval": (True, "-o evaluate.every_updates={value}"),
-    "--fp16": (False, "--amp=fp16"),
-    "--bf16": (False, "--amp"),
-    "--recompute-activations": (False, "-o train.recompute=true"),
-    "--tensorboard-dir": (True, "curves are written into the run folder; run folders are made in: -o report.dir={value}"),
-    "--distributed-backend": (True, "the backend chooses NCCL or gloo by the device; a stack is chosen with -b"),
+_LOCAL_BATCH = (
+    "the batch that is given is that of the whole job, --batch-size; -o train.max_micro_batch={value} limits how many samples a "
+    "rank computes at once"
+)
+MEGATRON: Mapping[str, str] = {
+    "--tensor-model-parallel-size=": _TENSOR,
+    "--pipeline-model-parallel-size=": _STAGES,
+    "--context-parallel-size=": _EXPERTS,
+    "--expert-model-parallel-size=": _EXPERTS,
+    "--sequence-parallel": "-b fsdp -o 'parallel={{tensor: 2, sequence: true}}'",
+    "--use-distributed-optimizer": "-b deepspeed -o backend.options.stage=1 divides the optimizer's state among ranks",
+    "--micro-batch-size=": _LOCAL_BATCH,
+    "--train-iters=": "-o train.updates={value}",
+    "--clip-grad=": "-o train.clip_norm={value}",
+    "--weight-decay=": "-o optimizer.weight_decay={value}",
+    "--lr-warmup-iters=": "-o 'schedule.warmup={{updates: {value}}}'",
+    "--lr-decay-style=": "the curve is named by -o schedule.name=cosine, linear or another one",
+    "--save=": "run folders are made in: -o report.dir={value}",
+    "--load=": "--resume {value}",
+    "--save-interval=": "-o checkpoint.every_updates={value}",
+    "--eval-interval=": "-o evaluate.every_updates={value}",
+    "--fp16": "--amp=fp16",
+    "--bf16": "--amp",
+    "--recompute-activations": "-o train.recompute=true",
+    "--tensorboard-dir=": "curves are written into the run folder; run folders are made in: -o report.dir={value}",
+    "--distributed-backend=": "the backend chooses NCCL or gloo by the device; a stack is chosen with -b",
 }  # fmt: skip
 """Flags of Megatron-LM, as ``REFUSED``; ``mtrain run`` answers them too."""
-TORCHTITAN: Mapping[str, tuple[bool, str]] = {
-    "--parallelism.data-parallel-replicate-degree": (True, "-b fsdp -o parallel.replicate={value}"),
-    "--parallelism.data-parallel-shard-degree": (True, "-b fsdp -o parallel.shard={value}"),
-    "--parallelism.tensor-parallel-degree": (True, _TENSOR),
-    "--parallelism.pipeline-parallel-degree": (True, _STAGES),
-    "--parallelism.context-parallel-degree": (True, _EXPERTS),
-    "--parallelism.expert-parallel-degree": (True, _EXPERTS),
-    "--training.local-batch-size": (
-        True,
-        "the batch that is given is that of the whole job, --batch-size; -o train.max_micro_batch={value} limits how many "
-        "samples a rank computes at once",
-    ),
-    "--training.global-batch-size": (True, "--batch-size {value}"),
-    "--training.seq-len": (True, "-o data.length={value}"),
-    "--training.steps": (True, "-o train.updates={value}"),
-}
+TORCHTITAN: Mapping[str, str] = {
+    "--parallelism.data-parallel-replicate-degree=": "-b fsdp -o parallel.replicate={value}",
+    "--parallelism.data-parallel-shard-degree=": "-b fsdp -o parallel.shard={value}",
+    "--parallelism.tensor-parallel-degree=": _TENSOR,
+    "--parallelism.pipeline-parallel-degree=": _STAGES,
+    "--parallelism.context-parallel-degree=": _EXPERTS,
+    "--parallelism.expert-parallel-degree=": _EXPERTS,
+    "--training.local-batch-size=": _LOCAL_BATCH,
+    "--training.global-batch-size=": "--batch-size {value}",
+    "--training.seq-len=": "-o data.length={value}",
+    "--training.steps=": "-o train.updates={value}",
+}  # fmt: skip
 """Flags of torchtitan, as ``REFUSED``."""
 
 
@@ -101,6 +92,7 @@ def _data(file: str) -> Mapping[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
+    # What the file says replaces what a spec says of the same: a path of the spec beside names of the file would be a mixture.
     said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
     place = {"data.format": "yolo", "data.root": str(path.parent)}
     return {**place, **said_by_file, "data.options.description": path.name}
@@ -191,30 +183,22 @@ PADDLEDETECTION: Sequence[Option] = (
 )  # fmt: skip
 
 
-def _refuse(_ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value in (None, False):
-        return
-    flag = parameter.opts[0]
-    takes_value, instead = {**REFUSED, **MEGATRON, **TORCHTITAN}[flag]
-    typed = f"{flag} {shlex.quote(str(value))}" if takes_value else flag
-    raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
+def _refuse(flag: str, instead: str) -> Option:
+    """Return a hidden flag that ends the command with what to do instead."""
+    name, takes_value, _ = flag.partition("=")
+
+    def refuse(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value not in (None, False):
+            typed = f"{name} {shlex.quote(str(value))}" if takes_value else name
+            raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
+
+    parameter = name.strip("-").replace("-", "_").replace(".", "_")
+    return click.option(name, parameter, is_flag=not takes_value, hidden=True, expose_value=False, callback=refuse)
 
 
-def _refuse_option(flag: str, *, takes_value: bool) -> Option:
-    name = flag.strip("-").replace("-", "_").replace(".", "_")
-    return click.option(flag, name, is_flag=not takes_value, hidden=True, expose_value=False, callback=_refuse)
-
-
-MEGATRON_FLAGS = [
-    _refuse_option(flag, takes_value=takes_value) for flag, (takes_value, _) in {**MEGATRON, **TORCHTITAN}.items()
-]
+MEGATRON_FLAGS = [_refuse(flag, instead) for flag, instead in {**MEGATRON, **TORCHTITAN}.items()]
 """Hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
-FOREIGN_FLAGS = [
-    *YOLOV5,
-    *PADDLEDETECTION,
-    *(_refuse_option(flag, takes_value=takes_value) for flag, (takes_value, _) in REFUSED.items()),
-    *MEGATRON_FLAGS,
-]
+FOREIGN_FLAGS = [*YOLOV5, *PADDLEDETECTION, *map(_refuse, REFUSED, REFUSED.values()), *MEGATRON_FLAGS]
 """Flags that become values of the spec, and hidden ones that are refused with advice."""
 
 
@@ -231,8 +215,7 @@ def config_of(params: Mapping[str, Any]) -> str | None:
 
     None means the ``mtrain.yml`` of the current folder, which ``--cfg`` does not replace, or else the embedded demo.
 
-    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo, whose recipe is for
-    digits only.
+    Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo.
     """
     from mtrain.spec import config
 
@@ -243,6 +226,7 @@ def config_of(params: Mapping[str, Any]) -> str | None:
         name = Path(cfg).stem if cfg.endswith((".yaml", ".yml")) else cfg
         if name in config.shipped_names():
             return name
+    # The demo's recipe is for digits alone: it would train another network or other images, badly and without a word.
     typed = next((flag for flag in ("data", "cfg") if params.get(flag)), None)
     if typed is not None:
         raise click.UsageError(

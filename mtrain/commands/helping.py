@@ -84,7 +84,7 @@ def sections(rows: Sequence[tuple[click.Option, tuple[str, str]]]) -> dict[str, 
     return {heading: entries for heading, entries in sections.items() if entries}
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands whose help has examples; an unknown word gets a suggestion."""
 
     command_class = Command

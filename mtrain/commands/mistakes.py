@@ -12,6 +12,7 @@ import click
 from mtrain.commands.helping import usage
 from mtrain.spec.suggest import closest
 
+# click has one class for all wrong values, so what was given is read from its message.
 _QUOTED = re.compile(
     r"^'(?P<value>.*?)' is not (?:a valid|one of|in the range)|^(?P<bare>\S+) is not in the range", re.DOTALL
 )

@@ -6,7 +6,7 @@ nothing, so the spec's value stays.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,50 +40,41 @@ class JobCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat ``-o`` before each further ``key=value``, and ``--freeze`` before each further number."""
-        return super().parse_args(ctx, spread_lists(spread_overrides(args)))
+        return super().parse_args(ctx, spread_values(args))
 
 
 def _with_dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
-def spread_overrides(args: Sequence[str]) -> list[str]:
-    """Turn ``-o a=1 b=2`` into ``-o a=1 -o b=2``; arguments after ``--`` stay as they are."""
+def spread_values(args: Sequence[str]) -> list[str]:
+    """Turn ``-o a=1 b=2`` into ``-o a=1 -o b=2``, and ``--freeze 0 1 2`` into ``--freeze 0 --freeze 1 --freeze 2``."""
+    spread = _spread(args, _OVERRIDE_FLAGS, ASSIGNMENT.match, attached=("-o", "--opt=", "--override="))
+    return _spread(spread, LISTS, _NUMBER.fullmatch)
+
+
+def _spread(
+    args: Sequence[str], flags: Sequence[str], is_value: Callable[[str], Any], *, attached: tuple[str, ...] = ()
+) -> list[str]:
+    """Repeat the first of ``flags`` before each further value of one of them; arguments after ``--`` stay as they are.
+
+    ``attached``: how an argument begins that has the first value in it.
+    """
     spread: list[str] = []
-    after_override = False
+    in_values = False
     remaining = iter(args)
     for arg in remaining:
         if arg == "--":
             return [*spread, arg, *remaining]
-        if arg in _OVERRIDE_FLAGS:
-            after_override = True
+        if _with_dashes(arg) in flags:
+            in_values = True
+            # The word behind the flag is its value, whatever it looks like; click says what is wrong with it.
             spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
-            continue
-        if after_override and ASSIGNMENT.match(arg):
-            spread.extend(("-o", arg))
-            continue
-        after_override = arg.startswith(("-o", "--opt=", "--override="))
-        spread.append(arg)
-    return spread
-
-
-def spread_lists(args: Sequence[str]) -> list[str]:
-    """Turn ``--freeze 0 1 2`` into ``--freeze 0 --freeze 1 --freeze 2``; arguments after ``--`` stay as they are."""
-    spread: list[str] = []
-    flag = ""
-    remaining = iter(args)
-    for arg in remaining:
-        if arg == "--":
-            return [*spread, arg, *remaining]
-        if _with_dashes(arg) in LISTS:
-            flag = arg
-            spread.extend((arg, *([value] if (value := next(remaining, None)) is not None else [])))
-            continue
-        if flag and _NUMBER.fullmatch(arg):
-            spread.append(flag)
+        elif in_values and is_value(arg):
+            spread.extend((flags[0], arg))
         else:
-            flag = ""
-        spread.append(arg)
+            in_values = arg.startswith(attached)
+            spread.append(arg)
     return spread
 
 
@@ -178,6 +169,7 @@ _ALL_RANKS = spec_option(
     default=None,
     help="Show what every rank prints, with its number; else what rank 0 prints.",
 )
+# All of them, also those that a single command has, so that `spec_flags` serves every command.
 _SPEC_OPTIONS = [
     option
     for option in parameters_of([*CLUSTER_FLAGS, *TRAINING_FLAGS, _ALL_RANKS, *FOREIGN_FLAGS])
@@ -224,6 +216,7 @@ def quiet_job_options(command: F) -> F:
     shown = {"config", "overrides"}
     own = list(getattr(command, "__click_params__", []))
     command = job_options(command)
+    # They are taken all the same: a person adds `config show` to the command line of a job to see what it means.
     for parameter in getattr(command, "__click_params__", []):
         if isinstance(parameter, click.Option) and parameter not in own and parameter.name not in shown:
             parameter.hidden = True
@@ -241,6 +234,7 @@ def load_job(params: Mapping[str, Any], *, run: "RunValues | None" = None) -> "L
         return config.load(chosen, overrides=params.get("overrides") or (), flags=flags, run=run)
 
     chosen, flags = config_of(params), spec_flags(params)
+    # Read twice where --eval is typed: only the spec says whether it has an interval of its own, which then stays.
     loaded = load(flags)
     evaluate = loaded.spec.evaluate
     if params.get("eval_too") and evaluate.every_epochs is None and evaluate.every_updates is None:
@@ -268,7 +262,7 @@ def spec_flags(params: Mapping[str, Any]) -> dict[str, Any]:
             typed["report.display"] = (display, f"--{display}")
     for option in _SPEC_OPTIONS:
         if (value := params.get(str(option.name))) not in (None, ()):
-            typed |= option.typed(value)
+            typed |= option.values_for(value)
     typed |= _device_flags(params.get("devices"))
     typed |= _host_flags(params.get("ips"), params.get("hostfile"))
     typed |= _number_of_hosts(params.get("nnodes"))
@@ -291,10 +285,16 @@ def _check_flags(params: Mapping[str, Any]) -> None:
 
 
 def _number_of_hosts(nnodes: str | None) -> Typed:
-    """Return the keys of the spec for ``--nnodes N`` or ``MIN:MAX``; other text is refused later."""
-    low, colon, high = (nnodes or "").partition(":")
-    if not (_NUMBER.fullmatch(low) and (not colon or _NUMBER.fullmatch(high))):
+    """Return the keys of the spec for ``--nnodes N`` or ``MIN:MAX``."""
+    if nnodes is None:
         return {}
+    low, colon, high = nnodes.partition(":")
+    if not _NUMBER.fullmatch(low) or (colon and not _NUMBER.fullmatch(high)) or not int(low):
+        raise click.UsageError(
+            f"--nnodes {nnodes}: expected a number of hosts, for example 2, or for an elastic job the fewest and all, 2:4"
+        )
+    if colon and int(low) > int(high):
+        raise click.UsageError(f"--nnodes {nnodes}: the fewest hosts come first; {high}:{low}")
     shown = f"--nnodes {nnodes}"
     elastic = {"cluster.min_nodes": (int(low), shown)} if colon and low != high else {}
     return {"cluster.nodes": (int(high or low), shown), **elastic}
@@ -304,6 +304,7 @@ def _device_flags(text: str | None) -> Typed:
     if text is None:
         return {}
     shown = f"--devices {text}"
+    # A kind of device is an option of the backend; of numbered devices the ranks see no others, whatever the backend is.
     if text in ("cpu", "cuda"):
         return {"backend.options.device": (text, shown)}
     if text in ("all", "auto"):
@@ -333,6 +334,7 @@ def _host_flags(ips: str | None, hostfile: str | None) -> Typed:
         if len(set(slots)) > 1:
             flags["cluster.slots"] = (list(slots), shown)
         else:
+            # One number for all hosts, which every launcher can do; those with slots per host are few.
             flags["cluster.nproc_per_node"] = (slots[0], shown)
     return flags
 
@@ -371,16 +373,7 @@ def _check_nnodes(nnodes: str | None, ips: Sequence[str]) -> None:
     """Refuse a number of hosts that contradicts the list of hosts. Without a list, a scheduler may know them."""
     from mtrain.spec.hostnames import few
 
-    if nnodes is None:
-        return
-    low, colon, high = nnodes.partition(":")
-    if not _NUMBER.fullmatch(low) or (colon and not _NUMBER.fullmatch(high)) or not int(low):
-        raise click.UsageError(
-            f"--nnodes {nnodes}: expected a number of hosts, for example 2, or for an elastic job the fewest and all, 2:4"
-        )
-    if colon and int(low) > int(high):
-        raise click.UsageError(f"--nnodes {nnodes}: the fewest hosts come first; {high}:{low}")
-    if ips and int(high or low) != len(ips):
+    if nnodes is not None and ips and int(nnodes.rpartition(":")[2]) != len(ips):
         raise click.UsageError(f"--nnodes {nnodes}: --ips names {len(ips)}: {few(ips)}")
 
 
@@ -390,6 +383,7 @@ def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
     from mtrain.spec.request import NOTHING, SpecRequest
 
     def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        # A value with a name of its own stays a flag, so that messages say what was typed.
         typed = {path: value for path, value in needed.items() if isinstance(value, Given)}
         further = [f"{path}={json.dumps(value)}" for path, value in needed.items() if path not in typed]  # JSON is YAML
         overrides, flags = (*(params.get("overrides") or ()), *further), {**(params.get("flags") or {}), **typed}

@@ -55,7 +55,7 @@ def plan_job(request: TrainRequest, *, tell: Callable[[str], None] = lambda note
     Raises:
         UsageError: the spec is wrong, or there is nothing to resume.
     """
-    request = request.settled()
+    request = request.with_latest_run()
     return _make_plan(request, request.load(), tell)
 
 
@@ -87,11 +87,13 @@ def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
 
     texts = []
     machine = None
+    # One machine with one free port for both: else the port would be a difference in each diff.
     for backend, request in requests:
         loaded = allocated_hosts.complete(request.load())
         machine = replace(machine or start.here(loaded), line=_line_for(backend, start.typed_line()))
         where = start.locate(loaded, resume=request.resume)
         text = start.plan_job(loaded, where, machine=machine).text()
+        # A flag on each line, so that the diff shows the flag that differs and not the whole command.
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     first, second = (backend for backend, _ in requests)
     return "".join(difflib.unified_diff(texts[0], texts[1], fromfile=first, tofile=second, n=1))

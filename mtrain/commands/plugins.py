@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands import verbs
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.spec import remedies, terminal
 from mtrain.spec.plugin_kinds import KINDS, REPORTERS, SELECTORS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mtrain.spec.plugins import PluginEntry
 
 
-class Plugins(Group):
+class Plugins(CommandGroup):
     """The verbs here, and those that entry points ``plugins.NAME`` bring; nobody replaces one that is here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -31,7 +31,7 @@ class Plugins(Group):
         return super().get_command(ctx, cmd_name) if verb is None else verbs.load(verb)
 
     def _brought(self) -> dict[str, verbs.Verb]:
-        return {name: verb for name, verb in verbs.installed("plugins").items() if name not in self.commands}
+        return {name: verb for name, verb in verbs.find_verbs("plugins").items() if name not in self.commands}
 
 
 @click.group(cls=Plugins)

@@ -66,24 +66,6 @@ class Prediction:
         """Return the texts that a language model has continued, each with its continuation; none for images."""
         return [f"{entry['prompt']}{entry['text']}" for entry in self.predictions if "text" in entry]
 
-    @property
-    def found_file(self) -> Path:
-        """Return the file of the predictions."""
-        return self.out / PREDICTIONS
-
-    @property
-    def skipped_file(self) -> Path:
-        """Return the file that lists the images that could not be read, which is there if there are some."""
-        from mtrain.rank.spec.predict import SKIPPED
-
-        return self.out / SKIPPED
-
-    def skipped_text(self) -> str:
-        """Return lines that name the images that could not be read, the first ones of many."""
-        from mtrain.data.reading import listed
-
-        return listed([f"{entry['file_name']}: {entry['reason']}" for entry in self.skipped])
-
 
 @click.command(
     "predict",
@@ -115,9 +97,14 @@ def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in images, or their classes, or continue texts, with the averaged weights of a checkpoint."""
     request = take_request(PredictRequest, params)
     result = predict_on(request)
+    # Imported after what may refuse the command line: they bring the data's libraries.
+    from mtrain.data.reading import listed
+    from mtrain.rank.spec.predict import SKIPPED
+
     if result.skipped:
+        names = listed([f"{entry['file_name']}: {entry['reason']}" for entry in result.skipped])
         head = f"warning: skipped {len(result.skipped)} images that cannot be read (--strict stops there)"
-        terminal.say(f"{head}:\n{result.skipped_text()}", err=True)
+        terminal.say(f"{head}:\n{names}", err=True)
     if result.code == 0:
         total = result.images + len(result.skipped)
         left_out = f" ({len(result.skipped)} of {total} skipped)" if result.skipped else ""
@@ -128,9 +115,9 @@ def predict(context: click.Context, /, **params: Any) -> None:
         else:
             count = f"{len(result.predictions)} predictions with a score >= {request.confidence:g}"
             terminal.say(f"{result.images} images{left_out}: {count}")
-        terminal.say(f"found:     {result.found_file}")
+        terminal.say(f"found:     {result.out / PREDICTIONS}")
         if result.skipped:
-            terminal.say(f"skipped:   {result.skipped_file}")
+            terminal.say(f"skipped:   {result.out / SKIPPED}")
         if request.draw and not result.texts:
             terminal.say(f"images:    {result.out}")
     context.exit(result.code)
@@ -281,6 +268,7 @@ def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
 
     read = request.spec.read
     framework = start.framework_of(read(config))
+    # One image at a time, and no gradients that would be added up.
     overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
     loaded = read(config, overrides)
     if "confidence" not in loaded.job.model_class.Options.model_fields:
@@ -298,6 +286,7 @@ def _empty_folder(folder: Path) -> Path:
     from mtrain.system import runfolder
 
     try:
+        # Taken first: another prediction into the same folder would lose the request that its rank is about to read.
         if folder.is_dir():
             with runfolder.take_folder(runfolder.RunFolder(folder)):
                 shutil.rmtree(folder)

@@ -57,11 +57,6 @@ def source_of(spec: SpecSource) -> "Source":
     return os.fspath(spec)
 
 
-def text_of(path: File) -> str | None:
-    """Return a path as text; None stays None."""
-    return None if path is None else os.fspath(path)
-
-
 def need_main_thread(name: str) -> None:
     """Refuse other threads: only the main thread of a process can be told of Ctrl-C and SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
@@ -81,6 +76,7 @@ def spec_request(
     from mtrain.spec.config import Given, load
 
     def read(config: "Source", needed: Mapping[str, Any] = NOTHING, run: "RunValues | None" = None) -> "Loaded":
+        # A value with a name of its own keeps it in messages; the others are named as entries of `overrides`.
         named = {path: value for path, value in needed.items() if isinstance(value, Given)}
         plain = {path: value for path, value in needed.items() if path not in named}
         values = {**dict(flat(overrides or {})), **plain}
@@ -99,7 +95,7 @@ def request_of(kind: type[R], arguments: Mapping[str, Any], /, **more: Any) -> R
         more: fields that are not the argument of their name.
     """
     names = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass, which no type can say
-    values = {name: _fitted(arguments[name], annotation) for name, annotation in names.items() if name in arguments}
+    values = {name: _fit(arguments[name], annotation) for name, annotation in names.items() if name in arguments}
     if "spec" in names:
         values["spec"] = spec_request(
             arguments["spec"], **{name: arguments[name] for name in OF_SPEC if name in arguments}
@@ -107,7 +103,7 @@ def request_of(kind: type[R], arguments: Mapping[str, Any], /, **more: Any) -> R
     return kind(**{**values, **more})
 
 
-def _fitted(value: Any, annotation: Any) -> Any:
+def _fit(value: Any, annotation: Any) -> Any:
     """Return an argument as a request has it: a path is a ``Path`` where the field is one, else text."""
     if value is not None and annotation in (Path, Path | None):
         return Path(value)

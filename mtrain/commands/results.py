@@ -70,7 +70,7 @@ class Records(Sequence[Row]):
         return isinstance(other, Records) and self._rows == other._rows
 
     def __hash__(self) -> int:
-        return hash(len(self))
+        return hash(len(self))  # rows are mappings, which have no hash; equal records have one length
 
     def __repr__(self) -> str:
         return f"Records({len(self.updates)} updates, {len(self.evaluations)} evaluations)"
@@ -241,6 +241,7 @@ def open_run(run_dir: Path) -> TrainResult:
     summary = dict(history.end or {})
     for hidden in ("kind", "time"):
         summary.pop(hidden, None)
+    # No last record: the run goes on, or was killed. What is known so far comes from its other records.
     if not summary:
         evaluations = [_flattened_evaluation(record) for record in history.evaluations.values()]
         scored = [evaluation for evaluation in evaluations if isinstance(evaluation.get("score"), int | float)]

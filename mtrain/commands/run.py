@@ -11,8 +11,7 @@ from mtrain.commands.options import (
     JobCommand,
     script_options,
     spec_request,
-    spread_lists,
-    spread_overrides,
+    spread_values,
 )
 from mtrain.commands.train import train_job
 from mtrain.commands.training_request import TrainRequest
@@ -28,8 +27,7 @@ class ScriptCommand(JobCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse mtrain's flags; the words from the script on stay as they were typed."""
         own, rest = split_at_script(args, self.params)
-        spread = spread_lists(spread_overrides(own))
-        return click.Command.parse_args(self, ctx, [*spread, *rest])
+        return click.Command.parse_args(self, ctx, [*spread_values(own), *rest])
 
 
 def split_at_script(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:

@@ -53,11 +53,13 @@ def run_training(request: TrainRequest, *, tell: Callable[[str], None] = lambda 
     from mtrain.jobs import job
     from mtrain.jobs.hosts import allocated_hosts
 
-    request = request.settled()
+    # Once and for all: the newest run may be another one when the spec has been read.
+    request = request.with_latest_run()
     loaded = allocated_hosts.complete(request.load())
     outcome = job.train(loaded, resume=request.resume, quiet=request.quiet)
     for line in outcome.lines:
         tell(line)
+    # Here and not in a rank: the page is of a job that has ended, with its verdict, and a rank that fails writes none.
     if loaded.spec.report.plots:
         from mtrain.records.choosing import write_page  # the import takes a moment
 

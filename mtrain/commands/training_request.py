@@ -29,7 +29,7 @@ class TrainRequest:
     quiet: bool = False
     """Show no progress."""
 
-    def settled(self) -> "TrainRequest":
+    def with_latest_run(self) -> "TrainRequest":
         """Return the same with the folder of the run that was started last, where it is meant."""
         if not self.any_name:
             return self
@@ -45,6 +45,7 @@ class TrainRequest:
             return load.find_spec(self.spec.config, self.resume)
         from mtrain.rank.script.settings import PLAIN
 
+        # Not the spec of the resumed run: what the script itself says is in there, too, and it may say something else now.
         return PLAIN if self.spec.config is None else self.spec.config
 
     def read_spec(self, run: "RunValues | None", needed: Mapping[str, Any] = NOTHING) -> "Loaded":

@@ -53,7 +53,7 @@ class Verb(NamedTuple):
         return self.target.startswith("mtrain.")
 
 
-def installed(group: str = "") -> dict[str, Verb]:
+def find_verbs(group: str = "") -> dict[str, Verb]:
     """Return the verbs by name, in the order of the help; those of mtrain's packages that are not installed have no target.
 
     Args:
@@ -72,6 +72,7 @@ def _read_installed(search_path: tuple[str, ...]) -> dict[str, Verb]:
     name = zlib.crc32("\0".join((sys.prefix, *folders)).encode(errors="surrogateescape"))
     cache = FOLDER.expanduser() / f"{name:08x}.json"
     kept = _read_list(cache, folders)
+    # The list holds until a folder of the search path or a file that describes verbs changes.
     if kept is None:
         kept, described = _find(search_path)
         _write_list(
@@ -135,17 +136,15 @@ def _find(search_path: Sequence[str]) -> tuple[list[Verb], list[Path]]:
 
 
 def _entry_points(search_path: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and target of each entry point of the group.
-
-    The files are read here, because importing ``importlib.metadata`` and parsing all groups takes longer than the whole help. Of a
-    distribution that lies in several folders the first counts, as Python would import it.
-    """
+    """Yield name and target of each entry point of the group."""
+    # The files are read here, because importing `importlib.metadata` and parsing all groups takes longer than the whole help.
     seen = set()
     for entry in search_path:
         with suppress(OSError):
             for info in sorted(os.listdir(entry or ".")):
                 name, dot, ending = info.rpartition(".")
                 owner = name.partition("-")[0].replace(".", "_").lower()
+                # Of a distribution that lies in several folders the first counts, as Python would import it.
                 if dot and ending in ("dist-info", "egg-info") and owner not in seen:
                     seen.add(owner)
                     yield from _points_of(Path(entry, info, "entry_points.txt"))
@@ -182,10 +181,9 @@ def _read_descriptions(file: Path) -> dict[str, Any]:
 
 
 def _sections_of_commands(text: str) -> str:
-    """Return the sections of a ``plugins.toml`` that are about commands, and what stands before the first section.
-
-    Of a file with strings of several lines all is returned, since such a line may look like the head of a section.
-    """
+    """Return the sections of a ``plugins.toml`` that are about commands, and what stands before the first section."""
+    # The whole file is long, and the help needs these alone. Of one with strings of several lines all is returned, since such a line
+    # may look like the head of a section.
     if '"""' in text or "'''" in text:
         return text
     first, *sections = re.split(r"(?m)^[ \t]*(?=\[)", text)
@@ -206,7 +204,7 @@ def _read_list(cache: Path, folders: Mapping[str, int]) -> list[Verb] | None:
         if content["folders"] == folders and all(_time_of(file) == time for file, time in content["files"].items()):
             return [Verb(*map(str, words)) for words in content["verbs"]]
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        pass
+        pass  # whoever may write to the user's cache may have written anything
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from mtrain.commands.completing import complete_plugin
-from mtrain.commands.helping import Group
+from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import take_request
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
@@ -47,7 +47,7 @@ class ConvertRequest:
     """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def weights() -> None:
     """Read, convert and show files of weights. Nothing that a file holds is executed."""
 
@@ -162,6 +162,7 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
         check_target(target, force=request.force)
     file_weights = read(request.file)
     tell(_describe(file_weights))
+    # Of a user's own module nothing is known but its names, which are those of its framework already.
     if file_weights.own is not None:
         _copy_own(file_weights, request, tell)
         return
@@ -215,6 +216,7 @@ def _target_model(file_weights: "Weights", request: ConvertRequest) -> "Expected
         raise CheckpointError(
             f"{request.file} does not say of which model it is; give --model NAME (mtrain plugins list)"
         )
+    # Options and sizes that the file says are those of its own model; another one may not have them.
     is_own = name == file_weights.model
     stored = file_weights.options if is_own and file_weights.options else {}
     target_model = expect(

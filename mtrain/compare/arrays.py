@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.checkpoint.store import load
 from mtrain.core.interfaces import Array, State
 
 SMALLEST = 1e-3
-"""Smallest magnitude against which a difference is measured: a bias near zero does not count as a difference of
-100%."""
+"""Smallest magnitude against which a difference is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +18,6 @@ class Farthest:
     name: str
     difference: float
     """Largest |a - b| divided by the largest |a|."""
-
-
-def state_of(checkpoint: Path) -> State:
-    """Load the state in a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return load(checkpoint).state
 
 
 def farthest(a: State, b: State) -> dict[str, Farthest]:
@@ -51,6 +39,7 @@ def _farthest(a: Mapping[str, Array], b: Mapping[str, Array]) -> Farthest:
 def _relative(a: Array, b: Array) -> float:
     if a.shape != b.shape:
         return float("inf")
+    # Against the largest value of the array, and not below SMALLEST: a bias near zero does not count as a difference of 100%.
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     gap = np.abs(a - b).max(initial=0.0)
     return float("inf") if np.isnan(gap) else float(gap / max(np.abs(a).max(initial=0.0), SMALLEST))

@@ -1,5 +1,6 @@
 """The job of each backend of a comparison: its spec or script, and the checks before anything starts."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.compare.request import CompareRequest, Variant
-from mtrain.compare.results import Row
+from mtrain.compare.results import BackendRow
+from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
-from mtrain.errors import SpecError, UsageError
+from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
 from mtrain.jobs.plan import elastic
 from mtrain.jobs.run import script_job
 from mtrain.jobs.run import start as starting
@@ -18,11 +20,16 @@ from mtrain.rank.script.settings import PLAIN
 from mtrain.records.history import History
 from mtrain.spec import config
 from mtrain.spec.trial import Trial
+from mtrain.system import runfolder
+from mtrain.system.runfolder import RunFolder
+from mtrain_trace.reading import Trace
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
     from mtrain.spec.model import Spec
 
+ENDED = (130, 143)
+"""Exit codes of a job that was asked to end from outside."""
 ALONE = "none"
 """Rendezvous of a backend that trains in one process."""
 
@@ -37,7 +44,7 @@ class Bench:
     """The spec of the job; of a script, once the traced job is done, with what the script itself has set."""
     ranks: int
     notes: list[str]
-    row: Row | None = None
+    row: BackendRow | None = None
     traced: History | None = None
     started: float = 0.0
     timed: list[tuple[History, float]] = field(default_factory=list)
@@ -45,12 +52,60 @@ class Bench:
     """Folders of the timed trainings that the traced job does first."""
     repeats: bool | None = None
 
+    @property
+    def trace(self) -> Trace | None:
+        """What the traced job has left; None: it was not run, or failed."""
+        return None if self.row is None else self.row.trace
+
+    @property
+    def precision(self) -> str:
+        """Precision of the job: what its ranks have chosen for ``auto``, where it has run."""
+        start = {} if self.traced is None else self.traced.start
+        return str(start.get("precision", self.spec.train.precision))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedJob:
+    """A job that has ended."""
+
+    code: int
+    """Its exit code."""
+    reason: str
+    """Why it failed, in one line; empty if it did not."""
+    folder: RunFolder
+
+
+class ComparisonEnded(MtrainError):
+    """A job was asked to end from outside, and the comparison ends with it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("ended from outside; nothing was compared")
+        self.exit_code = code
+
+
+def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Sequence[Path] = ()) -> EndedJob:
+    """Run one job to its end, without showing its messages. It trains into each folder of ``rounds`` first.
+
+    Raises:
+        ComparisonEnded: the job was asked to end.
+    """
+    folder = runfolder.create(request.folder, name, latest=False)
+    where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
+    try:
+        if rounds:
+            write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
+        mode = "compare" if rounds else "train"
+        result = starting.run_job(loaded, where, mode=mode, quiet=True, stream=unseen)
+    except LaunchError as error:
+        return EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
+    if result.code in ENDED:
+        raise ComparisonEnded(result.code)
+    return EndedJob(code=result.code, reason=result.reason, folder=RunFolder(folder))
+
 
 def repeats_in_one_start(request: CompareRequest, bench: Bench) -> bool:
-    """Return whether the job of a backend can train several times: all that training changes can be put back.
-
-    A script, a user's own model and optimizer, and masks and ranges that training makes cannot.
-    """
+    """Return whether the job of a backend can train several times: all that training changes can be put back."""
+    # What a script, a user's own model and optimizer, and masks and ranges that training makes have changed cannot.
     train = bench.spec.train
     if request.apart or bench.loaded.script is not None or train.prune is not None or train.quantise is not None:
         return False
@@ -67,6 +122,7 @@ def _common(request: CompareRequest) -> dict[str, Any]:
     return {
         "cluster.nproc_per_node": request.ranks,
         "cluster.ips": [],
+        # A restart would hide that a backend fails.
         "cluster.max_restarts": 0,
         "cluster.log_dir": None,
         "evaluate.every_epochs": None,
@@ -76,6 +132,7 @@ def _common(request: CompareRequest) -> dict[str, Any]:
         "checkpoint.every_updates": None,
         "checkpoint.every_minutes": None,
         "report.dir": str(request.folder),
+        # Each update is compared.
         "report.every_updates": 1,
         "report.tensorboard": False,
         "report.plots": False,
@@ -93,6 +150,7 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     registry = loaded.registry
     plugin = registry.load("backends", variant.name)
     spec_backend = loaded.spec.backend
+    # Another backend takes those options of the spec that it has, too.
     shared_options = {
         key: value
         for key, value in spec_backend.options.items()
@@ -123,19 +181,17 @@ def bench_of(request: CompareRequest, variant: Variant) -> Bench:
     return Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=ranks, notes=notes, row=row)
 
 
-def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> Row | None:
-    """Return the row of a job that one rank cannot compute shard after shard; None if it can.
-
-    Shard after shard is how one rank computes what ``ranks`` compute: the first shard of each micro batch moves running
-    statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
-    """
+def _impossible_in_turn(loaded: "Loaded", variant: Variant, *, ranks: int) -> BackendRow | None:
+    """Return the row of a job that one rank cannot compute shard after shard; None if it can."""
+    # Shard after shard is how one rank computes what `ranks` compute: the first shard of each micro batch moves running
+    # statistics, as on rank 0 of several. A loss or statistics of all shards at the same time cannot be had so.
     # What a script's own code needs of all shards shows when it runs.
     spans_ranks = loaded.script is None and bool(loaded.job.model_class.spans_ranks)
     sync_batchnorm, model = loaded.spec.train.sync_batchnorm, loaded.spec.model.name
     reasons = elastic.needs_all_shards(sync_batchnorm=sync_batchnorm, model=model, spans_ranks=spans_ranks)
     if not reasons:
         return None
-    return Row(
+    return BackendRow(
         label=variant.label,
         outcome="refused",
         reason=f"one process cannot compute what {ranks} ranks compute, so there is nothing to compare ({reasons[0]}); "
@@ -201,9 +257,9 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
         try:
             interpreter.check(bench.loaded.job)
         except SpecError:
-            raise
+            raise  # it would be wrong for every backend
         except UsageError as error:
-            bench.row = Row(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
+            bench.row = BackendRow(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             request.tell(f"{bench.variant.label}: not installed")
             continue
         try:
@@ -212,9 +268,10 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
             )
         except UsageError as error:
             refusals.append(error)
-            bench.row = Row(label=bench.variant.label, outcome="refused", reason=str(error))
+            bench.row = BackendRow(label=bench.variant.label, outcome="refused", reason=str(error))
             request.tell(f"{bench.variant.label}: refused: {error}")
             continue
+        # The data are the same for all, and reading them may take long.
         if not data_checked:
             if bench.loaded.script is not None:
                 checks.check_script(bench.loaded.job)

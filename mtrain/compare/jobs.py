@@ -1,11 +1,5 @@
-"""Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the
-other.
+"""Run the jobs of ``mtrain compare``: one spec or script, a variant of it per backend, one job after the other."""
 
-Starting a job takes longer than the updates of a comparison, so the job of a backend trains several times where it can: the
-timed trainings first, each from the same start, and the traced one last.
-"""
-
-import io
 import json
 import os
 import shlex
@@ -19,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.compare import referee_jobs, several
 from mtrain.compare.arrays import farthest
-from mtrain.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, with_values
+from mtrain.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, run_job, with_values
 from mtrain.compare.profiles import Profile, violations
 from mtrain.compare.referee import Referee, with_measured_bounds
 from mtrain.compare.request import CompareRequest
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.speed import speed_of
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of, with_recipe
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import State
 from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
-from mtrain.errors import LaunchError, MtrainError, UsageError
-from mtrain.jobs.run import start as starting
+from mtrain.errors import UsageError
 from mtrain.records.history import History, read_history
 from mtrain.spec import config, outputs
 from mtrain.system import described, runfolder
@@ -42,27 +35,15 @@ from mtrain_trace.causes import in_words
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
-ENDED = (130, 143)
-"""Exit codes of a job that was asked to end from outside."""
-ALONE = "none"
-"""Rendezvous of a backend that trains in one process."""
-
-
-class Ended(MtrainError):
-    """A job was asked to end from outside, and the comparison ends with it."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__("ended from outside; nothing was compared")
-        self.exit_code = code
-
 
 def compare(request: CompareRequest) -> Comparison:
     """Run all jobs of a comparison and compare them.
 
     Raises:
         UsageError: the spec, a backend's options or the folder are wrong; nothing was started.
-        Ended: a job was asked to end.
+        ComparisonEnded: a job was asked to end.
     """
+    # Before any job of its own, whose load would be taken for that of others.
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     benches = [bench_of(request, variant) for variant in request.variants]
     preflight(request, benches)
@@ -86,6 +67,7 @@ def compare(request: CompareRequest) -> Comparison:
         alive = [
             bench for bench in benches if bench.row is not None and bench.row.outcome == "done" and not bench.rounds
         ]
+        # There and back again: a machine that becomes slower or faster meanwhile then favours none of them.
         for bench in alive if turn % 2 == 0 else reversed(alive):
             _time(request, bench, turn)
     first = reference[0] if reference else benches[0]
@@ -116,17 +98,19 @@ def write(result: Comparison, folder: Path) -> tuple[Path, Path]:
 def _trace(request: CompareRequest, bench: Bench) -> State | None:
     """Run the traced job; return its final state, or None if it failed."""
     label = bench.variant.label
+    # Starting a job takes longer than the updates of a comparison, so the job of a backend trains several times where it can: the
+    # timed trainings first, each from the same start, and the traced one last.
     if repeats_in_one_start(request, bench):
         names = [f"{bench.variant.folder}-timed-{number + 1}" for number in range(request.rounds)]
         bench.rounds = tuple(runfolder.create(request.folder, name, latest=False) for name in names)
     bench.started = time.time()
-    ended = _run(bench.loaded, request.folder, bench.variant.folder, rounds=bench.rounds)
+    ended = run_job(request, bench.loaded, bench.variant.folder, rounds=bench.rounds)
     folder = ended.folder
     plan = (folder.path / "plan.txt").read_text(encoding="utf-8")
     reason = ended.reason if ended.code else _without_training(bench, folder)
     if reason:
         outcome = "refused" if ended.code == UsageError.exit_code else "failed"
-        bench.row = Row(
+        bench.row = BackendRow(
             label=label,
             outcome=outcome,  # type: ignore[arg-type]
             reason=reason,
@@ -136,7 +120,7 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
         request.tell(f"{label}: {outcome}: {reason}")
         return None
     bench.traced = read_history(folder.metrics)
-    trace = trace_of(bench.traced, loss=_loss_of(bench.loaded))
+    trace = trace_of(bench.traced, loss=None if bench.loaded.script is None else SCRIPT_LOSS)
     also = f", and {len(bench.rounds)} times timed," if bench.rounds else ""
     request.tell(f"{label}: {len(trace.updates)} updates traced{also} in {time.time() - bench.started:.0f} s")
     newest = store.newest(folder.checkpoints)
@@ -147,10 +131,11 @@ def _trace(request: CompareRequest, bench: Bench) -> State | None:
         cluster = bench.loaded.spec.cluster
         bench.spec = config.from_json(json.dumps(saved.spec), name="compare").model_copy(update={"cluster": cluster})
     trace = with_recipe(trace, make_recipe(bench.spec, size=bench.ranks), ranks=bench.ranks)
+    # Its weights are in memory now; those of many backends would fill a disk.
     shutil.rmtree(folder.checkpoints)
     for path in bench.rounds:
         _take_timed(request, bench, RunFolder(path), bench.started)
-    bench.row = Row(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
+    bench.row = BackendRow(label=label, outcome="done", ranks=bench.ranks, notes=bench.notes, trace=trace, plan=plan)
     return saved.state
 
 
@@ -172,33 +157,20 @@ def _settle(
 ) -> Referee | None:
     """Compare with float64 where backends differ. None: all have the same bits, or float64 is not available."""
     first, state = reference
+    # Nothing is disputed where all have the same bits, and each further job takes as long as the others.
     if all(one.bits for one in against.values()):
         return None
-    entries = {
-        bench.variant.label: referee_jobs.Entry(
-            label=bench.variant.label,
-            folder=bench.variant.folder,
-            loaded=bench.loaded,
-            precision=_precision(bench),
-            trace=bench.row.trace,
-        )
-        for bench in benches
-        if bench.row is not None and bench.row.trace is not None
-    }
-    settling = referee_jobs.Settling(
-        run=lambda loaded, name: _run(loaded, request.folder, name), tell=request.tell, out=request.folder
-    )
-    disputed = [entries[label] for label, one in against.items() if one.beyond]
-    nudge = request.bounds.measured
-    return referee_jobs.settle(settling, entries[first.variant.label], state, disputed, nudge=nudge)
+    disputed = [bench for bench in benches if (one := against.get(bench.variant.label)) is not None and one.beyond]
+    return referee_jobs.settle(request, first, state, disputed)
 
 
 def _time(request: CompareRequest, bench: Bench, turn: int) -> None:
     """Run a job as ``mtrain train`` does, to time it; it must end with the bits of the traced one."""
     values = deepcopy(dict(bench.loaded.values))
+    # Bytes and waits are counted, as in the timed trainings of a job that trains several times; no state is looked at.
     values["report"]["trace"] = "traffic"
     started = time.time()
-    ended = _run(with_values(bench.loaded, values), request.folder, f"{bench.variant.folder}-timed-{turn + 1}")
+    ended = run_job(request, with_values(bench.loaded, values), f"{bench.variant.folder}-timed-{turn + 1}")
     if ended.code:
         request.tell(f"{bench.variant.label}: failed when it was timed: {ended.reason}")
         bench.repeats = False
@@ -222,32 +194,10 @@ def _result(history: History | None) -> tuple[Any, Any]:
     return end.get("weights_sha256"), end.get("ema_sha256")
 
 
-def _run(loaded: "Loaded", out: Path, name: str, *, rounds: Sequence[Path] = ()) -> referee_jobs.EndedJob:
-    """Run one job to its end, without showing its messages. It trains into each folder of ``rounds`` first.
-
-    Raises:
-        Ended: the job was asked to end.
-    """
-    folder = runfolder.create(out, name, latest=False)
-    where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
-    try:
-        if rounds:
-            write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
-        mode = "compare" if rounds else "train"
-        result = starting.run_job(loaded, where, mode=mode, quiet=True, stream=unseen)
-    except LaunchError as error:
-        return referee_jobs.EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
-    if result.code in ENDED:
-        raise Ended(result.code)
-    return referee_jobs.EndedJob(code=result.code, reason=result.reason, folder=RunFolder(folder))
-
-
 # ---------------------------------------------------------------------------------------------------------- the results
 def _against(request: CompareRequest, reference: tuple[Bench, State], other: tuple[Bench, State]) -> Against:
     (first, ours), (bench, theirs) = reference, other
-    assert first.row is not None
-    assert bench.row is not None
-    a, b = first.row.trace, bench.row.trace
+    a, b = first.trace, bench.trace
     assert a is not None
     assert b is not None
     compared = comparing.compare(a, b)
@@ -269,12 +219,8 @@ def _beyond(against: Against, profile: Profile) -> list[str]:
 
 def _updates(request: CompareRequest, benches: Sequence[Bench]) -> int:
     """Return the number of updates of the longest job; a script may make fewer than were asked for."""
-    traces = [bench.row.trace for bench in benches if bench.row is not None and bench.row.trace is not None]
-    return max((len(trace.updates) for trace in traces), default=request.updates)
-
-
-def _loss_of(loaded: "Loaded") -> str | None:
-    return None if loaded.script is None else SCRIPT_LOSS
+    lengths = [len(bench.trace.updates) for bench in benches if bench.trace is not None]
+    return max(lengths, default=request.updates)
 
 
 def _subject(bench: Bench) -> str:
@@ -287,7 +233,7 @@ def _source(loaded: "Loaded") -> str:
     return str(loaded.source) if script is None else shlex.join([str(script.path), *script.arguments])
 
 
-def _finish(bench: Bench) -> Row:
+def _finish(bench: Bench) -> BackendRow:
     row = bench.row
     assert row is not None
     if row.outcome != "done" or bench.traced is None:
@@ -306,7 +252,7 @@ def _facts(bench: Bench) -> dict[str, str]:
     recipe = make_recipe(spec, size=bench.ranks)
     clip = "none" if spec.train.clip_norm is None else f"{spec.train.clip_norm:g}"
     ema = "none" if spec.train.ema is None else f"{spec.train.ema.decay:g}, {spec.train.ema.rule}"
-    updates = 0 if bench.row is None or bench.row.trace is None else len(bench.row.trace.updates)
+    updates = 0 if bench.trace is None else len(bench.trace.updates)
     return {
         **_data_facts(bench),
         "updates": f"{updates} updates of {spec.train.batch_size} samples: "
@@ -315,18 +261,12 @@ def _facts(bench: Bench) -> dict[str, str]:
         "optimizer": f"{recipe.rule}, learning rate {spec.optimizer.learning_rate:g}, {spec.schedule.name}",
         "clipping": clip,
         "average of weights": ema,
-        "precision": _precision(bench),
+        "precision": bench.precision,
         "BatchNorm over ranks": "yes" if recipe.sync_batchnorm else "no",
         "seed": str(spec.train.seed),
         "machine": _machine(),
         "versions": _versions(),
     }
-
-
-def _precision(bench: Bench) -> str:
-    """Return the precision of a bench's job: what its ranks have chosen for ``auto``, where it has run."""
-    start = {} if bench.traced is None else bench.traced.start
-    return str(start.get("precision", bench.spec.train.precision))
 
 
 def _data_facts(bench: Bench) -> dict[str, str]:
@@ -345,5 +285,6 @@ def _machine() -> str:
 
 def _versions() -> str:
     versions = described.describe_environment({})["versions"]
+    # Those that compute or exchange something; others change no result.
     packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
     return ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)

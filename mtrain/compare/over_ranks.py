@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import mtrain_trace.command
-import mtrain_trace.comparing
 import mtrain_trace.rank_checks
 import mtrain_trace.reading
 import mtrain_trace.running
-import mtrain_trace.wording
-from mtrain.compare.recorded import error_of
+from mtrain.compare.recorded import RecordedResult, error_of
 from mtrain.errors import CannotTell, UsageError
 from mtrain.spec import outputs
 
@@ -32,30 +30,8 @@ class RanksRequest:
     tell: Callable[[str], None] = field(default=lambda text: None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RanksResult:
-    """One number of ranks beside the first one."""
-
-    ranks: int
-    comparisons: Sequence[mtrain_trace.comparing.Comparison]
-
-    @property
-    def code(self) -> int:
-        """Exit code, as that of ``mtrain-trace compare``."""
-        return mtrain_trace.command.verdict_code(self.comparisons)
-
-    @property
-    def agree(self) -> bool:
-        """Whether nothing but rounding parts them."""
-        return self.code == mtrain_trace.command.SAME
-
-    def text(self) -> Sequence[str]:
-        """Return the comparison for a terminal."""
-        return mtrain_trace.wording.text(list(self.comparisons))
-
-
-def compare(request: RanksRequest) -> list[RanksResult]:
-    """Run the jobs, one after the other, and compare each with the first.
+def compare(request: RanksRequest) -> dict[int, RecordedResult]:
+    """Run the jobs, one after the other, and compare each with the first; return the results by number of ranks.
 
     Raises:
         UsageError: the folder is in use.
@@ -68,24 +44,25 @@ def compare(request: RanksRequest) -> list[RanksResult]:
         request.tell(f"{request.script.name} on {number} rank{'s' if number > 1 else ''}")
         _run(request, number, trace)
     first, *others = request.ranks
+    results = {}
     try:
-        return [
-            RanksResult(
-                ranks=number,
-                comparisons=mtrain_trace.command.compare_folders(traces[first], traces[number]),
-            )
-            for number in others
-        ]
+        for number in others:
+            found = mtrain_trace.command.compare_folders(traces[first], traces[number])
+            code = mtrain_trace.command.verdict_code(found)
+            results[number] = RecordedResult(folder=traces[number], comparisons=found, code=code)
     except mtrain_trace.reading.TraceError as error:
         raise error_of(error) from error
+    return results
 
 
 def _run(request: RanksRequest, number: int, trace: Path) -> None:
     """Run the script on a number of ranks, with the recorder in its processes."""
+    # By the command and not in this process: each rank is recorded from its first import on, as `mtrain-trace run` does it.
     command = [
         *(sys.executable, "-m", "mtrain", "run", *request.words, "-o", f"report.dir={request.folder / 'runs'}"),
         *("--name", f"ranks-{number}", "--nproc-per-node", str(number), str(request.script), *request.arguments),
     ]
+    # What the ranks print goes to a file, so that the verdict is all that the terminal shows.
     log = request.folder / f"ranks-{number}.log"
     outputs.make_folder(request.folder)
     try:

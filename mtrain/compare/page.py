@@ -1,17 +1,16 @@
 """Render a comparison as one self-contained HTML file."""
 
-from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 import numpy as np
 
 from mtrain.compare import tables, wording
 from mtrain.compare.profiles import MEASURED
 from mtrain.compare.referee import EXACT
-from mtrain.compare.results import Comparison, Row
+from mtrain.compare.results import BackendRow, Comparison
 from mtrain.compare.traces import WORDS
 from mtrain.records import svg
+from mtrain.records.html import document, grid
 from mtrain.records.svg import Bar, Line
 from mtrain_trace.differences import GRADIENT, LOSS, MEANING, WEIGHTS
 from mtrain_trace.reading import AVERAGE
@@ -23,21 +22,16 @@ IMAGES = (LOSS, GRADIENT, WEIGHTS, AVERAGE)
 
 def page(result: Comparison) -> str:
     """Return the content of the HTML file."""
-    style = (resources.files("mtrain.records") / "page.css").read_text(encoding="utf-8")
     body = [_head(result), _summary(result)]
     body.append(_section("Agreement", _table(tables.agreement(result), result, kind="agreement"), _bounds_note(result)))
     if result.reference is not None:
-        body.append(_section("Training", _legend(result), _grid(_training(result))))
-        body.append(_section("Differences from " + result.reference.label, _same(result), _grid(_growth(result))))
+        body.append(_section("Training", _legend(result), grid(_training(result))))
+        body.append(_section("Differences from " + result.reference.label, _same(result), grid(_growth(result))))
         body.append(
             _section("Speed", _bars(result), _table(tables.speeds(result), result, kind="speed"), _timing(result))
         )
     body.append(_section("What was run", _facts(result), *map(_plan, result.rows)))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(result.title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(result.title, "".join(body))
 
 
 def _section(title: str, *parts: str) -> str:
@@ -85,8 +79,8 @@ def _class(column: str, kind: str) -> str:
     return f' class="{kind}"' if column == "verdict" else ""
 
 
-def _kind(row: Row, result: Comparison) -> str:
-    if row.outcome != "done" or row.drifted or row.label in result.off:
+def _kind(row: BackendRow, result: Comparison) -> str:
+    if row.outcome != "done" or row.has_drifted or row.label in result.off:
         return "bad"
     if row.label in result.against and result.against[row.label].beyond:
         return "bad"
@@ -102,6 +96,7 @@ def _bounds_note(result: Comparison) -> str:
         for name in MEASURED
         if name in result.profile.at_start or name in result.profile.throughout
     ]
+    # Bounds of 0 everywhere are those of the profile `bitwise`.
     exact = not any(result.profile.throughout.values())
     allowed_text = "nothing but the same bits" if exact else ", ".join(bounds)
     referee_note = ""
@@ -119,13 +114,14 @@ def _bounds_note(result: Comparison) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def _families(result: Comparison) -> list[tuple[str, Row]]:
+def _families(result: Comparison) -> list[tuple[str, BackendRow]]:
     """Group backends with the same bits: a name for each group, and one of its rows."""
     rows = {row.label: row for row in result.rows}
     return [(wording.join_words(labels), rows[labels[0]]) for labels in result.alike()]
 
 
 def _colour(label: str, result: Comparison) -> int:
+    # Backends with the same bits share a colour, as they share a curve.
     return next((i for i, labels in enumerate(result.alike()) if label in labels), svg.COLOURS - 1) % svg.COLOURS
 
 
@@ -189,10 +185,6 @@ def _growth(result: Comparison) -> list[str]:
     return images
 
 
-def _grid(images: Sequence[str]) -> str:
-    return f'<div class="images">{"".join(f"<figure>{image}</figure>" for image in images)}</div>' if images else ""
-
-
 # --------------------------------------------------------------------------------------------------------------- speed
 def _bars(result: Comparison) -> str:
     rows = [
@@ -206,7 +198,7 @@ def _bars(result: Comparison) -> str:
         for row in result.rows
         if row.speed is not None
     ]
-    drawing = svg.bars("time of an update: median and quartiles", rows, unit="ms") if rows else ""
+    drawing = svg.bars("time of an update: median and quartiles", rows) if rows else ""
     return f'<div class="wide">{drawing}</div>' if drawing else ""
 
 
@@ -233,7 +225,7 @@ def _facts(result: Comparison) -> str:
     return f"<dl>{cells}</dl>"
 
 
-def _plan(row: Row) -> str:
+def _plan(row: BackendRow) -> str:
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in [*row.notes, *filter(None, [row.reason])])
     plan = f"<pre>{escape(row.plan)}</pre>" if row.plan else ""
     return f"<details><summary>{escape(row.label)}</summary>{notes}{plan}</details>"

@@ -55,6 +55,7 @@ PROFILES: Mapping[str, Profile] = {
 def violations(gaps: Mapping[str, Gap], profile: Profile) -> list[str]:
     """Return the violations of the profile as text; empty: the two jobs agree."""
     beyond = [f"{WORDS[name]} are not the same" for name in (START, SAMPLES) if gaps[name].first is not None]
+    # `not a <= b` in place of `a > b`: a difference that is NaN is beyond every bound.
     for name in MEASURED:
         gap = gaps.get(name)
         if gap is None or gap.first is None:

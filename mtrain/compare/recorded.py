@@ -82,6 +82,7 @@ def compare(request: RecordedRequest) -> list[RecordedResult]:
         for folder in others:
             theirs = read(folder, optimizer=request.optimizer)
             found = mtrain_trace.command.compare_traces(ours, theirs, calibration=nudged)
+            # What differs between the specs is the likeliest cause, so it comes before what the updates show.
             for comparison in found:
                 told = _other_keys(comparison)
                 (comparison.remarks if comparison.parting is None else comparison.sentences)[:0] = told
@@ -106,6 +107,7 @@ def read(folder: Path, *, optimizer: int | None = None) -> list[Trace]:
     """
     if not RunFolder(folder).metrics.is_file():
         return read_all(folder, optimizer=optimizer)
+    # Number 0 is that of the only one.
     if optimizer:
         raise TraceError(f"{folder}: a run of mtrain has one optimizer; no number {optimizer} (they count from 0)")
     with refusing_what_is_broken(folder):
@@ -150,7 +152,8 @@ def _other_keys(comparison: Comparison) -> list[str]:
 
 
 def _spec(run: RunFolder, *, is_script: bool) -> Spec:
-    """Return the resolved spec of a run; what a script has asked for is in its checkpoints alone."""
+    """Return the resolved spec of a run."""
+    # What a script has asked for is in its checkpoints alone.
     place = run.spec_json if not is_script else store.newest(run.checkpoints)
     if place is None:
         raise UsageError("a script's settings are in its checkpoints, and there is none")

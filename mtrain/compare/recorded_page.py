@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 import numpy as np
 
 import mtrain_trace.wording
 from mtrain.compare.recorded import RecordedResult
 from mtrain.records import svg
+from mtrain.records.html import document, grid
 from mtrain.records.svg import Line
 from mtrain_trace.comparing import Comparison
 from mtrain_trace.differences import MEANING
@@ -16,7 +16,6 @@ from mtrain_trace.differences import MEANING
 
 def page(results: Sequence[RecordedResult]) -> str:
     """Return the content of the HTML file."""
-    style = (resources.files("mtrain.records") / "page.css").read_text(encoding="utf-8")
     agree = all(result.agree for result in results)
     first = results[0].comparisons[0].a.folder
     title = f"{first} and {', '.join(str(result.folder) for result in results)}"
@@ -26,11 +25,7 @@ def page(results: Sequence[RecordedResult]) -> str:
         f'<h1 class="{"good" if agree else "bad"}">{verdict}</h1></header>'
     )
     body = "".join(_training(result) for result in results)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f"<body><main>{head}{body}</main></body></html>\n"
-    )
+    return document(title, head + body)
 
 
 def _training(result: RecordedResult) -> str:
@@ -47,10 +42,9 @@ def _section(title: str, comparison: Comparison) -> str:
     first, *others = [escape(line.strip()) for line in told]
     items = "".join(f"<li class='plain'>{line}</li>" for line in others)
     sides = "".join(f"<p class='note'>{escape(line)}</p>" for line in mtrain_trace.wording.sides(comparison))
-    images = [*_values(comparison), *_differences(comparison)]
-    grid = f'<div class="images">{"".join(f"<figure>{image}</figure>" for image in images)}</div>'
+    images = grid([*_values(comparison), *_differences(comparison)])
     return (
-        f"<section><h2>{escape(title)}</h2><ul class='summary'><li class='{kind}'>{first}</li>{items}</ul>{sides}{grid}"
+        f"<section><h2>{escape(title)}</h2><ul class='summary'><li class='{kind}'>{first}</li>{items}</ul>{sides}{images}"
         f"<details><summary>as text</summary><pre>{escape(chr(10).join(mtrain_trace.wording.lines(comparison)))}</pre>"
         "</details></section>"
     )

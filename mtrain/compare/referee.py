@@ -40,11 +40,9 @@ class Referee:
         return _distances(trace, self.exact[self.label])
 
     def decided_otherwise(self, trace: Trace) -> int:
-        """Return for how many samples of a job's first update predictions were compared with other objects than in float64.
-
-        Which they are is decided by the predictions themselves, and a rounding can move one across a threshold. The loss is then
-        another function, whose distance from float64 says nothing about kernels.
-        """
+        """Return for how many samples of a job's first update predictions were compared with other objects than in float64."""
+        # Which they are is decided by the predictions themselves, and a rounding can move one across a threshold. The loss is
+        # then another function, whose distance from float64 says nothing about kernels.
         own, exact = trace.updates[0].decided, self.exact[self.label].updates[0].decided
         return sum(one != other for one, other in zip(own, exact, strict=False))
 
@@ -56,9 +54,10 @@ class Referee:
         distances = self.distances(self.exact[label])
         return {name: size for name, size in distances.items() if name != MOMENTS and not size <= SAME}
 
-    def allowed(self, name: str) -> float:
+    def allowance(self, name: str) -> float:
         """Return the allowed distance of a job's first update from float64 in this quantity."""
         base_bound = EXACT if name != MOMENTS else LEAST
+        # Moments add up squares, so no fixed bound suits them: without a nudged job they are not judged.
         if self.nudge is None:
             return base_bound if name != MOMENTS else math.inf
         return widen(base_bound, float(self.nudge[name].curve[0]))
@@ -66,9 +65,9 @@ class Referee:
     def inexact(self, distances: Mapping[str, float]) -> list[str]:
         """Return the quantities that are farther from float64 than allowed, as text."""
         return [
-            f"{WORDS[name]} of update 1 {distances[name]:.1e} from float64, allowed {self.allowed(name):.0e}"
+            f"{WORDS[name]} of update 1 {distances[name]:.1e} from float64, allowed {self.allowance(name):.0e}"
             for name in QUANTITIES
-            if name in distances and not distances[name] <= self.allowed(name)
+            if name in distances and not distances[name] <= self.allowance(name)
         ]
 
 
@@ -85,7 +84,7 @@ def with_measured_bounds(profile: Profile, referee: Referee) -> Profile:
     gaps = referee.nudge
     first = {name: widen(LEAST, float(gaps[name].curve[0])) for name in MEASURED if name in gaps}
     # Each of two jobs may be off by the distance allowed from float64.
-    first |= {name: 2 * referee.allowed(name) for name in QUANTITIES if name in gaps}
+    first |= {name: 2 * referee.allowance(name) for name in QUANTITIES if name in gaps}
     # Training can jump when rounding moves a box to another cell, and the nudged job may have missed such a jump.
     # So it widens the bounds on later updates and never narrows them.
     all_over = {name: widen(bound, gaps[name].largest) for name, bound in profile.throughout.items() if name in gaps}

@@ -2,23 +2,21 @@
 weights."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors.numpy import save_file
 
-from mtrain.compare.benches import on_trial, with_values
+from mtrain.compare.benches import Bench, on_trial, run_job, with_values
 from mtrain.compare.referee import Referee
+from mtrain.compare.request import CompareRequest
 from mtrain.compare.traces import SCRIPT_LOSS, trace_of
 from mtrain.core.interfaces import Array, State
 from mtrain.core.state.nudge import nudge_weights
 from mtrain.errors import MtrainError
 from mtrain.rank.spec import assembly
 from mtrain.records.history import read_history
-from mtrain.system.runfolder import RunFolder
 from mtrain_trace import differences
 from mtrain_trace.differences import Gap
 from mtrain_trace.reading import Trace
@@ -27,107 +25,76 @@ if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedJob:
-    """A job that has ended."""
-
-    code: int
-    """Its exit code."""
-    reason: str
-    """Why it failed, in one line; empty if it did not."""
-    folder: RunFolder
-
-
-Run = Callable[["Loaded", str], EndedJob]
-"""Runs a spec in a new run folder of the given name."""
 NUDGED = "nudged.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A backend whose traced job has ended."""
-
-    label: str
-    folder: str
-    loaded: "Loaded"
-    precision: str
-    """Precision of the job; a script may have chosen it."""
-    trace: Trace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settling:
-    """Functions and folder for running further jobs."""
-
-    run: Run
-    tell: Callable[[str], None]
-    out: Path
-
-
-def settle(
-    settling: Settling, reference: Entry, state: State, others: Sequence[Entry], *, nudge: bool
-) -> Referee | None:
-    """Run the float64 jobs, and with ``nudge`` a nudged job of the reference. None: the reference has no float64.
+def settle(request: CompareRequest, reference: Bench, state: State, others: Sequence[Bench]) -> Referee | None:
+    """Run the float64 jobs, and a nudged job of the reference where the bounds are measured. None: it has no float64.
 
     ``state``: final state of the reference. ``others``: backends that also run in float64.
     """
+    # Rounding of half precision is larger than what float64 could tell apart.
     if reference.precision != "fp32":
         return None
     exact = {}
-    for entry in (reference, *others):
-        trace = _in_float64(settling, entry)
+    for bench in (reference, *others):
+        trace = _in_float64(request, bench)
         if trace is not None:
-            exact[entry.label] = trace
-    if reference.label not in exact:
+            exact[bench.variant.label] = trace
+    if reference.variant.label not in exact:
         return None
-    nudged_gap = _nudge(settling, reference, state) if nudge else None
-    return Referee(exact=exact, label=reference.label, nudge=nudged_gap)
+    nudged_gap = _nudge(request, reference, state) if request.bounds.measured else None
+    return Referee(exact=exact, label=reference.variant.label, nudge=nudged_gap)
 
 
-def _in_float64(settling: Settling, entry: Entry) -> Trace | None:
-    if entry.loaded.script is not None:
-        return _trace(settling, entry, on_trial(entry.loaded, exact=True, updates=1), "float64")
-    values = deepcopy(dict(entry.loaded.values))
+def _in_float64(request: CompareRequest, bench: Bench) -> Trace | None:
+    if bench.loaded.script is not None:
+        return _trace(request, bench, on_trial(bench.loaded, exact=True, updates=1), "float64")
+    values = deepcopy(dict(bench.loaded.values))
+    # One update: later ones multiply the differences of the first, in float64 as in float32.
     values["train"] |= {"precision": "fp64", "updates": 1}
-    return _trace(settling, entry, with_values(entry.loaded, values), "float64")
+    return _trace(request, bench, with_values(bench.loaded, values), "float64")
 
 
-def _trace(settling: Settling, entry: Entry, loaded: "Loaded", what: str) -> Trace | None:
+def _trace(request: CompareRequest, bench: Bench, loaded: "Loaded", what: str) -> Trace | None:
     """Run a further job of a backend; report its failure and return None if it fails."""
     try:
-        ended = settling.run(loaded, f"{entry.folder}-{what}")
+        ended = run_job(request, loaded, f"{bench.variant.folder}-{what}")
         if ended.code:
             raise MtrainError(ended.reason)
         trace = trace_of(read_history(ended.folder.metrics), loss=None if loaded.script is None else SCRIPT_LOSS)
     except MtrainError as error:
-        settling.tell(f"{entry.label}: no {what} job: {error}")
+        request.tell(f"{bench.variant.label}: no {what} job: {error}")
         return None
     shutil.rmtree(ended.folder.checkpoints)
-    settling.tell(f"{entry.label}: {what} job of {len(trace.updates)} update{'s' if len(trace.updates) > 1 else ''}")
+    request.tell(
+        f"{bench.variant.label}: {what} job of {len(trace.updates)} update{'s' if len(trace.updates) > 1 else ''}"
+    )
     return trace
 
 
-def _nudge(settling: Settling, entry: Entry, state: State) -> Mapping[str, Gap] | None:
-    if entry.loaded.script is None:
-        trace = _nudged_spec(settling, entry, state)
+def _nudge(request: CompareRequest, bench: Bench, state: State) -> Mapping[str, Gap] | None:
+    if bench.loaded.script is None:
+        trace = _nudged_spec(request, bench, state)
     else:
-        trace = _trace(settling, entry, on_trial(entry.loaded, nudged=True), "nudged")
-    return None if trace is None else differences.gaps(entry.trace, trace)
+        trace = _trace(request, bench, on_trial(bench.loaded, nudged=True), "nudged")
+    return None if trace is None or bench.trace is None else differences.gaps(bench.trace, trace)
 
 
-def _nudged_spec(settling: Settling, entry: Entry, state: State) -> Trace | None:
-    if entry.loaded.job.model_class.native:
-        settling.tell(
-            f"{entry.label}: no nudged job: the start values of a model of your own are known to its ranks alone"
+def _nudged_spec(request: CompareRequest, bench: Bench, state: State) -> Trace | None:
+    if bench.loaded.job.model_class.native:
+        request.tell(
+            f"{bench.variant.label}: no nudged job: the start values of a model of your own are known to its ranks alone"
         )
         return None
-    start = settling.out / NUDGED
+    start = request.folder / NUDGED
     try:
-        save_file(nudge_weights(_start_weights(entry.loaded, state), _trained_names(state)), start)
-        values = deepcopy(dict(entry.loaded.values))
+        save_file(nudge_weights(_start_weights(bench.loaded, state), _trained_names(state)), start)
+        values = deepcopy(dict(bench.loaded.values))
         values["model"]["weights"] = str(start.resolve())
-        return _trace(settling, entry, with_values(entry.loaded, values), "nudged")
+        return _trace(request, bench, with_values(bench.loaded, values), "nudged")
     finally:
+        # It is as large as the model.
         start.unlink(missing_ok=True)
 
 

@@ -94,6 +94,7 @@ def parse_variants(text: str) -> list[Variant]:
                 raise UsageError(
                     f"--backends {entry}: {setting!r} given, expected KEY=VALUE, for example deepspeed:stage=3"
                 )
+            # An option of a backend has a plain name, so a dot makes it a path of the spec.
             if "." in key:
                 overrides.append(setting)
                 continue

@@ -20,7 +20,7 @@ Outcome = Literal["done", "failed", "refused", "absent"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BackendRow:
     """The result of one backend."""
 
     label: str
@@ -39,7 +39,7 @@ class Row:
     """Plan of the traced job as text."""
 
     @property
-    def drifted(self) -> bool:
+    def has_drifted(self) -> bool:
         """Return whether the ranks held different weights after some update."""
         return self.trace is not None and self.trace.drifted is not None
 
@@ -75,7 +75,7 @@ class Comparison:
     """Settings that all jobs have in common, as text."""
     profile: Profile
     updates: int
-    rows: Sequence[Row]
+    rows: Sequence[BackendRow]
     against: Mapping[str, Against]
     """Comparison with the reference by label, for each other backend that is done."""
     referee: Referee | None = None
@@ -84,7 +84,7 @@ class Comparison:
     """Processes that waited or ran on each core of this machine before the first job."""
 
     @property
-    def reference(self) -> Row | None:
+    def reference(self) -> BackendRow | None:
         """Return the first backend that is done."""
         return next((row for row in self.rows if row.outcome == "done"), None)
 
@@ -96,7 +96,8 @@ class Comparison:
     @property
     def differ(self) -> bool:
         """Return whether backends that ran differ; where one did not run, they neither agree nor differ."""
-        own = any(row.repeats is False or row.drifted for row in self.rows)
+        # A backend that does not repeat itself, or whose ranks differ, differs from itself already.
+        own = any(row.repeats is False or row.has_drifted for row in self.rows)
         return own or bool(self.off) or any(against.beyond for against in self.against.values())
 
     @property
@@ -121,13 +122,14 @@ class Comparison:
         float64."""
         if self.referee is None or not self.profile.measured:
             return {}
+        # Where a rounding has decided which objects are compared, the distance says nothing about the backend.
         comparable = {label: x for label, x in self.distances.items() if label not in self.decided_otherwise}
         inexact = {label: self.referee.inexact(distances) for label, distances in comparable.items()}
         return {label: words for label, words in inexact.items() if words}
 
     def alike(self) -> list[list[str]]:
         """Group the labels of the finished backends by equal bits; the reference's group comes first."""
-        groups: list[list[Row]] = []
+        groups: list[list[BackendRow]] = []
         for row in self.rows:
             if row.trace is None:
                 continue
@@ -138,11 +140,11 @@ class Comparison:
                 group.append(row)
         return [[row.label for row in rows] for rows in groups]
 
-    def verdict(self, row: Row) -> str:
+    def verdict(self, row: BackendRow) -> str:
         """Return a verdict of one or two words for the table."""
         if row.outcome != "done":
             return {"failed": "failed", "refused": "refused", "absent": "not installed"}[row.outcome]
-        if row.drifted:
+        if row.has_drifted:
             return "ranks differ"
         if row is self.reference:
             return "reference, inexact" if row.label in self.off else "reference"
@@ -175,7 +177,7 @@ class Comparison:
             "backends": [self._row(row) for row in self.rows],
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: BackendRow) -> dict[str, Any]:
         fields: dict[str, Any] = {"label": row.label, "verdict": self.verdict(row), "outcome": row.outcome}
         if row.label in self.distances:
             fields["from_float64"] = dict(self.distances[row.label])
@@ -184,6 +186,7 @@ class Comparison:
         if row.speed is not None:
             fields["speed"] = {name: getattr(row.speed, name) for name in Speed.__dataclass_fields__}
         if row.trace is not None:
+            # Digests and not arrays: the file stays small, and equal states are seen all the same.
             fields |= columns(row.trace)
         if row.label in self.against:
             fields["against_reference"] = _against(self.against[row.label])

@@ -20,6 +20,7 @@ def explain(comparison: Comparison) -> list[str]:
         return found
     if told := _other_trained(a, comparison.b, place):
         return [told]
+    # The quantity that differs first tells what went wrong; all later ones follow from it.
     first = comparison.what[0]
     models = _models_apart(comparison, place, first)
     if causes.is_rounding(comparison, first, place) or not models:
@@ -95,6 +96,7 @@ def _unlike_models(comparison: Comparison, place: int, first: str, models: Seque
             f"the losses are the same and the gradient of {_names_of(models)} is not ({sizes}), that of {_names_of(others)} is: the "
             "gradient of another model's loss is left in it, or one of its own losses is missing"
         )
+    # Models that no update of the reference trains, such as targets, move by another rule.
     never = {name for name in models if not any(name in (update.trained or ()) for update in comparison.a.updates)}
     return _explain_untrained(comparison, place, models) if first == BUFFERS and never == set(models) else ""
 

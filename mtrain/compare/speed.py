@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from mtrain.compare.traces import seconds_of
 from mtrain.records.history import History, Record
 
 
@@ -35,21 +34,23 @@ class Speed:
 
 def left_out(updates: int) -> int:
     """Return the number of updates at the start of a job that are not timed."""
+    # They fill caches, and choose kernels; of a short job as many as leave something to time.
     return min(10, max(1, updates // 5)) if updates > 1 else 0
 
 
 def speed_of(histories: Sequence[History], *, started: Sequence[float], batch: int, timed: bool) -> Speed:
     """Compute the speed of jobs that began at ``started`` (seconds since 1970), with ``batch`` samples per update.
 
-    ``started`` may be shorter: further trainings of a job have no start of their own.
+    ``started`` may be shorter.
 
     ``timed``: False if the only job is the traced one; its sent bytes include bookkeeping and are left out.
     """
     records_by_job = [[history.updates[update] for update in sorted(history.updates)] for history in histories]
     timed_records = [record for records in records_by_job for record in records[left_out(len(records)) :]]
-    seconds = seconds_of(timed_records)
+    seconds = np.array([record["update_seconds"] for record in timed_records], dtype=float)
     low, median, high = (float(x) for x in np.percentile(1000 * seconds, (25, 50, 75)))
     sent = [step for records in records_by_job for step in _sent_bytes(records[left_out(len(records)) :])]
+    # Further trainings of a job have no start of their own.
     begins = [records[0]["time"] - start for records, start in zip(records_by_job, started, strict=False)]
     return Speed(
         jobs=len(histories) if timed else 0,

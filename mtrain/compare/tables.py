@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mtrain.compare.results import Comparison, Row
+from mtrain.compare.results import BackendRow, Comparison
 from mtrain.compare.traces import WORDS, ordinal
 from mtrain.records.wording import duration
 from mtrain_trace.differences import GRADIENT, LOSS, MOMENTS, WEIGHTS
@@ -26,19 +26,19 @@ def agreement(result: Comparison) -> Table:
         "average",
         "moments",
         "norm off float64",
+        "repeats itself",
     ]
-    columns += ["repeats itself"]
     return columns, [
         [row.label, result.verdict(row), *_differences(row, result), _distance(row, result), _repeats(row)]
         for row in result.rows
     ]
 
 
-def _distance(row: Row, result: Comparison) -> str:
+def _distance(row: BackendRow, result: Comparison) -> str:
     return _size(result.distances.get(row.label, {}).get(GRADIENT))
 
 
-def _differences(row: Row, result: Comparison) -> list[str]:
+def _differences(row: BackendRow, result: Comparison) -> list[str]:
     if row.label not in result.against:
         return [""] * 6
     against = result.against[row.label]
@@ -54,7 +54,7 @@ def _size(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def _repeats(row: Row) -> str:
+def _repeats(row: BackendRow) -> str:
     return {True: "yes", False: "NO", None: "-"}[row.repeats]
 
 
@@ -69,12 +69,13 @@ def speeds(result: Comparison) -> Table:
         "data wait",
         "exchange wait",
         "sent / update",
+        "peak memory of a rank",
+        "start-up",
     ]
-    columns += ["peak memory of a rank", "start-up"]
-    return columns, [[row.label, *_speed(row)] for row in result.rows if row.speed is not None]
+    return columns, [[row.label, *_speed_cells(row)] for row in result.rows if row.speed is not None]
 
 
-def _speed(row: Row) -> list[str]:
+def _speed_cells(row: BackendRow) -> list[str]:
     speed = row.speed
     assert speed is not None
     low, median, high = speed.quartiles_ms
@@ -87,6 +88,7 @@ def _speed(row: Row) -> list[str]:
         _shares(speed.communication_shares),
         UNKNOWN if speed.sent_bytes is None else size(speed.sent_bytes),
         size(max(speed.memory_bytes, default=0.0)),
+        # Below a minute with a tenth, since start-ups of seconds are what backends differ in.
         duration(speed.startup_s) if speed.startup_s >= 60 else f"{speed.startup_s:.1f} s",
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.core.interfaces import Array, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.core.update.recipe import ema_shares
 from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
@@ -119,6 +119,7 @@ def columns(trace: Trace) -> dict[str, Any]:
 
 def _update(record: Record, loss: str | None, models: Sequence[str]) -> Update:
     whole, parts = _losses(record, loss)
+    # Without `report.trace: state` a record has losses, rates and norms alone.
     looked = record.get("trace", {})
     arrays = _pieces(looked, models)
     totals = {part: differences.total(rows) for part, rows in arrays.items()}
@@ -168,6 +169,7 @@ def _losses(record: Mapping[str, Any], loss: str | None) -> tuple[float, dict[st
 def _norm(record: Mapping[str, Any]) -> float | None:
     """Return the norm of an update's gradient, over all models that it has trained."""
     norms = [facts["gradient_norm"] for facts in record.get("models", {}).values() if facts["updated"]]
+    # Of one model that of the record, which is there although the model may have no name.
     if len(norms) < 2:
         return record["gradient_norm"]  # type: ignore[no-any-return]
     return None if None in norms else math.hypot(*norms)
@@ -176,8 +178,3 @@ def _norm(record: Mapping[str, Any]) -> float | None:
 def _number(value: float | None) -> float:
     """Convert a value of a record; one that was not finite is NaN."""
     return math.nan if value is None else float(value)
-
-
-def seconds_of(records: Sequence[Record]) -> Array:
-    """Return the (U,) wall times of updates, in seconds."""
-    return np.array([record["update_seconds"] for record in records], dtype=float)

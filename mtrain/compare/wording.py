@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrain.compare.referee import ranking
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.traces import WORDS, ordinal
 from mtrain_trace.differences import GRADIENT, LOSS, WEIGHTS
 
@@ -33,7 +33,7 @@ def summary(result: Comparison) -> list[Sentence]:
         _apart(row, result) for row in result.rows if row.label in result.against and not result.against[row.label].bits
     ]
     sentences += _against_float64(result)
-    sentences += [_describe_drift(row) for row in result.rows if row.drifted]
+    sentences += [_describe_drift(row) for row in result.rows if row.has_drifted]
     sentences += [_not_done(row) for row in result.rows if row.outcome != "done"]
     sentences += [
         Sentence(
@@ -42,7 +42,7 @@ def summary(result: Comparison) -> list[Sentence]:
         for row in result.rows
         if row.repeats is False
     ]
-    return [*sentences, *_speed(result)]
+    return [*sentences, *_speed_sentences(result)]
 
 
 def headline(result: Comparison) -> str:
@@ -61,7 +61,7 @@ def headline(result: Comparison) -> str:
     if different:
         verb = "does" if len(different) == 1 else "do"
         return f"{join_words(different)} {verb} not train like {result.reference.label if result.reference else '?'}"
-    drifted = [row.label for row in result.rows if row.drifted]
+    drifted = [row.label for row in result.rows if row.has_drifted]
     if drifted:
         return f"The ranks of {join_words(drifted)} do not hold the same weights"
     missing = [row.label for row in result.rows if row.outcome != "done"]
@@ -86,7 +86,7 @@ def _alike(labels: list[str], result: Comparison) -> Sentence:
     )
 
 
-def _apart(row: Row, result: Comparison) -> Sentence:
+def _apart(row: BackendRow, result: Comparison) -> Sentence:
     against, profile = result.against[row.label], result.profile
     name = result.reference.label if result.reference else "?"
     why = f": {'; '.join(against.causes)}" if against.causes else ""
@@ -94,6 +94,7 @@ def _apart(row: Row, result: Comparison) -> Sentence:
     if not against.beyond:
         text = f"{row.label} agrees with {name} within {profile.name}{why}. {where}. {_growth(against, result)}"
         return Sentence(text, good=True)
+    # The table has all of them.
     worst, more = against.beyond[:SHOWN], len(against.beyond) - SHOWN
     beyond = "; ".join(worst) + (f"; and {more} more" if more > 0 else "")
     return Sentence(
@@ -142,7 +143,7 @@ def _growth(against: Against, result: Comparison) -> str:
     return f"Largest over {result.updates} updates: {', '.join(sizes)}"
 
 
-def _describe_drift(row: Row) -> Sentence:
+def _describe_drift(row: BackendRow) -> Sentence:
     assert row.trace is not None
     assert row.trace.drifted is not None
     since = f"after {ordinal(row.trace.drifted - 1)}" if row.trace.drifted else "at the start"
@@ -151,17 +152,18 @@ def _describe_drift(row: Row) -> Sentence:
     )
 
 
-def _not_done(row: Row) -> Sentence:
+def _not_done(row: BackendRow) -> Sentence:
     how = {"failed": "failed", "refused": "refused the job", "absent": "is not installed"}[row.outcome]
     return Sentence(f"{row.label} {how}: {row.reason}", good=False)
 
 
-def _speed(result: Comparison) -> list[Sentence]:
+def _speed_sentences(result: Comparison) -> list[Sentence]:
     times = [(row.speed.quartiles_ms, row.label) for row in result.rows if row.speed is not None]
     timed = sorted(times, key=lambda entry: entry[0][1])
     if len(timed) < 2:
         return []
     ((_, fast, fastest_upper), fastest), ((_, slow, _), slowest) = timed[0], timed[-1]
+    # None is called the fastest where the measurement leaves a doubt: a table has the numbers anyway.
     doubts = [
         f"the quartiles of {fastest} and {label} overlap" for (low, _, _), label in timed[1:2] if low <= fastest_upper
     ]

@@ -52,6 +52,7 @@ def _time_sums(session: RankSession, *, began: float) -> dict[str, Any]:
         start = time.perf_counter()
         ops.to_numpy(collective.all_reduce(large, "sum"))
         times.append(time.perf_counter() - start)
+    # The median: the first rounds still open connections, and a busy machine may delay one of them.
     return {
         "reason": "done",
         "ranks": collective.size,

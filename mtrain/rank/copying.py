@@ -42,11 +42,11 @@ def settle(spec: Any, copies: Copies, collective: Collective, to: Report, *, sto
 
     Two copies may be due: the one under way and the newest. Each is given up once nothing of it has arrived for
     ``checkpoint.copy_timeout_s``. ``stop``: somebody asks for the end, so the copy is given up.
-    All ranks look together again and again, because one collective that waits for so long would end the job.
     """
     if spec.checkpoint.copy_to is None:
         return
     told = False
+    # All ranks look together again and again: a single collective in which they wait for minutes would time out and end the job.
     while True:
         report(copies, to)
         busy, asked = collective.all_reduce(np.array([float(not copies.is_settled()), float(stop())]), "mean")

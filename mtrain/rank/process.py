@@ -30,16 +30,11 @@ def number(environ: Mapping[str, str]) -> int:
 LET_THREADS_END_S = 0.02
 """Pause before Python ends."""
 SAME_REQUEST_S = 5.0
-"""Seconds after a requested save in which another SIGUSR1 belongs to the same request. A scheduler may signal a rank, its
-starter and other hosts at once, and each of them passes the signal on."""
+"""Seconds after a requested save in which another SIGUSR1 belongs to the same request."""
 
 
 class SaveRequest:
-    """A request to this rank to save and to go on, made with SIGUSR1, and read by the trainer between updates.
-
-    The signal is blocked and looked for, not handled. So it interrupts no call of a library, and the processes that a
-    rank starts inherit the block: none of them dies of it.
-    """
+    """A request to this rank to save and to go on, made with SIGUSR1, and read by the trainer between updates."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,14 +43,14 @@ class SaveRequest:
 
     def listen(self) -> None:
         """Block the signal for good, in this thread and those that it starts."""
+        # Blocked and looked for, not handled: so it interrupts no call of a library, and the processes that a rank starts
+        # inherit the block, so that none of them dies of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take over the signal within the context. A handler that the program has is called as well.
-
-        In a program that has threads already, blocking the signal in this one would not be enough.
-        """
+        """Take over the signal within the context. A handler that the program has is called as well."""
+        # Handled and not blocked as in `listen`: the program may have threads already, which a block in this one does not reach.
         former = signal.getsignal(signal.SIGUSR1)
 
         def take(number: int, frame: FrameType | None) -> None:
@@ -74,11 +69,12 @@ class SaveRequest:
         if signal.SIGUSR1 in signal.sigpending():
             signal.sigwait({signal.SIGUSR1})
             self._pending = True
+        # A scheduler may signal a rank, its starter and other hosts at once, and each of them passes the signal on.
         if self._clock() - self._served_at < SAME_REQUEST_S:
             self._pending = False
         return self._pending
 
-    def served(self) -> None:
+    def mark_served(self) -> None:
         """Note that all ranks save now because one of them was asked to."""
         self._pending, self._served_at = False, self._clock()
 
@@ -129,6 +125,7 @@ class StopRequest:
         """Take over SIGTERM, SIGINT and SIGUSR1 within the context. A second signal to end acts as it did before."""
         former = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
 
+        # The former handlers come back at the first signal, so that a second Ctrl-C ends a program that is stuck.
         def once(number: int, frame: FrameType | None) -> None:
             self._on_signal(number, frame)
             for name, handler in former.items():
@@ -148,10 +145,8 @@ class StopRequest:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; from now on SIGTERM is ignored, unless the script handles it.
-
-    A starter sends SIGTERM to the other ranks as soon as the first one has ended, while these may still be saving.
-    """
+    """Raise KeyboardInterrupt; from now on SIGTERM is ignored, unless the script handles it."""
+    # A starter sends SIGTERM to the other ranks as soon as the first one has ended, while these may still be saving.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.default_int_handler(number, frame)
@@ -196,6 +191,7 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
     Output goes to ``logs/rank-N.log``. An error is recorded for the starter. The process ends when its starter does.
     """
     rank, mark = number(environ), attempts.read(environ)
+    # The log first: whatever goes wrong from here on is found in it.
     _log_to(run_folder.rank_log(rank))
     end_with_parent()
     attempts.join(mark, run_folder.path)

@@ -30,6 +30,7 @@ class Profile:
         self._updates = updates
         self._folder = run_folder.profiles
         self._file = self._folder / f"rank-{session.collective.rank}.json"
+        # A stack, since the recording begins in one call, ends in another, and may never begin.
         self._recording = ExitStack()
         self._is_recording = False
 

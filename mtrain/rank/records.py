@@ -1,42 +1,233 @@
-"""The reports, checkpoints and logs of a rank: rank 0 writes, the others hold objects with the same methods."""
+"""The records of a training on one rank, of a spec and of a script alike: report, checkpoints and their copies, logs."""
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.interfaces import Collective, Progress, RankSession
+from mtrain.core.checkpoint import store
+from mtrain.core.collective import barrier, broadcast
+from mtrain.core.interfaces import Backend, Collective, Module, Part, Progress, RankSession, StateStream, Why
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
-from mtrain.rank.spec.assembly import Assembly
+from mtrain.core.ranks.straggler import Stragglers
+from mtrain.core.state import streams
+from mtrain.core.state.digest import digest_of_stream
+from mtrain.rank import copying
+from mtrain.rank.spec import precision
+from mtrain.rank.spec.assembly import Assembly, unused_gpus
 from mtrain.records import choosing
 from mtrain.records.live import LiveFigures
-from mtrain.records.reporter import Report, RunReport
+from mtrain.records.reporter import Report
 from mtrain.records.run_files import RunFiles
+from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
-from mtrain.system.runfolder import RunFolder
-from mtrain.weights.backup.copier import Copies
+from mtrain.system.devices import device_words
+from mtrain.system.runfolder import RunFolder, adopt
+
+log = logging.getLogger(__name__)
+
+RESULT_PARTS: tuple[Part, ...] = ("weights", "ema")
+"""Parts of the state whose digests are in the summary."""
+
+
+class TrainingRecords:
+    """Rank 0 writes them; every rank must call the same methods."""
+
+    def __init__(
+        self, spec: Spec, run_folder: RunFolder, session: RankSession, report: Report, saved: store.Saved | None
+    ) -> None:
+        """``saved``: the checkpoint that is resumed; None: the training starts anew."""
+        self._spec = spec
+        self._run_folder = run_folder
+        self._session = session
+        self._saved = saved
+        self.report = report
+        self.copies = copying.make_copies(spec, run_folder, session.collective)
+        self.checkpoints = self._make_checkpoints()
+        # A traced job spends time between updates on its bookkeeping, for which others would wait.
+        named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
+        self.stragglers = Stragglers(rank=session.collective.rank, size=session.collective.size) if named else None
+        """The search for ranks that the others wait for, whose numbers ride in the agreement after each update; None: it is off."""
+        self._device = session.device
+        """Description of this rank's device; once ``start`` was called, of all ranks' devices."""
+
+    def _make_checkpoints(self) -> store.CheckpointStore:
+        """Return the checkpoints of the run; each is copied once it is written."""
+        rule = self._spec.checkpoint
+        if self._session.collective.rank != 0:
+            return store.NoCheckpoints(asynchronous=rule.asynchronous)
+        return store.Checkpoints(
+            self._run_folder.checkpoints,
+            keep_last=rule.keep_last,
+            keep_best=rule.keep_best,
+            asynchronous=rule.asynchronous,
+            on_written=self.copies.add,
+        )
+
+    def start(self, backend: Backend, *, resume: Path | None, fields: Mapping[str, Any]) -> None:
+        """Write the first record, which says what is about to be trained, with further ``fields``; every rank must call."""
+        collective = self._session.collective
+        # One exchange for both, since every rank must take part in each.
+        places = collective.all_gather((self._session.device, socket.gethostname()))
+        self._device = device_words([device for device, _ in places])
+        if self.stragglers is not None:
+            self.stragglers.hosts = [host for _, host in places]
+        if self._saved is not None:
+            barrier(collective)  # every rank has restored the checkpoint
+            if collective.rank == 0:
+                adopt(self._run_folder)
+        progress = Progress() if self._saved is None else self._saved.progress
+        self.report.event(
+            "start",
+            update=progress.update,
+            epoch=progress.epoch,
+            ranks=collective.size,
+            device=self._device,
+            backend=self._spec.backend.name,
+            resumed_from=text_of(resume),
+            **fields,
+        )
+        if unused := unused_gpus(self._spec, backend, self._session, os.environ):
+            self.report.event("warning", message=unused)
+
+    def report_changes(self, spec: Spec, *, shards: int) -> None:
+        """Warn of what goes on otherwise than before the checkpoint that is resumed.
+
+        ``shards``: number of parts of an update that draw random numbers of their own.
+        """
+        if self._saved is None:
+            return
+        warnings = (
+            precision.changed_since(self._saved.spec, spec),
+            changed_layers(self._saved.meta["extra"], shards),
+        )
+        for warning in filter(None, warnings):
+            self.report.event("warning", message=warning)
+
+    def report_update(self, record: Mapping[str, Any]) -> None:
+        """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
+        look = None if self.stragglers is None else self.stragglers.updated(record)
+        fields: dict[str, Any] = {}
+        if self.stragglers is not None and self.stragglers.slow:
+            fields["stragglers"] = list(self.stragglers.slow)
+        if look is not None and look.sent_bytes is not None:
+            fields["sent_bytes_per_update"] = round(look.sent_bytes)
+        self.report.update({**record, **fields})
+        if not math.isfinite(record["gradient_norm"]):
+            self.report.event(
+                "warning",
+                message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
+                f"before ({record['skipped_updates']} so far)",
+            )
+        if look is not None and look.sentence:
+            self.report.event("warning" if look.slow else "note", message=f"update {record['update']}: {look.sentence}")
+
+    def exclude_waits(self) -> None:
+        """Leave the waits since the last update out of the search for stragglers: ranks wait for each other to evaluate, too."""
+        if self.stragglers is not None:
+            self.stragglers.exclude()
+
+    def check(self) -> None:
+        """Notice a failed background save before the next save does, and report copies.
+
+        Raises:
+            TrainingError: A background save has failed.
+        """
+        self.checkpoints.check()
+        copying.report(self.copies, self.report)
+
+    def stream(self, *stepped: tuple[str, Module, Any]) -> StateStream:
+        """Return a stream of the state that ``save`` may read while training goes on; every rank must call.
+
+        ``stepped``: model and optimizer as ``RankSession.prepare`` returned them, with the name of the model; a single one has
+        none.
+        """
+        # Earlier copies are dropped before new ones are made: else memory would hold two copies of the state at once.
+        self.checkpoints.wait()
+        copied = self._spec.checkpoint.asynchronous
+        return streams.of_models(self._session, stepped, copied=copied)
+
+    def save(
+        self,
+        state: StateStream,
+        progress: Progress,
+        *,
+        score: float | None,
+        why: Why,
+        content: Mapping[str, Any],
+        names: Sequence[str] = (),
+    ) -> None:
+        """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``; ``names``: see ``keep_next``."""
+        self.exclude_waits()
+        self.checkpoints.keep_next(names)
+        self.checkpoints.save(state, progress, score=score, **content)
+        folder = str(self._run_folder.checkpoints)
+        kept = {"names": list(names)} if names else {}
+        self.report.event("checkpoint", update=progress.update, folder=folder, score=score, why=why, **kept)
+
+    def settle(self, reason: str, *, stop: Callable[[], bool]) -> None:
+        """Wait for the last checkpoint and its copy; every rank must call, unless ``reason`` is "failed"."""
+        try:
+            self.checkpoints.wait()
+        except Exception:
+            if reason != "failed":
+                raise
+            log.exception("a checkpoint could not be written")
+        if reason != "failed":
+            # A job that is ending was asked to; a second request then ends its processes.
+            stop = (lambda: False) if reason == "interrupted" else stop
+            copying.settle(self._spec, self.copies, self._session.collective, self.report, stop=stop)
+        self.copies.close()
+
+    def summary(
+        self, reason: str, progress: Progress, *, total_updates: int | None, not_done: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return what the summaries of all trainings have: which job has ended, why, and how far it came.
+
+        ``not_done``: an evaluation that is due, and images, which a job that was asked to end leaves out.
+        """
+        return {
+            "reason": reason,
+            "name": self._run_folder.path.name,
+            "backend": self._spec.backend.name,
+            "ranks": self._session.collective.size,
+            "updates": progress.update,
+            "total_updates": total_updates,
+            "epochs": progress.epoch,
+            "samples": progress.samples,
+            "skipped_updates": progress.skipped,
+            "device": self._device,
+            # A scheduler gives a job that it ends seconds, which belong to the state. The job makes up for the rest once it goes on.
+            "left_out": list(not_done) if reason == "interrupted" else [],
+            **self.copies.summary(),
+        }
+
+    def result(self, *stepped: tuple[str, Module, Any]) -> dict[str, Any]:
+        """Return what the summary of a training that is done has in addition; every rank must call. See ``stream``."""
+        state = streams.of_models(self._session, stepped, copied=False)
+        # Every rank computes them, because the state may be gathered from all; that of rank 0 is what all report.
+        digests = {f"{part}_sha256": digest_of_stream(state, part) for part in RESULT_PARTS}
+        return broadcast(self._session.collective, digests) | {
+            "best_checkpoint": text_of(self.checkpoints.best() or self.checkpoints.newest()),
+            "newest_checkpoint": text_of(self.checkpoints.newest()),
+        }
+
+    def end(self, reason: str, summary: Mapping[str, Any], **fields: Any) -> None:
+        """Write the last record, with further ``fields``, and the summary; unless ``reason`` is "failed", every rank must call."""
+        self.report.event("end", **summary, **fields)
+        self.report.close(summary)
+        if reason == "interrupted":
+            # When one rank ends, launchers soon end the others, and rank 0 must have written everything by then.
+            barrier(self._session.collective)
 
 
 def report_weights(report: Report, job: Assembly) -> None:
     """Report what was chosen for ``auto``, and which arrays of ``model.weights`` were used."""
     for kind, sentence in job.messages:
         report.event(kind, message=sentence)
-
-
-def checkpoints_of(spec: Any, run_folder: RunFolder, rank: int, copies: Copies) -> checkpoint.CheckpointStore:
-    """Return the checkpoints of a training run; each is copied once it is written."""
-    if rank != 0:
-        return checkpoint.NoCheckpoints(asynchronous=spec.checkpoint.asynchronous)
-    rule = spec.checkpoint
-    return checkpoint.Checkpoints(
-        run_folder.checkpoints,
-        keep_last=rule.keep_last,
-        keep_best=rule.keep_best,
-        asynchronous=rule.asynchronous,
-        on_written=copies.add,
-    )
 
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
@@ -67,55 +258,29 @@ def report_of(resolved: Resolved, run: ReportedRun, more: Sequence[tuple[str, Re
     reporters, failures = choosing.make_reporters(spec.report, run, registry=resolved.registry)
     if spec.report.metrics_port is not None:
         more = [*more, ("live metrics", LiveFigures({}, run))]
-    report = RunReport(files, [*more, *reporters])
+    report = Report(files, [*more, *reporters])
     for name, error in failures:
-        report.failed(name, error)
+        report.report_failure(name, error)
     return report
 
 
-def report_update(report: Report, record: Mapping[str, Any]) -> None:
-    """Report the record of one update, with a warning if the update was skipped."""
-    report.update(record)
-    if not math.isfinite(record["gradient_norm"]):
-        report.event(
-            "warning",
-            message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
-            f"before ({record['skipped_updates']} so far)",
-        )
+RANDOM_SHARDS = "random_shards"
+"""Key in ``extra`` of a checkpoint: number of parts of an update that draw random numbers of their own."""
 
 
-def progress_summary(
-    reason: str, progress: Progress, *, run: Path, session: RankSession, backend: str, total_updates: int | None
-) -> dict[str, Any]:
-    """Return the part of a summary that says which job has ended, why, and how far it came."""
-    return {
-        "reason": reason,
-        "name": run.name,
-        "backend": backend,
-        "ranks": session.collective.size,
-        "updates": progress.update,
-        "total_updates": total_updates,
-        "epochs": progress.epoch,
-        "samples": progress.samples,
-        "skipped_updates": progress.skipped,
-    }
+def changed_layers(extra: Mapping[str, Any] | None, shards: int) -> str:
+    """Return a warning if a job draws other random numbers than the one that it continues; else an empty text.
 
-
-def left_out(reason: str, not_done: Sequence[str]) -> dict[str, Any]:
-    """Return the part of a summary that says what a job leaves out because it was asked to end.
-
-    A scheduler gives it seconds, which belong to its state. ``not_done``: an evaluation that is due, and images; the job
-    makes up for them once it goes on.
+    ``extra``: that of the checkpoint; None: the job starts anew. ``shards``: ranks times micro batches of this job.
     """
-    return {"left_out": list(not_done) if reason == "interrupted" else []}
-
-
-def places_summary(checkpoints: checkpoint.CheckpointStore) -> dict[str, Any]:
-    """Return the part of a summary that says where the checkpoints of a finished job are."""
-    return {
-        "best_checkpoint": text_of(checkpoints.best() or checkpoints.newest()),
-        "newest_checkpoint": text_of(checkpoints.newest()),
-    }
+    # torch and Paddle seed the random layers of a user's own module for each shard of an update.
+    before = None if extra is None else extra.get(RANDOM_SHARDS)
+    if before in (None, shards):
+        return ""
+    return (
+        f"the checkpoint was trained with updates in {before} parts (ranks x micro batches), this job divides them into {shards}: "
+        "dropout and other random layers of your module draw other numbers from here on; to continue exactly, keep the product"
+    )
 
 
 def log_to_stderr() -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from mtrain.core.interfaces import Backend
 from mtrain.errors import Interrupted, UsageError
-from mtrain.rank.records import log_to_stderr
 from mtrain.rank.script.job import RUNNING, RankJob, Running, digest_of, without_own_frames
 from mtrain.spec import collector
 from mtrain.spec.files import open_file
@@ -42,7 +41,8 @@ def knows_mtrain(script: Path) -> bool:
 
 
 def import_ahead(backend: Backend) -> None:
-    """Import the framework and what ``mtrain.session`` needs, without collections of garbage, which take a third of the time."""
+    """Import the framework and what ``mtrain.session`` needs."""
+    # Collections of garbage take a third of the time of these imports, which leave nearly nothing to collect.
     with collector.pause(), contextlib.suppress(Exception):  # the script imports it again, and says what is wrong
         import_module("mtrain.rank.script.session")
         _ = backend.nn, backend.ops
@@ -61,7 +61,6 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
     Raises:
         UsageError: the script is missing on this host, or differs from the one of the host that started the job.
     """
-    log_to_stderr()
     host = os.uname().nodename
     try:
         own_digest = digest_of(script)
@@ -78,6 +77,7 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         import_ahead(job.resolved.backend)
     job.resolved.backend.before_script()
     before = RUNNING.set(Running(job=job))
+    # As Python itself does for a main program: its own command line, and its folder first on the path.
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     try:

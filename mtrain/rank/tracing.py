@@ -27,6 +27,7 @@ class Tracing:
         self._groups = groups
         self._shares = Shares()
         self._tracer: Tracer | None = None
+        # "traffic" counts bytes alone: looking at the state after each update would change the time that is measured.
         if wanted == "state":
             self._tracer = Tracer(rank.collective, groups, state, accumulate=accumulate, readers=readers)
 
@@ -52,14 +53,14 @@ class Tracing:
         names = [list(names) for names in self._groups]
         return {"trace": {**self._tracer.look(), "models": models if any(models) else [], "names": names}}
 
-    def updated(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def fields_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields for the record of an update."""
         self._shares.take(record)
         if self._wanted == "none":
             return {}
         return {**traffic(), **({} if self._tracer is None else {"trace": self._tracer.after_update()})}
 
-    def measured(self) -> list[dict[str, float]]:
+    def measure_ranks(self) -> list[dict[str, float]]:
         """Return what each rank has measured, by rank."""
         mine = {**self._rank.measure(), **self._shares.summary()}
         everyone: list[dict[str, float]] = self._rank.collective.all_gather(mine)

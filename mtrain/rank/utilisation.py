@@ -8,6 +8,8 @@ from mtrain.core.interfaces import Model, RankSession, Task
 from mtrain.spec.model import Spec
 
 log = logging.getLogger(__name__)
+# Of NVIDIA's data sheets of the A100, H100 and H200 Tensor Core GPU. Those of H100 and H200 print twice as much, for sparse
+# matrices, which training does not have.
 PEAKS: Mapping[str, float] = {
     "A100": 312.0,
     "H100 PCIe": 756.0,
@@ -16,10 +18,7 @@ PEAKS: Mapping[str, float] = {
     "H200 NVL": 835.0,
     "H200": 989.0,
 }
-"""Dense bf16 peak in 10^12 operations per second by a part of the device's name, the more special one first.
-
-Of NVIDIA's data sheets of the A100, H100 and H200 Tensor Core GPU, which give twice as much for sparse matrices of H100 and H200.
-"""
+"""Dense bf16 peak in 10^12 operations per second by a part of the device's name, the more special one first."""
 _TERA = 1e12
 
 
@@ -40,6 +39,7 @@ class Utilisation:
     ) -> None:
         self._peak = 0.0 if peak_tflops is None else peak_tflops * _TERA * session.collective.size
         self._of_sample: int | None = None
+        # Rank 0 alone writes the records that have it.
         if peak_tflops is not None and session.collective.rank == 0:
             try:
                 self._of_sample = plugin.operations(task, rows=1, frozen=frozen)

@@ -7,7 +7,7 @@ A launcher starts it as ``python -m mtrain.rank.worker --run-dir RUN [--mode tra
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -59,41 +59,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = arguments_of(argv)
     keep_private()
     resolved = Resolved.of(config.read(RunFolder(arguments.run_dir).spec_to_read))
-    spec = resolved.spec
-    run_folder = RunFolder(arguments.run_dir, Path(spec.cluster.log_dir) if spec.cluster.log_dir else None)
-    modes: dict[str, Callable[[process.StopRequest, process.Leaving], None]] = {
-        "train": lambda stop, leave: train(resolved, run_folder, arguments.resume, stop=stop, leave=leave),
-        "compare": lambda stop, leave: train_rounds(resolved, run_folder, stop=stop, leave=leave),
-        "evaluate": lambda stop, leave: evaluate_only(resolved, run_folder, arguments.resume, stop=stop, leave=leave),
-        "predict": lambda stop, leave: predict_only(resolved, run_folder, arguments.resume, leave=leave),
-        "allreduce": lambda stop, leave: add_up(resolved, run_folder, leave=leave),
-        "script": lambda stop, leave: run_own_script(resolved, run_folder, arguments, stop=stop, leave=leave),
-    }
-    return process.run(modes[arguments.mode], run_folder=run_folder, environ=os.environ)
+    log_dir = resolved.spec.cluster.log_dir
+    run_folder = RunFolder(arguments.run_dir, Path(log_dir) if log_dir else None)
+    resume, mode = arguments.resume, arguments.mode
 
+    def work(stop: process.StopRequest, leave: process.Leaving) -> None:
+        log_to_stderr()
+        if mode == "train":
+            train(resolved, run_folder, resume, stop=stop, leave=leave)
+        elif mode == "compare":
+            rounds = json.loads((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
+            train_repeatedly(resolved, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
+        elif mode == "evaluate":
+            evaluate_only(resolved, run_folder, resume, stop=stop, leave=leave)
+        elif mode == "predict":
+            # Imported here, as are the modes below: a rank that trains does not wait for what it does not use.
+            from mtrain.rank.spec.predict import predict
 
-def train_rounds(
-    resolved: Resolved, run_folder: RunFolder, *, stop: process.StopRequest, leave: process.Leaving
-) -> None:
-    """Train as often as ``rounds.json`` of the run folder asks for."""
-    rounds = json.loads((run_folder.path / ROUNDS).read_text(encoding="utf-8"))
-    train_repeatedly(resolved, run_folder, [Path(folder) for folder in rounds], stop=stop, leave=leave)
+            predict(resolved, run_folder.path, resume, leave=leave)
+        elif mode == "allreduce":
+            from mtrain.rank.allreduce import allreduce
 
+            allreduce(resolved, run_folder, leave=leave)
+        else:
+            run_own_script(resolved, run_folder, arguments, stop=stop, leave=leave)
 
-def predict_only(resolved: Resolved, run_folder: RunFolder, weights: Path | None, *, leave: process.Leaving) -> None:
-    """Predict on the images that ``predict.json`` of the run folder lists."""
-    from mtrain.rank.spec.predict import predict
-
-    log_to_stderr()
-    predict(resolved, run_folder.path, weights, leave=leave)
-
-
-def add_up(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leaving) -> None:
-    """Add up numbers over all ranks, for ``mtrain doctor``."""
-    from mtrain.rank.allreduce import allreduce
-
-    log_to_stderr()
-    allreduce(resolved, run_folder, leave=leave)
+    return process.run(work, run_folder=run_folder, environ=os.environ)
 
 
 def run_own_script(
@@ -109,6 +100,7 @@ def run_own_script(
     from mtrain.rank.script_mode import knows_mtrain, run_script
 
     script, *words = arguments.script
+    # A script that does not know mtrain never asks whether it is to end, so a signal must act on it as on any program.
     if not knows_mtrain(Path(script)):
         stop.leave_to_script()
     job = RankJob(

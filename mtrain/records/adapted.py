@@ -16,11 +16,11 @@ class FunctionReporter:
         self.every_rank = bool(getattr(function, "every_rank", False))
         self.fatal = bool(getattr(function, "fatal", False))
 
-        def told(record: Record) -> None:
+        def tell(record: Record) -> None:
             function(record, **(options or {}))
 
-        self.start = self.update = self.evaluation = self.checkpoint = self.copied = told
-        self.image = self.histogram = self.message = self.end = self.failure = told
+        self.start = self.update = self.evaluation = self.checkpoint = self.copied = tell
+        self.image = self.histogram = self.message = self.end = self.failure = tell
 
 
 class Adapted(Reporter):
@@ -31,6 +31,7 @@ class Adapted(Reporter):
         self.fatal = bool(getattr(told, "fatal", False))
         self.draws_images = bool(getattr(told, "draws_images", False))
         self.inspect_every = getattr(told, "inspect_every", None)
+        # Set on the object, where they hide the methods of the class, which do nothing.
         for method in METHOD_NAMES:
             if callable(getattr(told, method, None)):
                 setattr(self, method, getattr(told, method))
@@ -52,6 +53,7 @@ def of_objects(objects: Sequence[Any], run: ReportedRun) -> list[tuple[str, Repo
         ScriptError: an object is no reporter.
     """
     reporters: list[tuple[str, Reporter]] = []
+    # An object with `__call__` and methods of a reporter counts as the latter.
     for number, given in enumerate(objects):
         is_function = callable(given) and not isinstance(given, type) and bool(refusal(given))
         told = FunctionReporter(given) if is_function else given

@@ -61,9 +61,10 @@ def write_page(registry: Registry, folder: Path | None, *, code: int, warn: Call
     Args:
         registry: The plugins of the job.
         folder: The run folder; None where another host has it.
-        code: Exit code of the job. A job that was asked to end gets no page: who asked may give it seconds.
+        code: Exit code of the job.
         warn: Receives the warning.
     """
+    # A job that was asked to end gets no page: who asked may give it seconds.
     is_allowed = registry.policy.allows("reporters", plugin_packages.PAGES)
     # Where its package is missing, the preflight has said so.
     if folder is None or code not in (0, 1) or not is_allowed or plugin_packages.lacking_for_pages(registry):

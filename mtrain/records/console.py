@@ -43,10 +43,8 @@ def make_display(mode: Mode, *, title: str, stream: IO[str] | None = None) -> Di
 
 
 def is_of_a_cell(stream: IO[str]) -> bool:
-    """Return whether text written to ``stream`` appears below the running cell of a notebook.
-
-    The stream's class tells it without an import. A kernel's stream that a cell has replaced, as ``%%capture`` does, is none.
-    """
+    """Return whether text written to ``stream`` appears below the running cell of a notebook."""
+    # The stream's class tells it without an import. A kernel's stream that a cell has replaced, as `%%capture` does, is none.
     return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
@@ -129,7 +127,7 @@ class Plain(Display):
 
     checkpoint = message = end = failure = start
 
-    def printed(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Print it."""
         self.note(line)
 
@@ -164,7 +162,7 @@ class Output(Plain):
         self._writer.put(self._notes, b"\n" * self._is_in_line + line)
         self._is_in_line = False
 
-    def ended(self, code: int, *, logs: Path) -> None:
+    def show_end(self, code: int, *, logs: Path) -> None:
         """Say how long the job took, how it ended, and where all is that its ranks have printed."""
         self.note(f"ended after {duration(self._clock() - self._began)} with exit code {code}; logs: {logs}")
 
@@ -194,6 +192,7 @@ class Writer:
     """Writes to streams what it is given, in order."""
 
     def __init__(self) -> None:
+        # In a thread: a reader that stands still, such as a pager, must not stop the process that watches the ranks.
         self._waiting: deque[tuple[IO[str], bytes]] = deque()
         self._waiting_bytes = self._left_out = 0
         self._changed = threading.Condition()

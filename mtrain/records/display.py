@@ -52,16 +52,16 @@ class Lines:
 class Display(Reporter):
     """A reporter that shows the progress of a job to a person.
 
-    It is in the process that started the job, and is fed with the lines of ``metrics.jsonl``: ranks write to their logs,
-    may be on other hosts, and are several attempts where a job is started again.
+    It is in the process that started the job, and is fed with the lines of ``metrics.jsonl``.
     """
 
+    # Not in a rank: ranks write to their logs, may be on other hosts, and are several attempts where a job is started again.
     shares_records = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Guard every method by which a job reaches the display."""
         super().__init_subclass__(**kwargs)
-        for name in {"record", "output", "note", "tick", "ended", "close"} & vars(cls).keys():
+        for name in {"record", "output", "note", "tick", "show_end", "close"} & vars(cls).keys():
             setattr(cls, name, guard(vars(cls)[name]))
 
     def __init__(self) -> None:
@@ -80,12 +80,12 @@ class Display(Reporter):
     def output(self, data: bytes, *, rank: int | None) -> None:
         """Show what a rank has printed, line by line; ``rank``: None, without its number."""
         for line in self._rank_lines.add(data, rank=rank):
-            self.printed(line.decode(errors="replace"))
+            self.show_line(line.decode(errors="replace"))
 
-    def printed(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line that a rank has printed."""
 
-    def ended(self, code: int, *, logs: Path) -> None:
+    def show_end(self, code: int, *, logs: Path) -> None:
         """Show that the job has ended, with this exit code; ``logs``: the folder of its logs."""
 
     def tick(self) -> None:

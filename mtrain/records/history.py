@@ -1,7 +1,4 @@
-"""Read ``metrics.jsonl``, either while it grows or as a whole.
-
-Updates are nearly all lines of a long run. Who needs a part of them skips the others unread, which takes a twentieth of the time.
-"""
+"""Read ``metrics.jsonl``, either while it grows or as a whole."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -79,6 +76,7 @@ class History:
 
     def skips(self, line: bytes) -> bool:
         """Return whether a line is that of an update that is not kept."""
+        # Updates are nearly all lines of a long run. Skipping those that are not kept without parsing takes a twentieth of the time.
         if self.most_updates is None or not line.startswith(UPDATE_LINE):
             return False
         self._count += 1
@@ -95,6 +93,7 @@ class History:
     def add(self, record: Record) -> None:
         """Add the next record, in the order of the file."""
         kind, update = record.get("kind"), record.get("update")
+        # A job that is resumed repeats the updates after its checkpoint, and may do so with other losses.
         if kind == "start":
             self._forget_from(int(update or 0))
             self.start, self.end = record, None

@@ -1,7 +1,6 @@
 """The newest metrics of each rank in a small file, which the process that watches a host's ranks reads for Prometheus.
 
-The file is ``live/rank-N.json`` of the run folder. A rank replaces it, at most twice a second; the watching process is
-another one, because it lives through restarts and answers while a rank hangs.
+The file is ``live/rank-N.json`` of the run folder, which a rank replaces.
 """
 
 import math
@@ -85,6 +84,7 @@ class LiveFigures(Reporter):
         if "communication_s" in record:
             self._metrics["straggler"] = int(self.run.rank in record.get("stragglers", ()))
             self._measure(float(record["communication_s"]))
+        # A file, because another process answers: it lives through restarts, and answers while a rank hangs.
         if self._clock() - self._written_at >= self._interval_s:
             self._write()
 
@@ -118,6 +118,7 @@ class LiveFigures(Reporter):
 
     def _write(self) -> None:
         self._written_at = self._clock()
+        # Replaced in one step, because the watching process may read at any moment.
         write_json(self._path, _word(self._metrics))
 
 

@@ -1,8 +1,4 @@
-"""The display in a notebook: one output below the cell, which is redrawn in place.
-
-It is sent as HTML with a text of the same content, and needs no widgets. Every front end of Jupyter can replace an output
-that has an identity.
-"""
+"""The display in a notebook: one output below the cell, which is redrawn in place."""
 
 import time
 import uuid
@@ -14,7 +10,7 @@ from IPython.display import display, update_display
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
 from mtrain.records.html import table
-from mtrain.records.wording import duration, event_line, headline_metrics, left_s, losses, number, place, speed
+from mtrain.records.wording import duration, event_line, headline_metrics, left_s, losses, number, place, word_speed
 
 MAX_ROWS = 8
 """Evaluations that are shown, the newest ones and the best."""
@@ -41,6 +37,7 @@ class Notebook(Display):
         self._status = "starting the ranks"
         self._is_changed, self._is_closed = False, False
         self._drawn_at = clock()
+        # HTML with a text of the same content, and no widgets: every front end of Jupyter can replace an output that has an identity.
         display(self._content(), raw=True, display_id=self._id)
 
     def start(self, record: Record) -> None:
@@ -110,7 +107,7 @@ class Notebook(Display):
         """Word the newest update in one line."""
         if not self._update:
             return ""
-        parts = (place(self._update), losses(self._update), speed(self._update))
+        parts = (place(self._update), losses(self._update), word_speed(self._update))
         return "   ".join(part for part in parts if part)
 
     def _rows(self) -> list[dict[str, str]]:

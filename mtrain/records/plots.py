@@ -57,14 +57,15 @@ def curves(folder: Path) -> Curves | None:
     history = read_history(folder / "metrics.jsonl", most_updates=MOST_UPDATES)
     if not history.updates and not history.evaluations:
         return None
+    # The classes of matplotlib and not pyplot, which would choose a window system and keep a list of figures.
     figure = Curves(figsize=(12, 7.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, gridspec_kw=MARGINS)
     figure.suptitle(f"{folder.resolve().name}: {_title(history)}", fontsize=12, color=INK, x=0.012, ha="left")
-    _losses(axes[0, 0], history)
-    _metrics(axes[0, 1], history)
-    _learning_rate(axes[1, 0], history)
-    _speed(axes[1, 1], history)
+    _draw_losses(axes[0, 0], history)
+    _draw_metrics(axes[0, 1], history)
+    _draw_learning_rate(axes[1, 0], history)
+    _draw_speed(axes[1, 1], history)
     return figure
 
 
@@ -83,7 +84,7 @@ def _headline_names(history: History) -> list[str]:
     return list(dict.fromkeys(name for record in history.evaluations.values() for name in headline_metrics(record)))
 
 
-def _losses(axes: Axes, history: History) -> None:
+def _draw_losses(axes: Axes, history: History) -> None:
     _frame(axes, "loss")
     positive = False
     names = dict.fromkeys(name for record in history.updates.values() for name in record.get("losses", {}))
@@ -99,7 +100,7 @@ def _losses(axes: Axes, history: History) -> None:
     _legend(axes, names)
 
 
-def _metrics(axes: Axes, history: History) -> None:
+def _draw_metrics(axes: Axes, history: History) -> None:
     _frame(axes, "evaluation")
     names = _headline_names(history)[:4]
     for name, colour in zip(names, _cycle(len(names)), strict=True):
@@ -122,7 +123,7 @@ def _top(history: History, names: Sequence[str]) -> float:
     return max((value for value in values if isinstance(value, int | float)), default=0.0)
 
 
-def _learning_rate(axes: Axes, history: History) -> None:
+def _draw_learning_rate(axes: Axes, history: History) -> None:
     _frame(axes, "learning rate")
     x, y = _series(history.updates, learning_rate_of)
     axes.plot(x, y, color=COLOURS[0], linewidth=1.7)
@@ -131,7 +132,7 @@ def _learning_rate(axes: Axes, history: History) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
-def _speed(axes: Axes, history: History) -> None:
+def _draw_speed(axes: Axes, history: History) -> None:
     unit = next((pace_of(record)[1] for record in history.updates.values() if record.get("unit")), "images")
     _frame(axes, f"{unit} per second")
     x, y = _series(history.updates, lambda r: pace_of(r)[0])

@@ -9,77 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from mtrain.core.interfaces.reporter import InspectedUpdate, Reporter, tell
 from mtrain.core.record_files import METRICS
 from mtrain.errors import MtrainError, TrainingError
+from mtrain.records.run_files import RunFiles
 
 log = logging.getLogger(__name__)
 
 
-class Report(Protocol):
-    """The interface through which the training loop reports, on every rank."""
-
-    @property
-    def wants_images(self) -> bool:
-        """Whether a reporter of this rank asks for images at each evaluation."""
-        ...
-
-    @property
-    def inspections(self) -> Sequence[int]:
-        """``inspect_every`` of each reporter of this rank that inspects updates."""
-        ...
-
-    def inspect(self, update: InspectedUpdate) -> None:
-        """Show an update to the reporters of this rank whose ``inspect_every`` asks for it."""
-        ...
-
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Report one update.
-
-        The record holds ``update`` (0-based, the one just run), ``epoch``, ``position``, ``updates_per_epoch``,
-        ``total_updates``, ``losses`` {name: value}, ``learning_rate``, ``momentum``, ``gradient_norm``, ``samples_per_second``,
-        ``data_wait_share``
-        (0 to 1), ``memory_bytes``, ``update_seconds``, ``skipped_updates``.
-        """
-        ...
-
-    def evaluation(self, metrics: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """Report metrics of the evaluation split after ``update`` updates.
-
-        ``fields`` holds further values, for example ``best`` (bool) and ``seconds``.
-        """
-        ...
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Report any other event: ``event("checkpoint", update=1200, path="...")``, ``event("end", reason="done")``."""
-        ...
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and the image of the curves, and end. Nothing may be reported afterwards.
-
-        No image is drawn if ``left_out`` of the summary names it.
-        """
-        ...
-
-
-class Files(Reporter):
-    """A reporter that keeps the records of a run, see ``run_files``."""
-
-    fatal = True
-    shares_records = True
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return False
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """Keep the summary, and end."""
-
-
-class RunReport:
+class Report:
     """Passes each record to the files of the run, if this rank writes them, and to reporters by name.
 
     A reporter that raises an exception is switched off, with one warning: a record where this rank writes the files, else
@@ -91,7 +31,7 @@ class RunReport:
 
     def __init__(
         self,
-        files: Files | None,
+        files: RunFiles | None,
         reporters: Sequence[tuple[str, Reporter]] = (),
         *,
         clock: Callable[[], float] = time.time,
@@ -103,39 +43,52 @@ class RunReport:
 
     @property
     def wants_images(self) -> bool:
-        """See ``Report.wants_images``."""
+        """Whether a reporter of this rank asks for images at each evaluation."""
         return any(reporter.draws_images for reporter in self._reporters.values())
 
     @property
     def inspections(self) -> Sequence[int]:
-        """See ``Report.inspections``."""
+        """``inspect_every`` of each reporter of this rank that inspects updates."""
         return [reporter.inspect_every for reporter in self._reporters.values() if reporter.inspect_every is not None]
 
     def inspect(self, update: InspectedUpdate) -> None:
-        """See ``Report.inspect``."""
+        """Show an update to the reporters of this rank whose ``inspect_every`` asks for it."""
         for name, reporter in list(self._reporters.items()):
             if reporter.inspect_every is not None and update.update % reporter.inspect_every == 0:
                 self._guard(name, reporter, partial(reporter.inspect, update))
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """See ``Report.update``."""
+        """Report one update.
+
+        The record holds ``update`` (0-based, the one just run), ``epoch``, ``position``, ``updates_per_epoch``,
+        ``total_updates``, ``losses`` {name: value}, ``learning_rate``, ``momentum``, ``gradient_norm``, ``samples_per_second``,
+        ``data_wait_share``
+        (0 to 1), ``memory_bytes``, ``update_seconds``, ``skipped_updates``.
+        """
         self._report("update", record)
 
     def evaluation(self, metrics: Mapping[str, float], *, update: int, epoch: int, **fields: Any) -> None:
-        """See ``Report.evaluation``."""
+        """Report metrics of the evaluation split after ``update`` updates.
+
+        ``fields`` holds further values, for example ``best`` (bool) and ``seconds``.
+        """
         self._report("evaluation", {"update": update, "epoch": epoch, "metrics": dict(metrics), **fields})
 
     def event(self, kind: str, **fields: Any) -> None:
-        """See ``Report.event``."""
+        """Report any other event: ``event("checkpoint", update=1200, path="...")``, ``event("end", reason="done")``."""
         self._report(kind, fields)
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """See ``Report.close``."""
+        """Write the summary and the image of the curves, and end. Nothing may be reported afterwards.
+
+        No image is drawn if ``left_out`` of the summary names it.
+        """
         if self._files is not None and not self._files.is_closed:
             self._files.close(summary)
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
         record = {"kind": kind, "time": round(self._clock(), 3), **fields}
+        # The record of a failed job is written while its exception is handled.
         error = sys.exception()
         if kind == "end" and record.get("reason") == "failed":
             record["error"] = "" if error is None else f"{type(error).__name__}: {error}"
@@ -155,13 +108,13 @@ class RunReport:
                     raise
                 raise TrainingError(f"the reporter {name!r} has failed: {word_error(error)}") from error
             self._reporters.pop(name, None)
-            self.failed(name, error)
+            self.report_failure(name, error)
             return
         if reporter.trouble and not self._is_closed():
             sentence, reporter.trouble = reporter.trouble, ""
             self.event("warning", message=f"the reporter {name!r}: {sentence}")
 
-    def failed(self, name: str, error: BaseException) -> None:
+    def report_failure(self, name: str, error: BaseException) -> None:
         """Report that the reporter ``name`` has failed, and receives nothing any more."""
         log.warning("the reporter %r has failed", name, exc_info=error)
         if not self._is_closed():

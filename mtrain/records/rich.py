@@ -16,7 +16,16 @@ from rich.text import Text
 from mtrain.core.interfaces.reporter import Record
 from mtrain.records.display import Display
 from mtrain.records.history import learning_rate_of
-from mtrain.records.wording import duration, epoch_count, event_line, headline_metrics, left_s, memory, number, speed
+from mtrain.records.wording import (
+    duration,
+    epoch_count,
+    event_line,
+    headline_metrics,
+    left_s,
+    memory,
+    number,
+    word_speed,
+)
 from mtrain.spec.terminal import one_line, printable
 
 SMOOTHING = 0.9
@@ -51,29 +60,30 @@ class Rich(Display):
 
     def start(self, record: Record) -> None:
         """Print the facts about the job above the panel."""
-        self._console.print(Text(printable(event_line(record)), style="dim"))
+        self._print(event_line(record), style="dim")
         self._status, self._is_starting = "first update", True
 
     def checkpoint(self, record: Record) -> None:
         """Show it in the panel, and print a requested one above."""
         self._status, self._is_starting = f"saved at update {record.get('update')}", False
         if line := event_line(record):
-            self._console.print(Text(printable(line), style="dim"))
+            self._print(line, style="dim")
 
     def message(self, record: Record) -> None:
         """Print it above the panel."""
-        self._console.print(
-            Text(printable(event_line(record)), style="yellow" if record.get("kind") == "warning" else "dim")
-        )
+        self._print(event_line(record), style="yellow" if record.get("kind") == "warning" else "dim")
 
     def note(self, text: str) -> None:
         """Print a sentence above the panel, and show it in the panel until the status changes."""
-        self._console.print(Text(printable(text), style="bold"))
+        self._print(text, style="bold")
         self._status, self._is_starting = text, False
 
-    def printed(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Print it above the panel."""
-        self._console.print(Text(printable(line)))
+        self._print(line)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(printable(text), style=style))
 
     def tick(self) -> None:
         """Redraw the panel, if the last time was long enough ago."""
@@ -85,6 +95,7 @@ class Rich(Display):
         """Remove the panel, and print its last numbers in its place."""
         if self._live is None:
             return
+        # The panel would stay half drawn, and the cursor hidden, if the process ended without this.
         self._live.stop()
         self._live = None
         if self._update:
@@ -110,6 +121,7 @@ class Rich(Display):
         if list(cells) != self._columns:
             self._columns = list(cells)
             self._console.print(Text("".join(f"{one_line(name):>10}" for name in cells), style="bold cyan"))
+        # Printed above the panel for good: the terminal's history then is the table of the job.
         best = bool(record.get("best"))
         line = Text("".join(f"{value:>10}" for value in cells.values()), style="bold green" if best else "")
         self._console.print(line.append("  best so far" if best else ""))
@@ -158,7 +170,7 @@ class Rich(Display):
         ):
             if value is not None:
                 first.append(f"{name} ", style="dim").append(f"{value:.3g}   ")
-        parts = [speed(record), memory(record)]
+        parts = [word_speed(record), memory(record)]
         if record.get("skipped_updates"):
             parts.append(f"{record['skipped_updates']} updates skipped (not finite)")
         return Group(first, Text(one_line("   ".join(part for part in parts if part)), style="dim"))

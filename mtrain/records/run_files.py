@@ -9,22 +9,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces.reporter import Record
+from mtrain.core.interfaces.reporter import Record, Reporter
 from mtrain.core.record_files import METRICS, RESULTS, SUMMARY, finite, write_json
 from mtrain.errors import TrainingError
-from mtrain.records.reporter import Files
 from mtrain.spec import collector, outputs
 
 log = logging.getLogger(__name__)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-class RunFiles(Files):
+class RunFiles(Reporter):
     """The reporter of JSON lines: each record in ``metrics.jsonl``, and at the end ``summary.json`` and ``results.png``.
 
     Raises:
         TrainingError: a file cannot be written. The job cannot be read back without it, so the job ends.
     """
+
+    fatal = True
+    shares_records = True
 
     def __init__(self, folder: Path, *, plots: bool) -> None:
         self.folder = folder

@@ -146,8 +146,8 @@ def _bound(bound: float, level: float) -> list[str]:
     ]
 
 
-def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
-    """Draw medians as bars with quartiles as whiskers, one below the other."""
+def bars(title: str, rows: Sequence[Bar]) -> str:
+    """Draw medians in milliseconds as bars with quartiles as whiskers, one below the other."""
     bars_x, step = 180, 26
     height = TOP + step * len(rows) + 8
     scale = _Scale(
@@ -163,7 +163,7 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
             f'<rect class="f{row.colour % COLOURS}" x="{bars_x}" y="{y + 3}" '
             f'width="{round(middle - bars_x, 1)}" height="17" rx="2"/>',
             f'<path class="whisker" d="M{low} {y + 11.5}H{high}M{low} {y + 7.5}v8M{high} {y + 7.5}v8"/>',
-            f'<text class="value" x="{max(high, middle) + 6}" y="{y + 15}">{row.middle:.0f} {escape(unit)}</text>',
+            f'<text class="value" x="{max(high, middle) + 6}" y="{y + 15}">{row.middle:.0f} ms</text>',
         ]
     return "".join([*parts, "</svg>"])
 

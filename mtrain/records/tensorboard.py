@@ -1,7 +1,4 @@
-"""Write TensorBoard events, with TensorBoard's messages and without TensorFlow or torch.
-
-The usual ``SummaryWriter`` classes import torch wherever it is installed, but a rank may import only one framework.
-"""
+"""Write TensorBoard events, with TensorBoard's messages and without TensorFlow or torch."""
 
 import io
 import itertools
@@ -23,6 +20,7 @@ from mtrain.records.history import points
 from mtrain.spec import outputs
 
 
+# Not the usual `SummaryWriter` classes: they import torch wherever it is installed, but a rank may import only one framework.
 class Events:
     """Writes the curves of one run. In a resumed run they replace those written after ``start_update`` before."""
 

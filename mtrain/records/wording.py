@@ -11,7 +11,11 @@ def update_line(record: Record) -> str:
     parts = [place(record), losses(record)]
     learning_rate = learning_rate_of(record)
     parts += [f"learning rate {learning_rate:.2e}"] if learning_rate is not None else []
-    parts += [speed(record), memory(record), f"{duration(left_s(record))} left" if left_s(record) is not None else ""]
+    parts += [
+        word_speed(record),
+        memory(record),
+        f"{duration(left_s(record))} left" if left_s(record) is not None else "",
+    ]
     return "  ".join(part for part in parts if part)
 
 
@@ -41,7 +45,7 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
 
 
-def speed(record: Record) -> str:
+def word_speed(record: Record) -> str:
     """Word the images (``unit`` of the record) per second and the share of time spent waiting for data."""
     share, (pace, unit) = record.get("data_wait_share"), pace_of(record)
     parts = [f"{pace:.0f} {unit}/s" if pace >= 10 else f"{pace:.1f} {unit}/s"] if isinstance(pace, int | float) else []
@@ -74,6 +78,7 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
+    # No seconds from an hour on: an estimate is no better.
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 

@@ -20,7 +20,7 @@ def page() -> str:
 
     parts = [INTRODUCTION]
     context = click.Context(front, info_name="mtrain")
-    own = (verb for verb in verbs.installed().values() if packages.is_own(verb.target))
+    own = (verb for verb in verbs.find_verbs().values() if packages.is_own(verb.target))
     for heading, section in itertools.groupby(own, key=lambda verb: verb.heading):
         parts.append(f"## {heading}\n")
         for verb in section:

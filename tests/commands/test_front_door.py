@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from mtrain.commands import COMPLETE, Front, completing_bash, front, helping, main, verbs
-from mtrain.commands.options import JobCommand, job_options, load_job, spread_overrides
+from mtrain.commands.options import JobCommand, job_options, load_job, spread_values
 from mtrain.errors import SpecError
 from mtrain.spec.sources import shipped_names
 from tests.starts import starts_processes
@@ -100,7 +100,7 @@ def test_no_override_is_lost_however_they_are_written():
     params = parse("-o", "a.b=1", "c.d=2", "--override=e=3", "f=4", "--seed", "1", "--opt", "g=5", "-oh=6", "i=7")
     assert params["overrides"] == ("a.b=1", "c.d=2", "e=3", "f=4", "g=5", "h=6", "i=7")
     assert params["seed"] == 1
-    assert spread_overrides(["-o", "a=1", "--", "b=2"]) == ["-o", "a=1", "--", "b=2"]
+    assert spread_values(["-o", "a=1", "--", "b=2"]) == ["-o", "a=1", "--", "b=2"]
 
 
 def test_a_flag_and_an_override_of_one_key_are_refused_unless_they_agree():
@@ -419,7 +419,7 @@ def test_every_example_of_a_help_can_be_typed(here):
     for path, command in commands.items():
         for line, _ in getattr(command, "examples", ()):
             words = shlex.split(line.partition(">")[0])[1:] or ["train"]
-            words = words if words[0] in verbs.installed() else ["train", *words]
+            words = words if words[0] in verbs.find_verbs() else ["train", *words]
             named = max((each for each in commands if " ".join(words).startswith(each)), key=len)
             assert named == path or path == "submit", line
             commands[named].make_context(named, words[len(named.split()) :])
@@ -448,7 +448,7 @@ def test_help_lists_every_command_and_imports_nothing_that_takes_long():
     code = "import sys; from mtrain.commands import main; main(['--help']); print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     shown, _, loaded = process.stdout.rstrip().rpartition("\n")
-    assert all(f"  {name} " in shown for name in verbs.installed())
+    assert all(f"  {name} " in shown for name in verbs.find_verbs())
     assert [line.strip(":") for line in shown.splitlines() if re.fullmatch("[A-Z][a-z]+:", line)] == [
         "Options",
         *verbs.HEADINGS,

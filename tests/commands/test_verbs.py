@@ -73,7 +73,7 @@ def test_what_a_stranger_writes_moves_no_cursor(here, capsys):
 
 def test_nobody_replaces_a_verb_of_mtrain(here, capsys):
     distribution(here, "mallory", "train", words="mine now", policy='[commands.train]\nsummary = "Better."\n')
-    assert verbs.installed()["train"].target == "mtrain.commands.train:train"
+    assert verbs.find_verbs()["train"].target == "mtrain.commands.train:train"
     assert main(["--help"]) == 0
     assert "Better." not in capsys.readouterr().out
     assert main(["train", "--help"]) == 0
@@ -130,28 +130,28 @@ def test_a_broken_verb_is_one_sentence(here, code, said, capsys):
 
 def test_a_change_is_seen_though_the_list_is_kept(here, capsys):
     distribution(here, "ada", policy='[commands.hello]\nsummary = "Old."\n')
-    assert verbs.installed()["hello"].line == "Old."
+    assert verbs.find_verbs()["hello"].line == "Old."
     (file,) = verbs.FOLDER.iterdir()
     read = json.loads(file.read_text())
     policy = here / "verbs_of_ada" / "plugins.toml"
     policy.write_text('[commands.hello]\nsummary = "New."\n')
     os.utime(policy, ns=(1, 1))
     verbs._read_installed.cache_clear()
-    assert verbs.installed()["hello"].line == "New."
+    assert verbs.find_verbs()["hello"].line == "New."
     (here / "another-1.0.dist-info").mkdir()
     verbs._read_installed.cache_clear()
-    verbs.installed()
+    verbs.find_verbs()
     assert json.loads(file.read_text())["folders"] != read["folders"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"folders": 5}', b"\xff", b"[" * 100_000])
 def test_a_damaged_list_is_made_again(here, content):
     distribution(here, "ada")
-    expected = verbs.installed()
+    expected = verbs.find_verbs()
     (file,) = verbs.FOLDER.iterdir()
     file.write_bytes(content)
     verbs._read_installed.cache_clear()
-    assert verbs.installed() == expected
+    assert verbs.find_verbs() == expected
     assert json.loads(file.read_text())["verbs"]
 
 
@@ -159,7 +159,7 @@ def test_a_home_that_takes_no_files_does_no_harm(here, monkeypatch):
     (here / "file").write_text("")
     monkeypatch.setattr(verbs, "FOLDER", here / "file" / "verbs")
     distribution(here, "ada")
-    assert "hello" in verbs.installed()
+    assert "hello" in verbs.find_verbs()
 
 
 def test_a_verb_that_an_older_installation_does_not_list_asks_for_a_new_one(here, monkeypatch, capsys):
@@ -229,7 +229,7 @@ def test_a_package_that_a_hook_finds_is_described_too(here, monkeypatch):
             return PathFinder.find_spec(name, [str(hidden)]) if name == "verbs_of_hooked" else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
-    assert verbs.installed()["hello"].line == "Found by a hook."
+    assert verbs.find_verbs()["hello"].line == "Found by a hook."
 
 
 OF_PACKAGES = [
@@ -308,6 +308,6 @@ def test_a_verb_that_mtrain_does_not_describe_is_of_an_older_installation(here):
         "[mtrain.commands]\nformer = mtrain.cli.former:former\nexport = mtrain.cli.export:export\n"
     )
     verbs._read_installed.cache_clear()
-    found = verbs.installed()
+    found = verbs.find_verbs()
     assert "former" not in found
     assert found["export"].target.startswith("mtrain_deploy.")

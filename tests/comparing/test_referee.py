@@ -9,7 +9,7 @@ from mtrain.compare import tables, wording
 from mtrain.compare.page import page
 from mtrain.compare.profiles import PROFILES, violations
 from mtrain.compare.referee import EXACT, Referee, with_measured_bounds
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.speed import speed_of
 from mtrain.core.state.nudge import nudge_weights
 from mtrain_trace.comparing import compare
@@ -43,7 +43,7 @@ def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[s
         for name, trace in others
     }
     speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)
-    rows = [Row(label=name, outcome="done", ranks=2, trace=trace, speed=speed) for name, trace in jobs.items()]
+    rows = [BackendRow(label=name, outcome="done", ranks=2, trace=trace, speed=speed) for name, trace in jobs.items()]
     return Comparison(
         title="net", source="a.yml", facts={}, profile=profile, updates=12, rows=rows, against=against, referee=referee
     )

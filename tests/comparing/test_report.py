@@ -13,7 +13,7 @@ from mtrain.compare import tables, wording
 from mtrain.compare.arrays import farthest
 from mtrain.compare.page import page
 from mtrain.compare.profiles import PROFILES, violations
-from mtrain.compare.results import Against, Comparison, Row
+from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.several import explain
 from mtrain.compare.speed import left_out, speed_of
 from mtrain.core.interfaces import State
@@ -42,11 +42,14 @@ def history(
     return actual
 
 
-def comparison(planted: dict[str, Planted], *, profile: str = "float32", rows: tuple[Row, ...] = ()) -> Comparison:
+def comparison(
+    planted: dict[str, Planted], *, profile: str = "float32", rows: tuple[BackendRow, ...] = ()
+) -> Comparison:
     jobs = {name: run(what) for name, what in planted.items()}
     speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)
     results = [
-        Row(label=name, outcome="done", ranks=2, trace=trace, speed=speed, repeats=True) for name, trace in jobs.items()
+        BackendRow(label=name, outcome="done", ranks=2, trace=trace, speed=speed, repeats=True)
+        for name, trace in jobs.items()
     ]
     first = next(iter(jobs.values()))
     against = {}
@@ -62,7 +65,7 @@ def comparison(planted: dict[str, Planted], *, profile: str = "float32", rows: t
 
 ALIKE = {"one": Planted(), "two": Planted(), "three": Planted(noise=1e-7)}
 WRONG = {**ALIKE, "<b>wrong</b>": Planted(recipe=replace(RECIPE, clip_norm=5.0))}
-ABSENT = Row(label="four", outcome="absent", reason="four needs a library")
+ABSENT = BackendRow(label="four", outcome="absent", reason="four needs a library")
 
 
 def drifted(trace: Trace) -> Trace:
@@ -105,7 +108,7 @@ def test_a_backend_that_differs_is_named_with_the_cause_and_the_update():
     )
 
 
-@pytest.mark.parametrize("row", [ABSENT, Row(label="four", outcome="failed", reason="rank 1 fell over")])
+@pytest.mark.parametrize("row", [ABSENT, BackendRow(label="four", outcome="failed", reason="rank 1 fell over")])
 def test_a_backend_that_did_not_run_makes_the_comparison_incomplete(row):
     result = comparison(ALIKE, rows=(row,))
     assert not result.agree
@@ -225,7 +228,9 @@ def test_speed_leaves_the_first_updates_out():
 )
 def test_a_fastest_backend_is_named_only_beyond_noise(seconds, updates, load, said):
     speeds = [speed_of([history([each] * updates)], started=[99.0], batch=8, timed=True) for each in seconds]
-    rows = [Row(label=label, outcome="done", ranks=1, speed=speed) for label, speed in zip("ab", speeds, strict=True)]
+    rows = [
+        BackendRow(label=label, outcome="done", ranks=1, speed=speed) for label, speed in zip("ab", speeds, strict=True)
+    ]
     result = replace(comparison(ALIKE), rows=rows, against={}, load=load)
     assert said in wording.summary(result)[-1].text
 

@@ -205,7 +205,9 @@ class Bench:
         for model in self.models:
             model.train()
         updaters = [Updater(stepper.optimizer) for stepper in self.loop.job.steppers]
-        batches = ScriptLoop(self.loop, updaters)
+        batches = ScriptLoop(self.loop, differs="other samples")
+        for updater, stepper in zip(updaters, self.loop.job.steppers, strict=True):
+            updater.stepper, updater.loop = stepper, batches
         for number, batch in enumerate(batches):
             for place, (updater, model) in enumerate(zip(updaters, self.models, strict=True)):
                 if self.uses(number, place):

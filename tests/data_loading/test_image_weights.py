@@ -97,7 +97,7 @@ def test_an_evaluation_changes_the_next_epoch_and_not_the_current_one() -> None:
     before = drawn(list(loader.micro_batches(0)))
     batches = loader.micro_batches(0)
     half = [next(batches), next(batches)]
-    draws.evaluated({"0": 0.0, "1": 0.0, "2": 0.0})
+    draws.take_metrics({"0": 0.0, "1": 0.0, "2": 0.0})
     assert drawn([*half, *batches]) == before
     assert drawn(list(loader.micro_batches(1))) == [3, 3, 3, 3]
 
@@ -105,9 +105,9 @@ def test_an_evaluation_changes_the_next_epoch_and_not_the_current_one() -> None:
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_resumed_job_draws_what_an_undisturbed_one_does(at: int) -> None:
     draws, loader = made()
-    draws.evaluated({"1": 0.0})
+    draws.take_metrics({"1": 0.0})
     whole = drawn(list(loader.micro_batches(1)))
-    draws.evaluated({"2": 0.0, "0": 9.0})  # in mid-epoch, or after its last update
+    draws.take_metrics({"2": 0.0, "0": 9.0})  # in mid-epoch, or after its last update
     state = draws.state()
     following = drawn(list(loader.micro_batches(2)))
     again, resumed = made()

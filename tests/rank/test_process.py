@@ -16,7 +16,7 @@ from mtrain.core.checkpoint.store import Checkpoints, progress_of
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank import process, script_mode
-from mtrain.rank.random_layers import KEY, changed_since
+from mtrain.rank.records import RANDOM_SHARDS, changed_layers
 from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, WORKER, running
 from mtrain.rank.spec.assembly import _left_by
 from mtrain.system.runfolder import RunFolder
@@ -64,7 +64,7 @@ def test_signals_of_one_request_to_save_count_once_and_a_later_one_again():
             os.kill(os.getpid(), signal.SIGUSR1)
         assert request()
         assert request(), "until it is served"
-        request.served()
+        request.mark_served()
         now[0] += 1.0
         os.kill(os.getpid(), signal.SIGUSR1)  # what a starter passes on
         assert not request()
@@ -174,7 +174,6 @@ def test_an_error_of_a_script_is_left_without_the_frames_of_mtrain(tmp_path, mon
     def leave(error):  # frames are added again as the error goes on
         left.append(traceback.extract_tb(error.__traceback__))
 
-    monkeypatch.setattr(script_mode, "log_to_stderr", lambda: None)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     script = tmp_path / "r.py"
@@ -195,7 +194,9 @@ def test_a_session_in_a_thread_of_its_own_is_refused_in_a_rank(monkeypatch):
         running()
 
 
-@pytest.mark.parametrize(("extra", "is_told"), [(None, False), ({}, False), ({KEY: 4}, False), ({KEY: 3}, True)])
+@pytest.mark.parametrize(
+    ("extra", "is_told"), [(None, False), ({}, False), ({RANDOM_SHARDS: 4}, False), ({RANDOM_SHARDS: 3}, True)]
+)
 def test_other_random_numbers_than_before_are_told_when_a_job_goes_on(extra, is_told):
-    told = changed_since(extra, 4)
+    told = changed_layers(extra, 4)
     assert bool(told) == ("in 3 parts" in told) == is_told

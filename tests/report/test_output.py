@@ -32,7 +32,7 @@ def test_bytes_of_rank_0_pass_unchanged_and_sentences_are_lines_elsewhere() -> N
     printed = b"\xff\x00\r 10%\r 20% \x1b[1mbold"
     display.output(printed, rank=None)
     display.note("SIGINT\x1b[2J")
-    display.ended(130, logs=Path("runs/a/logs"))
+    display.show_end(130, logs=Path("runs/a/logs"))
     display.close()
     stream.close()
     assert os.read(reader, 100) == printed
@@ -81,7 +81,7 @@ def test_a_reader_that_has_gone_ends_nothing() -> None:
     display = Output(Gone(), notes=notes, title="title")
     for _ in range(3):
         display.output(b"line\n", rank=None)
-    display.ended(0, logs=Path("logs"))
+    display.show_end(0, logs=Path("logs"))
     display.close()
     assert "with exit code 0" in notes.getvalue()
 
@@ -94,7 +94,7 @@ def test_no_display_whose_terminal_has_gone_ends_the_job(kind: type, capsys: pyt
     display.record({"kind": "update", "update": 1})
     display.output(b"line\n", rank=None)
     display.tick()
-    display.ended(0, logs=Path("logs"))
+    display.show_end(0, logs=Path("logs"))
     display.close()
     assert capsys.readouterr().err.count("the progress display has failed") == 1
 

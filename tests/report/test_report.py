@@ -25,7 +25,7 @@ from mtrain.records import wording
 from mtrain.records.console import Notes, Plain, Quiet, make_display
 from mtrain.records.history import Tail, read_history
 from mtrain.records.plots import draw_results, smooth_curve
-from mtrain.records.reporter import RunReport
+from mtrain.records.reporter import Report
 from mtrain.records.reporters.tensorboard import TensorBoard
 from mtrain.records.rich import Rich
 from mtrain.records.run_files import RunFiles
@@ -57,11 +57,11 @@ METRICS = {"AP": 0.31, "AP50": 0.62, "score": 0.31, "AP/red cell": 0.2}
 
 def report_of(
     folder: Path, *, tensorboard: bool = False, plots: bool = False, start_update: int = 0, clock=time.time
-) -> RunReport:
+) -> Report:
     """Return the report of rank 0."""
     run = ReportedRun(folder=folder, rank=0, size=1, start_update=start_update, spec={})
     reporters = [("tensorboard", TensorBoard(TensorBoard.Options(), run))] if tensorboard else []
-    return RunReport(RunFiles(folder, plots=plots), reporters, clock=clock)
+    return Report(RunFiles(folder, plots=plots), reporters, clock=clock)
 
 
 def write_run(folder: Path, *, updates: int = 40, tensorboard: bool = False, plots: bool = False) -> None:
@@ -321,7 +321,7 @@ def test_the_tail_gives_each_whole_line_once(tmp_path):
 
 def test_a_rank_without_files_and_reporters_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    silent = RunReport(None)
+    silent = Report(None)
     silent.update(update_record(0))
     silent.evaluation(METRICS, update=1, epoch=1, best=True)
     silent.event("checkpoint", update=1)

@@ -13,7 +13,7 @@ from mtrain.errors import PluginError, ScriptError, SpecError, TrainingError
 from mtrain.records import choosing
 from mtrain.records.adapted import of_objects
 from mtrain.records.console import make_display
-from mtrain.records.reporter import RunReport
+from mtrain.records.reporter import Report
 from mtrain.records.reporters.csv_table import CsvTable
 from mtrain.records.run_files import RunFiles
 from mtrain.spec import config
@@ -75,10 +75,10 @@ def closing(tmp_path):
         OPENED.pop().close({})
 
 
-def report_of(folder: Path, *reporters: Reporter) -> RunReport:
+def report_of(folder: Path, *reporters: Reporter) -> Report:
     named = [(f"{type(reporter).__name__} {number}", reporter) for number, reporter in enumerate(reporters)]
     OPENED.append(RunFiles(folder, plots=False))
-    return RunReport(OPENED[-1], named, clock=lambda: 1.0)
+    return Report(OPENED[-1], named, clock=lambda: 1.0)
 
 
 def test_each_kind_of_record_reaches_its_method_as_plain_values(tmp_path):
@@ -187,7 +187,7 @@ def test_a_script_gives_objects_and_functions_and_they_are_on_rank_0_unless_they
         told.append((record["kind"], record.get("update")))
 
     for rank in (0, 1):
-        report = RunReport(None, of_objects([Partly(), function], run_in(tmp_path, rank=rank)))
+        report = Report(None, of_objects([Partly(), function], run_in(tmp_path, rank=rank)))
         report.update(update_record(4))
         report.event("end", reason="done")
     assert told == [("object", 4), ("update", 4), ("end", None), ("object", 4)]

@@ -9,7 +9,7 @@ import pytest
 from mtrain.core.interfaces import Progress
 from mtrain.errors import ScriptError
 from mtrain.rank.script import records as kept
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.records import ScriptRecords
 from mtrain.rank.script.settings import PLAIN
 from mtrain.spec import config
 from tests.core.test_trainer import Ranks
@@ -27,7 +27,7 @@ def saved_on(ranks: int, states: Any) -> list[Any]:
             _kept=objects, _rank=SimpleNamespace(collective=collective), training=training,
             _samples=None, shards=1, _best={}, _last={}, further={}, _names=[],
         )  # fmt: skip
-        Records.save(records, None, Progress(update=1), score=None, why="due", spec=spec, stream=None)
+        ScriptRecords.save(records, None, Progress(update=1), score=None, why="due", spec=spec, stream=None)
         return written[0]["extra"]["kept"]
 
     return Ranks(ranks).run(save)
@@ -78,5 +78,5 @@ def test_a_state_of_something_else_is_refused_with_a_list_of_what_is_taken(value
         ScriptError,
         match=rf"holds a {kind}; expected numbers, text, None, arrays, tensors, and lists, tuples and dicts",
     ):
-        Records.keep(records, "thing", thing)
+        ScriptRecords.keep(records, "thing", thing)
     assert not records._kept

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def base() -> Any:
 
 
 def spec_of(**arguments: Any) -> Any:
-    return change_values(base(), changes_of(**{**NOTHING, **arguments}))
+    return change_values(base(), changes_of(SimpleNamespace(**{**NOTHING, **arguments})))
 
 
 def factors(curve: Curve) -> list[float]:
@@ -140,7 +141,7 @@ def test_an_average_keeps_the_same_share_from_the_first_update_on() -> None:
 def test_a_script_does_not_replace_what_the_user_has_typed(path: str, value: Any, arguments: dict[str, Any]) -> None:
     options = [f"{path}={json.dumps(value)}", "data.format=digits", "model.name=yolov5n"]
     spec = config.load("_base_/script.yml", overrides=options, environ={}).spec
-    changes = changes_of(**{**NOTHING, **arguments})
+    changes = changes_of(SimpleNamespace(**{**NOTHING, **arguments}))
     with pytest.raises(ScriptError, match=path.rpartition(".")[0]):
         change_values(spec, changes, outside_paths=[path])
     assert change_values(spec, changes, outside_paths=["train.seed"]) != spec

@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 
 from mtrain.core.samples.sampler import Shares
-from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.loaders import Selection
 from mtrain.rank.script.reading.samples import Samples
-from mtrain.rank.script.reading.together import Together
 
 FIRST, SECOND, THIRD = 8, 15, 6
 """Lengths: 4 updates of 2 in an epoch of the first, 5 of 3 in one of the second, 1 of 4 in one of the third."""
 UPDATES = 16
 
 
-def together(order_of_second: Any = None) -> Together:
+def together(order_of_second: Any = None) -> Samples:
     def samples(length: int, batch: int, seed: int, order: Any = None) -> Samples:
-        cutting = Cutting(batch=batch, order=order)
-        return Samples(np.arange(length), cutting, seed=seed, collate=list, seed_framework=lambda seed: None)
+        selection = Selection(dataset=np.arange(length), batch=batch, order=order, collate=list)
+        return Samples(selection, seed=seed, seed_framework=lambda seed: None)
 
-    return Together([samples(FIRST, 2, 1), samples(SECOND, 3, 2, order_of_second), samples(THIRD, 4, 3)], tuple)
+    first = samples(FIRST, 2, 1)
+    first.read_with([samples(SECOND, 3, 2, order_of_second), samples(THIRD, 4, 3)], tuple)
+    return first
 
 
 def updates_from(update: int, *, rank: int = 0, size: int = 1) -> list[Any]:
@@ -64,7 +65,7 @@ def test_an_order_of_a_further_data_set_is_part_of_what_ranks_compare(epoch):
     def mark(order: Any) -> int:
         data = together(order)
         next(data.micro_batches(epoch, 0, shares=Shares(rank=0, size=1, shards=1, rounds=1)))
-        return data.mark(epoch)
+        return data.order(epoch)
 
     assert mark(lambda at: range(SECOND)) == mark(lambda at: range(SECOND))
     assert mark(lambda at: range(SECOND)) != mark(lambda at: range(SECOND)[::-1])

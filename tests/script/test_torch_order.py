@@ -11,7 +11,7 @@ import mtrain
 from mtrain.core.samples.sampler import Shares
 from mtrain.data import trees
 from mtrain.errors import ScriptError
-from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.loaders import Selection
 from mtrain.rank.script.reading.samples import Samples
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights
 
@@ -75,10 +75,8 @@ def test_an_order_of_any_length_trains_as_a_plain_loop_over_its_numbers(name, to
 
 def samples_of(order, *, length=6, global_batch=4, dataset=None):
     return Samples(
-        dataset or Plain(length, 0),
-        Cutting(batch=global_batch, order=order),
+        Selection(dataset=dataset or Plain(length, 0), batch=global_batch, order=order, collate=list),
         seed=1,
-        collate=list,
         seed_framework=lambda seed: None,
     )
 
@@ -114,7 +112,8 @@ def test_a_sampler_that_draws_from_the_framework_gives_every_rank_the_same_order
 
     def read(seed):
         torch.manual_seed(seed)
-        samples = Samples(data, Cutting(batch=4, order=order), seed=1, collate=list, seed_framework=torch.manual_seed)
+        selection = Selection(dataset=data, batch=4, order=order, collate=list)
+        samples = Samples(selection, seed=1, seed_framework=torch.manual_seed)
         return [
             [point.tobytes() for batch in samples.micro_batches(epoch, 0, shares=ONE_RANK) for point, _ in batch]
             for epoch in (0, 1)

@@ -11,7 +11,7 @@ import mtrain
 from mtrain.core.checkpoint import store
 from mtrain.errors import ScriptError
 from mtrain.rank.script import records
-from mtrain.rank.script.native import Recorded
+from mtrain.rank.script.native import RecordingOptimizer
 from mtrain.rank.script.schedulers import adopt, groups_of_native, make_scheduler
 from tests.script.runs import SCRIPTS
 
@@ -246,7 +246,7 @@ def test_an_own_scheduler_that_was_made_with_its_optimizer_is_taken_as_one_made_
 
 def test_an_own_scheduler_that_begins_with_0_leaves_the_optimizer_its_learning_rate():
     optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
-    recorded = Recorded(lambda model: (optimizer, FromZero(optimizer)))
+    recorded = RecordingOptimizer(lambda model: (optimizer, FromZero(optimizer)))
     assert recorded(None) is optimizer
     assert recorded.learning_rate == 0.1
     rates = []

@@ -16,7 +16,7 @@ from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.jobs.run import script_job
 from mtrain.rank.script import evaluation
 from mtrain.rank.script import records as kept
-from mtrain.rank.script.reading.epochs import Cutting
+from mtrain.rank.script.reading.loaders import Selection
 from mtrain.rank.script.reading.samples import Samples
 from mtrain.rank.script.schedulers import make_scheduler
 from mtrain.rank.script.settings import PLAIN, change_values
@@ -621,13 +621,13 @@ def test_the_decay_of_an_average_is_constant_from_the_first_update_on(torch):
 def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
     from types import SimpleNamespace
 
-    from mtrain.rank.script.records import Records
+    from mtrain.rank.script.records import ScriptRecords
 
     saved = SimpleNamespace(meta={"extra": {"kept": {"a": {"dict": []}}}})
     records = SimpleNamespace(_kept={}, _saved=saved)
     thing = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     with pytest.raises(CheckpointError, match="it has a"):
-        Records.keep(records, "b", thing)
+        ScriptRecords.keep(records, "b", thing)
 
 
 def test_batches_of_any_shape_are_taken_apart_and_joined_again():
@@ -641,7 +641,7 @@ def test_batches_of_any_shape_are_taken_apart_and_joined_again():
 
 def test_samples_do_not_depend_on_what_was_read_before():
     def samples():
-        return Samples(Points(16, 0), Cutting(batch=4), seed=1, collate=None, seed_framework=lambda seed: None)
+        return Samples(Selection(dataset=Points(16, 0), batch=4), seed=1, seed_framework=lambda seed: None)
 
     one, other = samples(), samples()
     for index in (3, 1, 2):

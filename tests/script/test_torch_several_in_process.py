@@ -10,7 +10,7 @@ from mtrain.core.checkpoint import store
 from mtrain.core.network.noise import shard_seed
 from mtrain.core.ranks.agreement import Agreement
 from mtrain.errors import ScriptError
-from mtrain.rank.random_layers import KEY
+from mtrain.rank.records import RANDOM_SHARDS
 from tests.ports import held_port
 from tests.script.in_process import length, plain_weights, rank_of, resumed, train_several, trained
 from tests.script.runs import largest_difference
@@ -61,7 +61,7 @@ def test_random_numbers_of_several_models_are_those_of_the_shard_before_and_afte
             torch.manual_seed(shard_seed(train_several.SEED, shard, update))
             assert all(torch.equal(each, torch.rand(2)) for each in drawn)
     extra = store.load(store.newest(tmp_path / "run/checkpoints")).meta["extra"]
-    assert extra[KEY] == shards, "a job of other shards draws other numbers"
+    assert extra[RANDOM_SHARDS] == shards, "a job of other shards draws other numbers"
 
 
 def test_the_ranks_agree_on_the_models_that_an_update_has_trained(tmp_path, monkeypatch):

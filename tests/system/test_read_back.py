@@ -267,8 +267,8 @@ OWN = {
         "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
         "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
         "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering", "mtrain_clusters/kubeflow_reporter",
-        "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "compare/page",
-        "compare/recorded_page", "system/placement", "system/vectors",
+        "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
+        "system/placement", "system/vectors",
     ),
 }  # fmt: skip
 """Modules that read what the same command has written, or nobody else can write."""

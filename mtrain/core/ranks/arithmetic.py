@@ -24,6 +24,7 @@ def check_arithmetic(session: RankSession, *, backend: Backend, name: str) -> No
     # too, and differ from each other and from what a rank gave.
     expected = {"sum": collective.size, "mean": 1, "max": collective.size}
     own = collective.size if collective.rank == 0 else 0
+    # Host and device are checked both, because a backend may exchange values of the host by another library.
     for dtype in (np.float32, np.float64):
         given = np.full(2, own, dtype)
         for op, right in expected.items():

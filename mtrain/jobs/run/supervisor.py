@@ -123,7 +123,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
         plan = hosts.next_plan(plan, newest)
         how = f"on {len(plan.hosts)} of its hosts" if goes_on else f"({restarts_left} more restarts allowed)"
         display.note(f"starting again {source}{how}")
-    display.ended(verdict.code, logs=RunFolder(plan.run_dir, plan.log_dir).logs)
+    display.show_end(verdict.code, logs=RunFolder(plan.run_dir, plan.log_dir).logs)
     return Result(
         code=verdict.code,
         text=_with_way_on(verdict, outcome, newest=hosts.newest),

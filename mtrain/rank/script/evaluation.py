@@ -8,7 +8,6 @@ from mtrain.core.interfaces import Array, Collective, RankSession
 from mtrain.core.samples.sampler import Padded
 from mtrain.data import outcomes, trees
 from mtrain.errors import DataError, ScriptError, UsageError
-from mtrain.rank.script.following import submodules
 from mtrain.rank.script.models import ScriptModel
 
 Metric = Callable[[Any, Any], Any]
@@ -43,7 +42,7 @@ def read_outputs(module: Any, batch: Any) -> Outcome:
     )
 
 
-class Step:
+class OutcomeStep:
     """A callable in the form of a model whose output is a flat mapping of arrays, as a session's ``infer`` expects."""
 
     def __init__(self, module: Any, step: Callable[[Any, Any], Outcome]) -> None:
@@ -74,7 +73,8 @@ class Step:
 
 def outcome(
     rank: RankSession,
-    runner: Step,
+    entry: ScriptModel,
+    runner: OutcomeStep,
     order: Iterable[list[int]],
     batch_of: Callable[[Sequence[int]], Any],
     *,
@@ -82,36 +82,31 @@ def outcome(
 ) -> Outcome:
     """Return (predictions, targets) of a data set, in the order of its samples. Every rank must call.
 
-    ``order``: the sample numbers of this rank's micro batches, see ``shares``. ``batch_of`` returns the batch of some
-    samples.
+    They are computed with the averaged weights of a model, in evaluation mode. ``order``: the sample numbers of this rank's micro
+    batches, see ``shares``. ``batch_of`` returns the batch of some samples.
     """
     parts = []
-    for indices in order:
-        arrays, runner.batch_structure = trees.flatten(batch_of(indices), floats=floats)
-        tensors = next(iter(rank.batches([arrays])))
-        outputs = rank.infer(runner, tensors)
-        parts.append((indices, numpy_tree(runner.structure, outputs)))
-    return gather(rank.collective, parts)
-
-
-def with_averages(
-    rank: RankSession,
-    entry: ScriptModel,
-    runner: Step,
-    order: Iterable[list[int]],
-    batch_of: Callable[[Sequence[int]], Any],
-    *,
-    floats: Any,
-) -> Outcome:
-    """Return what ``outcome`` returns, computed with the averaged weights of a model, in evaluation mode."""
     with entry.updater.native.averaged():
+        # A part of the module may be in another mode than the whole, such as a frozen BatchNorm.
         modes = [(module, module.training) for module in submodules(entry.module)]
         entry.module.eval()
         try:
-            return outcome(rank, runner, order, batch_of, floats=floats)
+            for indices in order:
+                arrays, runner.batch_structure = trees.flatten(batch_of(indices), floats=floats)
+                tensors = next(iter(rank.batches([arrays])))
+                outputs = rank.infer(runner, tensors)
+                parts.append((indices, numpy_tree(runner.structure, outputs)))
+            return gather(rank.collective, parts)
         finally:
             for module, training in modes:
                 module.training = training
+
+
+def submodules(module: Any) -> Iterator[Any]:
+    """Yield a module of torch or Paddle and all modules in it, each of which is in training or in evaluation mode."""
+    yield module
+    for child in module.children():
+        yield from submodules(child)
 
 
 def shares(length: int, collective: Collective, micro_batch: int) -> Iterator[list[int]]:
@@ -130,6 +125,7 @@ def gather(collective: Collective, parts: Sequence[tuple[list[int], Outcome]]) -
     rows: dict[int, tuple[int, int]] = {}
     for number, (indices, _) in enumerate(everything):
         for row, index in enumerate(indices):
+            # All ranks have equally many micro batches, so some samples come twice; the first one counts.
             rows.setdefault(index, (number, row))
     order = [rows[index] for index in sorted(rows)]
     try:
@@ -148,6 +144,8 @@ def score(collective: Collective, metric: Metric, predictions: Any, targets: Any
         ScriptError: the metric returns something else than numbers.
     """
     message, metrics = "", {}
+    # On rank 0 alone: a metric of the user's may draw random numbers or count its calls. Its error is sent to all, because a
+    # rank that raised alone would leave the others waiting.
     if collective.rank == 0:
         try:
             metrics = outcomes.metrics_of(_compute(metric, predictions, targets), name=outcomes.name_of(metric))

@@ -41,6 +41,7 @@ class InTurn:
         return self._collective.all_gather(value)
 
     def _check(self, call: str) -> None:
+        # Only until the loss is used: a later exchange, such as that of values to log, is over the ranks as the script means it.
         if self._in_loss():
             what = f"session.collective.{call}: called for a micro batch"
             raise ScriptError(_refusal(what, self._shards, size=self.size, trial=self._trial))

@@ -91,6 +91,7 @@ def digest_of(script: Path) -> str:
 
 def without_own_frames(error: BaseException) -> BaseException:
     """Drop the frames of mtrain and of Python's own modules before the script's first one from ``error``; return it."""
+    # `runpy` is among Python's frozen modules, and `contextlib` stands between the script and `mtrain.session`.
     own = (PACKAGE, "<frozen ", contextlib.__file__)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):

@@ -13,36 +13,17 @@ from mtrain.core.update.losses import problem_of
 from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
-from mtrain.rank.script.updater import Updater
-
-OTHER_ORDER = (
-    "session.batches: the ranks read their samples in different orders; give every rank the whole data set, and an "
-    "`order` that depends on the epoch alone. mtrain divides the samples among the ranks"
-)
-OTHER_SHARE = (
-    "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of your "
-    "own: mtrain seeds those of torch, numpy and random for each rank"
-)
 
 
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, updaters: Sequence[Updater], *, differs: str = OTHER_ORDER) -> None:
-        """Drive ``loop``.
-
-        Args:
-            loop: The training loop.
-            updaters: Those of its steppers, in their order.
-            differs: What is said where the ranks have trained on different samples.
-        """
+    def __init__(self, loop: Loop, *, differs: str) -> None:
+        """Drive ``loop``; ``differs``: what is said where the ranks have trained on different samples."""
         self.loop = loop
         self.has_ended = False
         """Whether the last update was made, or the loop was left."""
         self._differs = differs
-        self._updaters = updaters
-        for updater, stepper in zip(updaters, loop.job.steppers, strict=True):
-            updater.stepper, updater.loop = stepper, self
         self._is_using = False
         self._has_stepped = False
         """Whether the script has asked for a step with the micro batch in hands."""
@@ -83,13 +64,14 @@ class ScriptLoop(Iterator[Any]):
             ScriptError: the micro batch before was not used.
             Interrupted: some rank was asked to end; the state is saved.
         """
+        # First of all: a micro batch that was not used would leave the ranks at different updates.
         self.check_used()
         self._has_stepped = False
         self._have_exchanged.clear()
         try:
             return next(self.loop).batch
         except StopIteration:
-            self._end()
+            self.has_ended = True
             raise
         except RanksDisagree as error:
             raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
@@ -100,7 +82,8 @@ class ScriptLoop(Iterator[Any]):
         Raises:
             ScriptError: the loop was left in the middle of an update, or other ranks go on.
         """
-        self._end()
+        # Before the ranks agree, so that an optimizer that is called afterwards says that the loop is over.
+        self.has_ended = True
         in_middle = self.loop.micro is not None and not self.loop.has_updated
         place = self._place
         try:
@@ -112,11 +95,6 @@ class ScriptLoop(Iterator[Any]):
                 f"session.batches: the loop was left in the middle of {place}; leave it after the optimizer.update(loss) that "
                 "completes an update, on all ranks at the same one"
             )
-
-    def _end(self) -> None:
-        self.has_ended = True
-        for updater in self._updaters:
-            updater.loop = None
 
     @property
     def _place(self) -> str:
@@ -174,6 +152,7 @@ class ScriptLoop(Iterator[Any]):
             raise ScriptError(
                 f"{call} ({self._place}): called for some micro batches of an update and not for all; call it for each or none"
             )
+        # With a single pass every rank steps at the same place, so a loss after it goes through the same weights on all.
         if self._has_stepped and self.loop.job.shares.passes > 1:
             raise ScriptError(
                 f"{call} ({self._place}): called after the step of another model, but a model steps after the last micro batch of "
@@ -222,6 +201,7 @@ class ScriptLoop(Iterator[Any]):
                     f"{call}: the closure did not call {self._optimizer(stepper)}.backward(loss); call it once in each call"
                 )
             own = sum(self._losses) * micro.weight
+            # The mean over all ranks: an optimizer that searches along a line must take the same steps on each.
             return float(self.loop.job.session.collective.all_reduce(np.array([own]), "sum")[0]) / shares.size
 
         self._has_stepped = True
@@ -309,6 +289,7 @@ def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> No
         ScriptError: always.
     """
     update = own.update
+    # From the cause to its effects: ranks that read other samples differ in everything that follows.
     if len({place.order for place in places}) > 1:
         raise ScriptError(differs)
     if len({place.models for place in places}) > 1:

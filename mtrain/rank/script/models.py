@@ -60,7 +60,7 @@ class ScriptModels:
         return iter(self._models)
 
     @property
-    def trained(self) -> list[ScriptModel]:
+    def with_optimizer(self) -> list[ScriptModel]:
         """The models that have an optimizer."""
         return [model for model in self._models if model.trained]
 
@@ -101,6 +101,7 @@ class ScriptModels:
         Raises:
             ScriptError: it has returned another one, or none.
         """
+        # By identity: comparing modules may be a method of the user's.
         for entry in self._models:
             if model is entry.model:
                 return entry
@@ -119,7 +120,7 @@ class ScriptModels:
         """Return the names of the trained parameters by group, over all models."""
         return [
             [prefix(model.name, parameter) for parameter in group]
-            for model in self.trained
+            for model in self.with_optimizer
             for group in model.updater.native.groups
         ]
 
@@ -128,7 +129,7 @@ class ScriptModels:
         return join_states({model.name: model.state(self.rank) for model in self._models})
 
     @property
-    def stepped(self) -> list[tuple[str, Any, Any]]:
+    def as_stepped(self) -> list[tuple[str, Any, Any]]:
         """Name, model and optimizer of each, for ``TrainingRecords``."""
         return [(model.name, model.model, model.updater.native) for model in self._models]
 
@@ -147,3 +148,31 @@ def saved_state(whole: State, model: str) -> State:
             f"session.prepare: {given} is prepared, but the checkpoint has {saved}; use the names of the script that wrote it"
         )
     return part_of(whole, model) if model else whole
+
+
+def check_follow(target: ScriptModel, source: ScriptModel, tau: Any) -> None:
+    """Refuse what ``session.follow`` cannot do.
+
+    Raises:
+        ScriptError: the target is trained or is the source, the two differ in their arrays, or ``tau`` is no share.
+    """
+    if target is source:
+        raise ScriptError("session.follow: the target and the source are the same model; give two")
+    if target.trained:
+        name = repr(target.name) if target.name else "the model"
+        raise ScriptError(
+            f"session.follow: {name} has an optimizer, which trains it; prepare the target with a name and without one: "
+            'session.prepare(build, name="target")'
+        )
+    if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0 < tau <= 1:
+        raise ScriptError(
+            f"session.follow: tau={tau!r} given; expected a number above 0 and at most 1, which copies the source"
+        )
+    if target.shapes != source.shapes:
+        both = sorted(target.shapes.keys() | source.shapes.keys())
+        name = next(name for name in both if target.shapes.get(name) != source.shapes.get(name))
+        shapes = (str(x.shapes.get(name, "absent")) for x in (target, source))
+        raise ScriptError(
+            "session.follow: the target and the source have different arrays: {} is {} in the one and {} in the other; build both "
+            "alike".format(name, *shapes)
+        )

@@ -16,7 +16,7 @@ def is_native(optimizer: Any) -> bool:
     return callable(optimizer) and not hasattr(optimizer, "section") and not inspect.isclass(optimizer)
 
 
-class Recorded:
+class RecordingOptimizer:
     """A ``NativeOptimizer`` that records the learning rate of the optimizer it has made."""
 
     def __init__(self, make: NativeOptimizer) -> None:
@@ -34,6 +34,7 @@ class Recorded:
             ScriptError: it has no learning rate, or the learning rate 0.
         """
         optimizer = self._make(model)
+        # A scheduler of torch is made of its optimizer, so a function may return both.
         if isinstance(optimizer, tuple) and len(optimizer) == 2:
             optimizer, scheduler = optimizer
             self.scheduler = adopt(scheduler, optimizer)
@@ -58,7 +59,7 @@ def _learning_rate_of(optimizer: Any) -> float | None:
     return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
 
-def record_native(optimizer: Any, outside_paths: frozenset[str]) -> Recorded | None:
+def record_native(optimizer: Any, outside_paths: frozenset[str]) -> RecordingOptimizer | None:
     """Return the script's native optimizer; None if ``optimizer`` is a rule of mtrain's.
 
     Raises:
@@ -71,4 +72,4 @@ def record_native(optimizer: Any, outside_paths: frozenset[str]) -> Recorded | N
             f"session.prepare: the script makes an optimizer of its own, but this job was started with {outside[0]}; leave "
             "one of them out"
         )
-    return Recorded(optimizer)
+    return RecordingOptimizer(optimizer)

@@ -27,6 +27,7 @@ def solo_job(framework: str | None, *, resumed_on: str = "solo") -> Iterator[Ran
     Raises:
         ScriptError: ``framework`` is not a framework.
     """
+    # A process never has two frameworks, so the one that the script has imported already is the one that it trains with.
     if framework is None:
         framework = "paddle" if "paddle" in sys.modules and "torch" not in sys.modules else "torch"
     if framework not in ("torch", "paddle"):
@@ -67,11 +68,11 @@ def exit_watched() -> Callable[[], bool]:
     """
     former, codes = sys.exit, []
 
-    def noted(status: "sys._ExitCode | None" = None, /) -> NoReturn:
+    def exit_and_note(status: "sys._ExitCode | None" = None, /) -> NoReturn:
         codes.append(status)
         former(status)
 
-    sys.exit = noted
+    sys.exit = exit_and_note
     return lambda: getattr(sys, "last_value", None) is not None or bool(codes and codes[-1] not in (None, 0))
 
 

@@ -10,23 +10,22 @@ from typing import Any
 import numpy as np
 
 from mtrain.core.checkpoint.format import Saved
-from mtrain.core.interfaces import RankSession, Recipe
+from mtrain.core.interfaces import Optimizer, RankSession, Recipe, State
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
 from mtrain.core.samples.sampler import Shares
+from mtrain.core.state.nudge import nudge_weights
 from mtrain.core.update.recipe import make_recipe, shares_of
 from mtrain.data.objects import is_module
 from mtrain.errors import ScriptError
 from mtrain.rank.script import gradients
-from mtrain.rank.script.following import check_untrained
 from mtrain.rank.script.in_turn import check_in_turn
 from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
-from mtrain.rank.script.native import NativeOptimizer, Recorded, record_native
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.native import NativeOptimizer, RecordingOptimizer, record_native
+from mtrain.rank.script.records import ScriptRecords
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.schedulers import MakeScheduler, SteppedScheduler, groups_of_rule, make_scheduler
 from mtrain.rank.script.settings import SHARED_SETTINGS, change_values, changes_of
-from mtrain.rank.script.trials import nudge, on_trial
 from mtrain.rank.script.updater import Updater
 from mtrain.rank.spec.precision import settle
 from mtrain.spec.model import Spec
@@ -56,32 +55,12 @@ class ModelRequest:
         Raises:
             ScriptError: there are some.
         """
-        check_untrained(
-            name,
-            schedule=self.schedule,
-            scheduler=self.scheduler,
-            clip_norm=self.clip_norm,
-            ema=self.ema,
-            freeze=self.freeze,
-        )
-
-    def changes(self) -> dict[str, Any]:
-        """Return the values of the spec, by dotted path, that are given.
-
-        Raises:
-            ScriptError: one is of another type than expected.
-        """
-        return changes_of(
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            clip_norm=self.clip_norm,
-            accumulate=self.accumulate,
-            ema=self.ema,
-            precision=self.precision,
-            sync_batchnorm=self.sync_batchnorm,
-            freeze=self.freeze,
-            seed=self.seed,
-        )
+        settings = ("schedule", "scheduler", "clip_norm", "ema", "freeze")
+        if given := [f"{setting}=" for setting in settings if getattr(self, setting) is not None]:
+            raise ScriptError(
+                f"session.prepare: {', '.join(given)} given for {name!r}, which has no optimizer, so nothing trains it; give optimizer= "
+                f"too, or leave {given[0]} out"
+            )
 
     @property
     def learning_rate_of(self) -> RateOf | None:
@@ -96,7 +75,7 @@ class Prepared:
         self,
         job: RankJob,
         rank: RankSession,
-        records: Records,
+        records: ScriptRecords,
         saved: Saved | None,
         *,
         saw_gradients: Callable[[], None],
@@ -131,17 +110,19 @@ class Prepared:
         spec = self._spec_of(request)
         native_optimizer = record_native(request.optimizer, self.job.outside_paths)
         recipe = self._recipe(spec, request, name=name, trained=trained, native_optimizer=native_optimizer)
+        # The same for each model, since they share the loop; the first one has settled the number of micro batches.
         self.shares = shares_of(recipe, self.rank.collective)
         self.records.shards = self.shares.shards * self.shares.rounds
         building = Building(request.build)
         model, native = self.rank.prepare(building, recipe)
         if trained:
             gradients.watch(building.module, self._saw_gradients)
+        # Known now that the function has been called, inside of `prepare`.
         if native_optimizer is not None:
             spec = self._with_changes(spec, {"optimizer.learning_rate": native_optimizer.learning_rate})
         stepped = self._make_scheduler(request, native_optimizer, spec, name)
         updater = Updater(native, None if stepped is None else stepped.scheduler, untrained="" if trained else name)
-        self.spec = spec if not self.models.trained else self.spec
+        self.spec = spec if not self.models.with_optimizer else self.spec
         entry = ScriptModel(
             name=name,
             spec=spec,
@@ -155,11 +136,23 @@ class Prepared:
             shapes=building.shapes,
         )
         self.models.add(entry)
+        # Each model as soon as it is made: the script may follow, copy or count its weights before the loop begins.
         if self.saved is not None:
             self.rank.restore(model, native, saved_state(self.saved.state, name))
         elif self.job.trial is not None and self.job.trial.nudged:
-            nudge(self.rank, model, native)
+            self._nudge(model, native)
         return entry
+
+    def _nudge(self, model: Any, optimizer: Optimizer) -> None:
+        """Move every trained weight by one unit in its last place; every rank must call."""
+        weights = self.rank.state(model, optimizer).weights
+        trained = {name for names in optimizer.groups for name in names}
+        moved = nudge_weights(weights, trained)
+        # A tied weight has an entry for each of its names, of which the groups have one.
+        twins = {weights[name].tobytes(): name for name in trained}
+        tied = {name: moved[twins[x.tobytes()]] for name, x in weights.items() if x.size > 1 and x.tobytes() in twins}
+        same_shape = {name: x for name, x in tied.items() if x.shape == weights[name].shape and name not in trained}
+        self.rank.restore(model, optimizer, State(weights={**moved, **same_shape}))
 
     def change(self, changes: Mapping[str, Any], *, call: str) -> Spec:
         """Set values of the job's spec by dotted path, and return it; ``call`` is named in messages.
@@ -178,7 +171,7 @@ class Prepared:
         """
         if self.shares is None:
             raise ScriptError(f"{call}: called before session.prepare; prepare the model first")
-        if not self.models.trained:
+        if not self.models.with_optimizer:
             raise ScriptError(
                 f"{call}: no model has an optimizer; give session.prepare(..., optimizer=mtrain.AdamW(learning_rate=1e-3)) for one"
             )
@@ -205,7 +198,7 @@ class Prepared:
         Raises:
             ScriptError: a value is wrong, or the model contradicts the first one.
         """
-        changes = request.changes()
+        changes = changes_of(request)
         shared = {path: value for path, value in changes.items() if path in SHARED_SETTINGS}
         self._share(shared, accumulate=request.accumulate)
         spec = self._with_changes(self._base, {path: value for path, value in changes.items() if path not in shared})
@@ -222,7 +215,10 @@ class Prepared:
             if self.spec.train.accumulate == "auto" and accumulate is None:
                 settings = {**settings, "train.accumulate": 1}
             spec = self._with_changes(self.spec, settings)
-            self._base, self.records.choices = settle(on_trial(spec, self.job.trial), self.rank)
+            if self.job.trial is not None and self.job.trial.exact:
+                # Not among what the user has set, which a script may not contradict.
+                spec = change_values(spec, {"train.precision": "fp64"})
+            self._base, self.records.choices = settle(spec, self.rank)
             self._shared_settings = settings
             return
         for path, value in settings.items():
@@ -234,10 +230,16 @@ class Prepared:
                 )
 
     def _recipe(
-        self, spec: Spec, request: ModelRequest, *, name: str, trained: bool, native_optimizer: Recorded | None
+        self,
+        spec: Spec,
+        request: ModelRequest,
+        *,
+        name: str,
+        trained: bool,
+        native_optimizer: RecordingOptimizer | None,
     ) -> Recipe:
         # The first model is trained in the backend's own way where that is the only one.
-        is_further = bool(self.models.trained) or self.rank.capabilities.own_order
+        is_further = bool(self.models.with_optimizer) or self.rank.capabilities.own_order
         size = self.rank.collective.size
         # The recipe needs a batch that divides into the shards; the script names its own later, in `batches`.
         shards = spec.cluster.shards or size
@@ -254,7 +256,7 @@ class Prepared:
         )
 
     def _make_scheduler(
-        self, request: ModelRequest, native: Recorded | None, spec: Spec, name: str
+        self, request: ModelRequest, native: RecordingOptimizer | None, spec: Spec, name: str
     ) -> SteppedScheduler | None:
         """Make the scheduler of a model, or take over the one that was made with its optimizer, and keep its state."""
         stepped = None if native is None else native.scheduler

@@ -18,18 +18,17 @@ from mtrain.core.record_files import RESULTS
 from mtrain.core.samples import resumed_samples
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError
-from mtrain.rank import copying, random_layers
-from mtrain.rank.records import report_of, reported_run
+from mtrain.rank import copying
+from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_of, reported_run
 from mtrain.rank.script import pictures
 from mtrain.rank.script.job import RankJob, digest_of
 from mtrain.rank.script.settings import described_script
-from mtrain.rank.training_records import TrainingRecords
 from mtrain.records.adapted import of_objects
 from mtrain.records.reporter import Report
 from mtrain.spec.disclosure import without_places
 
 
-class Records:
+class ScriptRecords:
     """The reports, checkpoints and kept objects of a script's job."""
 
     def __init__(
@@ -103,38 +102,22 @@ class Records:
         return next(iter(self._rank.batches([{"value": array}])))["value"]
 
     # --------------------------------------------------------------------------------------------------- the records
-    def announce(
-        self,
-        spec: Any,
-        *,
-        model: str,
-        samples: int | None,
-        updates_per_epoch: int | None,
-        total_updates: int,
-        fields: Mapping[str, Any],
-    ) -> None:
+    def announce(self, spec: Any, fields: Mapping[str, Any]) -> None:
         """Write the first record, which says what is about to be trained; every rank must call.
 
-        ``fields``: further ones of the record.
+        ``fields``: those of the record, among them ``train_samples``.
         """
-        self._samples = samples
-        facts = {
-            "total_updates": total_updates,
-            "updates_per_epoch": updates_per_epoch,
-            "precision": spec.train.precision,
-            "model": model,
-            "train_samples": samples,
-        }
-        self.training.start(self._backend, resume=self._job.resume, fields={**facts, **fields})
+        self._samples = fields["train_samples"]
+        self.training.start(self._backend, resume=self._job.resume, fields=fields)
         if self._saved is not None and self._saved.meta["extra"].get("script") != script_mark():
             self.report.event("warning", message="the script has changed since the checkpoint was written")
         for kind, sentence in self.choices:
             self.report.event(kind, message=sentence)
         self.training.report_changes(spec, shards=self.shards)
 
-    def updated(self, record: Mapping[str, Any]) -> None:
+    def report_update(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped or changed nothing."""
-        self.training.updated(record)
+        self.training.report_update(record)
         if record["gradient_norm"] == 0 and not self._warned_of_zero:
             self._warned_of_zero = True
             self.report.event(
@@ -143,7 +126,7 @@ class Records:
                 "session.prepare returned",
             )
 
-    def scored(
+    def report_evaluation(
         self, metrics: Mapping[str, float], *, update: int, epoch: int, score: str | None, seconds: float
     ) -> float | None:
         """Report an evaluation. Return its score if it is the best so far, else None.
@@ -151,7 +134,7 @@ class Records:
         Raises:
             ScriptError: there is no metric of the name ``score``.
         """
-        self.training.evaluated()
+        self.training.exclude_waits()
         name = score or ("score" if "score" in metrics else None)
         sign = -1 if name is not None and name.startswith("-") else 1
         name = None if name is None else name.removeprefix("-")
@@ -179,6 +162,7 @@ class Records:
 
     def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
+        # At once and not in the background: the script goes on to change what it keeps.
         states = {name: as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
         check_alike(states, self._rank.collective)
         extra = {
@@ -186,7 +170,7 @@ class Records:
             "stream": None if stream is None else as_plain(stream, name="the stream"),
             "script": script_mark(),
             resumed_samples.KEY: resumed_samples.facts(count=self._samples),
-            random_layers.KEY: self.shards,
+            RANDOM_SHARDS: self.shards,
             "results": {"best": self._best, "last": self._last},
             **self.further,
         }
@@ -318,6 +302,7 @@ def check_alike(states: Mapping[str, Any], collective: Collective) -> None:
     """
     if collective.size == 1:
         return
+    # Digests and not the states: they are gathered from all ranks at each save.
     own = {name: hashlib.sha256(json.dumps(state).encode()).digest() for name, state in states.items()}
     first, *others = collective.all_gather(own)
     for rank, digests in enumerate(others, 1):

@@ -5,8 +5,8 @@ sections, into which they are converted.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from mtrain.errors import ScriptError
 from mtrain.spec.calls import explain_calls
@@ -32,20 +32,31 @@ class _Rule:
     groups: Sequence[Group] = ()
     """A parameter belongs to the first group that matches its name; those that none matches take the rule's values."""
 
-    def _common(self) -> dict[str, Any]:
-        groups = [
-            {
-                "match": group.match,
-                "learning_rate_factor": group.learning_rate_factor,
-                "weight_decay": group.weight_decay,
-            }
-            for group in self.groups
-        ]
+    _rule: ClassVar[str]
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``optimizer`` section with the same meaning."""
         return {
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
-            "groups": [*groups, {"match": ""}],
+            # Specs end with a group that takes the parameters which no other one has matched.
+            "groups": [*map(asdict, self.groups), {"match": ""}],
+            "rule": self._rule,
+            **self._own(),
         }
+
+    def _own(self) -> dict[str, Any]:
+        """Return the keys that this rule has beside those of all; specs call the first beta, too, ``momentum``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RuleWithBetas(_Rule):
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def _own(self) -> dict[str, Any]:
+        return {"momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
 @explain_calls
@@ -53,39 +64,29 @@ class _Rule:
 class SGD(_Rule):
     """Stochastic gradient descent with momentum (Sutskever et al. 2013), as in torch and Paddle."""
 
+    _rule = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
 
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "sgd", "momentum": self.momentum, "nesterov": self.nesterov}
+    def _own(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
 
 
 @explain_calls
 @dataclass(frozen=True, kw_only=True)
-class Adam(_Rule):
+class Adam(_RuleWithBetas):
     """Adam (Kingma and Ba 2014, arXiv 1412.6980); weight decay is added to the gradient."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "adam", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
+    _rule = "adam"
 
 
 @explain_calls
 @dataclass(frozen=True, kw_only=True)
-class AdamW(_Rule):
+class AdamW(_RuleWithBetas):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv 1711.05101)."""
 
+    _rule = "adamw"
     weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "adamw", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
 @explain_calls
@@ -93,11 +94,11 @@ class AdamW(_Rule):
 class Lion(_Rule):
     """Lion (Chen et al. 2023, arXiv 2302.06675): steps are signs; weight decay is decoupled."""
 
+    _rule = "lion"
     betas: tuple[float, float] = (0.9, 0.99)
 
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "lion", "momentum": self.betas[0], "beta2": self.betas[1]}
+    def _own(self) -> dict[str, Any]:
+        return {"momentum": self.betas[0], "beta2": self.betas[1]}
 
 
 @explain_calls
@@ -105,13 +106,13 @@ class Lion(_Rule):
 class RMSprop(_Rule):
     """RMSprop (Tieleman and Hinton 2012), not centred, as in torch; weight decay is added to the gradient."""
 
+    _rule = "rmsprop"
     alpha: float = 0.99
     momentum: float = 0.0
     eps: float = 1e-8
 
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "rmsprop", "momentum": self.momentum, "beta2": self.alpha, "eps": self.eps}
+    def _own(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "beta2": self.alpha, "eps": self.eps}
 
 
 @explain_calls
@@ -119,26 +120,22 @@ class RMSprop(_Rule):
 class Adadelta(_Rule):
     """Adadelta (Zeiler 2012, arXiv 1212.5701), whose steps are multiplied by the learning rate, as in torch."""
 
+    _rule = "adadelta"
     rho: float = 0.9
     eps: float = 1e-6
 
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "adadelta", "momentum": 0.0, "beta2": self.rho, "eps": self.eps}
+    def _own(self) -> dict[str, Any]:
+        return {"momentum": 0.0, "beta2": self.rho, "eps": self.eps}
 
 
 @explain_calls
 @dataclass(frozen=True, kw_only=True)
-class LAMB(_Rule):
+class LAMB(_RuleWithBetas):
     """LAMB (You et al. 2020, arXiv 1904.00962), for backends that keep arrays whole; weight decay is decoupled."""
 
+    _rule = "lamb"
     weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``optimizer`` section with the same meaning."""
-        return {**self._common(), "rule": "lamb", "momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
 Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | Adadelta | LAMB
@@ -151,9 +148,13 @@ class _Curve:
     per: Literal["update", "epoch"] = "update"
     """How often the factor changes."""
 
-    def _section(self, name: str, **settings: Any) -> dict[str, Any]:
+    _name: ClassVar[str]
+
+    def section(self) -> dict[str, Any]:
+        """Return the spec's ``schedule`` section with the same meaning."""
         warmup = {"epochs": None, "updates": self.warmup, "momentum_from": None} if self.warmup else None
-        return {"name": name, "per": self.per, "warmup": warmup, **settings}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("warmup", "per")}
+        return {"name": self._name, "per": self.per, "warmup": warmup, **own}
 
 
 @explain_calls
@@ -161,9 +162,7 @@ class _Curve:
 class Constant(_Curve):
     """The learning rate stays as it is."""
 
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("constant")
+    _name = "constant"
 
 
 @explain_calls
@@ -171,11 +170,8 @@ class Constant(_Curve):
 class Linear(_Curve):
     """The learning rate falls linearly to ``final_factor`` times itself at the end of the loop."""
 
+    _name = "linear"
     final_factor: float = 0.0
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("linear", final_factor=self.final_factor)
 
 
 @explain_calls
@@ -183,11 +179,8 @@ class Linear(_Curve):
 class Cosine(_Curve):
     """The learning rate falls to ``final_factor`` times itself along half a cosine (Loshchilov and Hutter 2016)."""
 
+    _name = "cosine"
     final_factor: float = 0.0
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("cosine", final_factor=self.final_factor)
 
 
 @explain_calls
@@ -195,12 +188,9 @@ class Cosine(_Curve):
 class Polynomial(_Curve):
     """The learning rate falls to ``final_factor`` times itself, as the remaining share of the loop to the power ``power``."""
 
+    _name = "polynomial"
     power: float = 0.9
     final_factor: float = 0.0
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("polynomial", power=self.power, final_factor=self.final_factor)
 
 
 @explain_calls
@@ -208,11 +198,8 @@ class Polynomial(_Curve):
 class Exponential(_Curve):
     """The learning rate falls by the same factor in each epoch, to ``final_factor`` times itself at the end of the loop."""
 
+    _name = "exponential"
     final_factor: float = 0.01
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("exponential", final_factor=self.final_factor)
 
 
 @explain_calls
@@ -220,14 +207,19 @@ class Exponential(_Curve):
 class Step(_Curve):
     """The learning rate is multiplied by ``gamma`` after each of the epochs ``milestones``."""
 
+    _name = "step"
     milestones: Sequence[float] = field(default_factory=tuple)
     gamma: float = 0.1
 
     def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
+        """See ``_Curve.section``.
+
+        Raises:
+            ScriptError: there are no milestones.
+        """
         if not self.milestones:
             raise ScriptError("mtrain.Step: no milestones given; name the epochs, e.g. Step(milestones=[30, 60])")
-        return self._section("step", milestones=list(self.milestones), gamma=self.gamma)
+        return {**super().section(), "milestones": list(self.milestones)}
 
 
 @explain_calls
@@ -238,13 +230,10 @@ class OneCycle(_Curve):
     It is that of torch's ``OneCycleLR`` with ``pct_start=peak`` and ``cycle_momentum=False``: momentum stays as it is.
     """
 
+    _name = "one_cycle"
     peak: float = 0.3
     final_factor: float = 4e-6
     """Of the learning rate at the peak; the default is torch's 1 / (div_factor * final_div_factor)."""
-
-    def section(self) -> dict[str, Any]:
-        """Return the spec's ``schedule`` section with the same meaning."""
-        return self._section("one_cycle", peak=self.peak, final_factor=self.final_factor)
 
 
 Curve: TypeAlias = Constant | Linear | Cosine | Polynomial | Exponential | Step | OneCycle

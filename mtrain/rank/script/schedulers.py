@@ -40,6 +40,7 @@ class SteppedScheduler:
         Raises:
             ScriptError: the scheduler has changed the ratios of learning rates that must stay.
         """
+        # Paddle's schedulers know one learning rate, and the groups have a share of it.
         if self._stand_in is None:
             learning_rate = float(self.scheduler())
             first = self._groups[0]["lr"]

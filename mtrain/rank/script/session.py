@@ -16,27 +16,21 @@ from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import evaluation
-from mtrain.rank.script.following import check_follow
 from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
 from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.models import check_follow
 from mtrain.rank.script.native import NativeOptimizer
 from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.prepared import ModelRequest, Prepared
-from mtrain.rank.script.reading.epochs import BatchOf
 from mtrain.rank.script.reading.given_data import GivenData
-from mtrain.rank.script.reading.loaders import evaluation_part, read_loader
-from mtrain.rank.script.reading.made import MadeBatches, Numbered
+from mtrain.rank.script.reading.loaders import BatchOf, Order, Shard, evaluation_part, read_loader
+from mtrain.rank.script.reading.made import MadeBatches
 from mtrain.rank.script.reading.nested import Nested
-from mtrain.rank.script.reading.order import Order
+from mtrain.rank.script.reading.reading import Reading, check_schedule
 from mtrain.rank.script.reading.samples import check_dataset
-from mtrain.rank.script.reading.stream import Shard
-from mtrain.rank.script.reading.training_data import (
-    Source,
-    check_schedule,
-)
 from mtrain.rank.script.reading.workers import is_imported_by_worker
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.records import ScriptRecords
 from mtrain.rank.script.rules import Curve, RateOf, Rule
 from mtrain.rank.script.schedulers import MakeScheduler
 from mtrain.rank.script.settings import check_loop, loop_changes
@@ -70,6 +64,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
     if around.session_is_open:
         raise ScriptError("mtrain.session: this script has a session already; use one `with mtrain.session()` block")
     with ExitStack() as stack:
+        # Outside of `mtrain run` the script makes its own job, of one rank.
         job = around.job or stack.enter_context(solo_job(framework))
         job.take_back()
         backend = job.resolved.backend
@@ -104,7 +99,7 @@ class Session:
         self._rank = rank
         self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
         self._progress = Progress() if self._saved is None else self._saved.progress
-        self._records = Records(job, backend, rank, self._saved, reporters=reporters)
+        self._records = ScriptRecords(job, backend, rank, self._saved, reporters=reporters)
         self._prepared = Prepared(job, rank, self._records, self._saved, saw_gradients=self._saw_gradients)
         self._training: Training | None = None
         """The training loop, once there is one."""
@@ -298,9 +293,9 @@ class Session:
         changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
         spec = self._prepared.change(changes, call="session.batches")
         check_loop(spec, shares, divides=given.divides)
-        samples = given.opened(spec, shares, self._rank.capabilities.seed)
-        loop = self._start(samples)
-        return loop if self._nested is None else self._nested.start(loop, samples, dataset)
+        reading = given.open(spec, shares, self._rank.capabilities.seed)
+        loop = self._start(reading)
+        return loop if self._nested is None else self._nested.start(loop, reading, dataset)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, from where the job stands; the loop over ``batches`` is inside. Every rank must iterate.
@@ -348,7 +343,7 @@ class Session:
                 f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
                 "accumulate=1 and a rank for each shard"
             )
-        return Numbered(self._start(MadeBatches(spec.train.batch_size)), lambda: self.progress.update)
+        return (self.progress.update for _ in self._start(MadeBatches(spec.train.batch_size)))
 
     def share(self, batch: Any) -> Any:
         """Return this rank's share of a global batch that the script has made alike on every rank, on the rank's device.
@@ -360,17 +355,14 @@ class Session:
             ScriptError: called outside of a loop over ``updates``, or with another number of rows. Ranks that have made different
                 batches are refused at the end of the update.
         """
-        training, prepared = self._training, self._prepared
-        if training is None or not isinstance(training.source, MadeBatches) or training.loop.loop.micro is None:
+        training = self._training
+        if training is None or not isinstance(training.reading, MadeBatches) or training.loop.loop.micro is None:
             raise ScriptError("session.share: called outside of a loop over session.updates")
-        assert prepared.shares is not None
-        return training.source.share(
-            batch, prepared.shares, self._rank, floats=prepared.floats, saw=training.tracing.saw_more
-        )
+        return training.reading.share(batch, saw=training.tracing.saw_more)
 
-    def _start(self, source: Source) -> ScriptLoop:
-        """Start the training loop on ``source``."""
-        self._training = Training(self._prepared, source, self._progress, stop=self._asked_to_end)
+    def _start(self, reading: Reading) -> ScriptLoop:
+        """Start the training loop on ``reading``."""
+        self._training = Training(self._prepared, reading, self._progress, stop=self._asked_to_end)
         return self._training.loop
 
     # --------------------------------------------------------------------------------------- evaluation and logging
@@ -410,18 +402,19 @@ class Session:
         dataset, collate = evaluation_part(read), collate or read.collate
         check_dataset(dataset, call="session.evaluate")
         began = time.perf_counter()
-        runner = evaluation.Step(entry.module, step or evaluation.read_outputs)
+        runner = evaluation.OutcomeStep(entry.module, step or evaluation.read_outputs)
         seed, seed_framework = self._prepared.spec.train.seed, self._rank.capabilities.seed
         join = collate or trees.collate
 
         def batch_of(indices: Sequence[int]) -> Any:
             return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
 
-        micro_batch = batch_size or read.batch_size or self._prepared.micro_batch
+        micro_batch = batch_size or read.batch or self._prepared.micro_batch
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
+        # Every rank looks between micro batches whether one of them was asked to end, so that all stop evaluating together.
         order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
         try:
-            outcome = evaluation.with_averages(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
+            results = evaluation.outcome(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
         except Interrupted as error:
             if self._loop is None:
                 raise
@@ -429,9 +422,9 @@ class Session:
             raise Interrupted(
                 f"{error} after update {self.progress.update}, state saved; go on with --resume"
             ) from None
-        metrics = evaluation.score(self._rank.collective, metric, *outcome)
+        metrics = evaluation.score(self._rank.collective, metric, *results)
         loop, progress = self._loop, self.progress
-        best_score = self._records.scored(
+        best_score = self._records.report_evaluation(
             metrics,
             # In the body of the loop the update in hands is done, but not counted yet.
             update=progress.update + (loop is not None and loop.loop.has_updated),
@@ -462,9 +455,10 @@ class Session:
         Raises:
             ScriptError: as for ``optimizer.update``.
         """
-        updaters = [entry.updater for entry in self._prepared.models.trained]
+        updaters = [entry.updater for entry in self._prepared.models.with_optimizer]
         if not updaters:
             raise ScriptError("session.backward: called before session.prepare")
+        # The graph is kept for all but the last model, each of which takes its own gradients of the loss.
         for updater in updaters:
             updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
 
@@ -565,11 +559,12 @@ class Session:
     def _finish(self, reason: str) -> None:
         """Write what is left to write at the end; ``failed``: without the other ranks."""
         loop, stepped = self._loop, None
+        # After `break`, too: the ranks agree that all have left after the same update, and save it.
         if reason == "done" and loop is not None:
             loop.leave()
             loop.loop.finish()
         if reason == "done" and len(self._prepared.models):
-            stepped = self._prepared.models.stepped
+            stepped = self._prepared.models.as_stepped
         training = self._training
         self._records.end(
             reason,
@@ -577,5 +572,5 @@ class Session:
             spec=self._prepared.spec,
             total_updates=None if training is None else training.total_updates,
             stepped=stepped,
-            measured=training.tracing.measured() if stepped is not None and training is not None else None,
+            measured=training.tracing.measure_ranks() if stepped is not None and training is not None else None,
         )

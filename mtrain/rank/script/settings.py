@@ -54,6 +54,7 @@ def change_values(
         result = config.from_json(json.dumps(values), name=f"{call}:")
     except SpecError as error:
         raise ScriptError(str(error)) from error
+    # Neither silently wins over the other: the script would train something else than its user has asked for, or than it says.
     # Validated values are compared, because one value may be written in several ways.
     before, after = spec.model_dump(mode="json"), result.model_dump(mode="json")
     for path in changes:
@@ -71,14 +72,14 @@ def _at(values: Any, keys: Sequence[str]) -> Any:
     return values
 
 
-def changes_of(**arguments: Any) -> dict[str, Any]:
-    """Return the values of the spec, by dotted path, that the arguments of ``Session.prepare`` set.
+def changes_of(request: Any) -> dict[str, Any]:
+    """Return the values of the spec, by dotted path, that a ``ModelRequest`` sets, the arguments of ``Session.prepare``.
 
     Raises:
         ScriptError: an argument is of another type than expected.
     """
     changes: dict[str, Any] = {}
-    if (rule := arguments["optimizer"]) is not None:
+    if (rule := request.optimizer) is not None:
         if is_native(rule):
             # One group with the factor 1: the native optimizer has groups of its own.
             changes["optimizer.groups"] = [{"match": ""}]
@@ -90,7 +91,7 @@ def changes_of(**arguments: Any) -> dict[str, Any]:
                 "rule such as mtrain.AdamW(learning_rate=1e-3), whose arithmetic is the same on every backend, or a function from the "
                 "model to an optimizer, lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
             )
-    if (curve := arguments["schedule"]) is not None:
+    if (curve := request.schedule) is not None:
         if hasattr(curve, "section"):
             changes |= {f"schedule.{key}": value for key, value in curve.section().items()}
         elif not callable(curve) or inspect.isclass(curve):
@@ -98,13 +99,12 @@ def changes_of(**arguments: Any) -> dict[str, Any]:
                 f"session.prepare: schedule is a {type(curve).__name__}; expected a curve such as mtrain.Cosine(), or a function "
                 "from the number of the update to the learning rate"
             )
-    simple = {"clip_norm": "train.clip_norm", "accumulate": "train.accumulate", "precision": "train.precision",
-              "sync_batchnorm": "train.sync_batchnorm", "seed": "train.seed"}  # fmt: skip
-    changes |= {path: arguments[name] for name, path in simple.items() if arguments[name] is not None}
-    if arguments["freeze"] is not None:
-        changes["train.freeze"] = list(arguments["freeze"])
-    if arguments["ema"] is not None:
-        changes["train.ema"] = {"decay": arguments["ema"], "ramp": 0.0, "rule": "ramp"} if arguments["ema"] else None
+    simple = ("clip_norm", "accumulate", "precision", "sync_batchnorm", "seed")
+    changes |= {f"train.{name}": value for name in simple if (value := getattr(request, name)) is not None}
+    if request.freeze is not None:
+        changes["train.freeze"] = list(request.freeze)
+    if request.ema is not None:
+        changes["train.ema"] = {"decay": request.ema, "ramp": 0.0, "rule": "ramp"} if request.ema else None
     return changes
 
 

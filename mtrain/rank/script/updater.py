@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from mtrain.core.interfaces import Optimizer, Rates
 from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
+from mtrain.rank.script.loop import ScriptLoop
 from mtrain.spec.calls import explain_calls
 
 
@@ -30,30 +31,6 @@ INSTEAD: Mapping[str, str] = {
 """What to write in the place of members of torch's and Paddle's optimizers, by their names without ``_`` in lower case."""
 
 
-class Driver(Protocol):
-    """What drives the training loop: it checks a call, and makes it if the micro batch in hands allows it."""
-
-    def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str) -> None:
-        """Take a loss; ``call`` is named in messages."""
-        ...
-
-    def step(self, stepper: Stepper, *, skips: bool = False) -> None:
-        """Change the weights after the last micro batch of an update, or drop the gradient."""
-        ...
-
-    def step_by(self, stepper: Stepper, closure: Callable[[], Any]) -> Any:
-        """Change the weights by an optimizer that calls ``closure`` as often as it likes; return the first result."""
-        ...
-
-    def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
-        """Return the gradients by name."""
-        ...
-
-    def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
-        """Take a loss, and return its own gradients by name."""
-        ...
-
-
 @explain_calls
 class Updater:
     """The optimizer of a model: one call of ``update`` for each micro batch, or ``backward`` and ``step``."""
@@ -64,7 +41,7 @@ class Updater:
         self._untrained = untrained
         self.scheduler = scheduler
         """What ``session.prepare(scheduler=...)`` has made, for the script to step; None: the schedule is mtrain's."""
-        self.loop: Driver | None = None
+        self.loop: ScriptLoop | None = None
         self.stepper: Stepper | None = None
         """Set once the training loop exists."""
 
@@ -80,6 +57,7 @@ class Updater:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse members of the framework's optimizers, and say what to write in their place."""
+        # Spellings of both frameworks and all versions are alike without `_` and capitals: `zero_grad`, `clear_grad`, `set_lr`.
         instead = INSTEAD.get(name.replace("_", "").lower())
         if instead is None:
             raise AttributeError(
@@ -99,6 +77,7 @@ class Updater:
         Raises:
             ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
         """
+        # One call is both for whoever has one loss; with accumulation `step` does nothing before the last micro batch.
         loop, stepper = self._in_loop("update")
         loop.backward(stepper, loss, retain_graph=retain_graph, call="update")
         loop.step(stepper)
@@ -162,12 +141,12 @@ class Updater:
         loop, stepper = self._in_loop("skip")
         loop.step(stepper, skips=True)
 
-    def _in_loop(self, call: str) -> tuple[Driver, Stepper]:
+    def _in_loop(self, call: str) -> tuple[ScriptLoop, Stepper]:
         if self._untrained:
             raise ScriptError(
                 f"optimizer.{call}: the model {self._untrained} was prepared without an optimizer, so nothing trains it; give "
                 f"session.prepare(..., name={self._untrained!r}) one, or move its weights by session.follow"
             )
-        if self.loop is None or self.stepper is None:
+        if self.loop is None or self.loop.has_ended or self.stepper is None:
             raise ScriptError(f"optimizer.{call}: called outside of `for batch in session.batches(...)`")
         return self.loop, self.stepper

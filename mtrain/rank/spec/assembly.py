@@ -1,12 +1,4 @@
-"""Assemble a job from its spec on one rank: data, backend, model and optimizer.
-
-The order of the steps matters:
-
-1. The data set is opened, and the loader's processes are forked before the framework computes anything: nothing of its
-   threads or devices is there yet.
-2. The backend loads its framework, unless this process is a copy of one that has; ``core.nn`` and ``core.ops`` are bound to it.
-3. Inside ``with backend as session:`` the recipe is made, the model is built, and the start weights are put into it.
-"""
+"""Assemble a job from its spec on one rank: data, backend, model and optimizer. ``assemble`` has the order of the steps."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +12,12 @@ import numpy as np
 from mtrain.core import binding
 from mtrain.core.collective import OneShardOnly
 from mtrain.core.completeness import check_session
+from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import (
     Array,
     Backend,
     Collective,
+    Evaluator,
     JobData,
     Loader,
     Model,
@@ -68,16 +62,22 @@ LOADER_BYTES = 192 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembly:
-    """An assembled job on one rank, which exists as long as its session."""
+class Entered:
+    """A job on one rank whose backend is entered, and whose model is not built yet."""
 
     resolved: Resolved
     data: JobData
     pool: WorkerPool | InProcess
     backend: Backend
     session: RankSession
-    recipe: Recipe
     plugin: Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly(Entered):
+    """An assembled job on one rank, which exists as long as its session."""
+
+    recipe: Recipe
     task: Task
     model: Module
     optimizer: Optimizer
@@ -153,6 +153,19 @@ class Assembly:
             prefetch=self.spec.data.prefetch,
         )
 
+    def evaluate(self, loader: Loader, evaluator: Evaluator, *, stop: Callable[[], bool]) -> dict[str, float]:
+        """Score the averaged weights, see ``core.evaluate``; every rank must call. ``stop``: somebody asks for the end."""
+        return evaluate(
+            self.session,
+            self.model,
+            self.optimizer,
+            interruptible(loader.micro_batches(0), collective=self.session.collective, stop=stop),
+            predictions=self.plugin.predictions,
+            evaluator=evaluator,
+            augmented=make_augmented(self.resolved),
+            narrow=narrowing(self.session, self.plugin.narrowed),
+        )
+
 
 def check_device(spec: Spec, backend: Backend, session: RankSession) -> None:
     """Refuse the CPU if GPUs were requested by number: a framework without CUDA would silently train on the CPU.
@@ -194,8 +207,7 @@ def assemble(
     Args:
         resolved: The spec and its plugins.
         data: The task's data, see ``open_task``, or images to predict on.
-        leave: Records an error while the backend is still entered, so before other ranks notice; see
-            ``process.Leaving``.
+        leave: Records an error, see ``process.Leaving``.
         details: Details of the task from a checkpoint; None: they are computed from the data.
         training: Whether the job trains. Entries that are computed from its data then win over those of
             ``model.weights``.
@@ -206,20 +218,25 @@ def assemble(
     """
     if training:
         check_settled(resolved.spec)
+    # First the data, and the fork of the loader's processes, before the framework computes anything: nothing of its threads and
+    # devices, which do not survive a fork, is there yet.
     sources = data.sources()
     pool = InProcess(sources) if reads_in_process(sources) else made_pool(sources, resolved.spec)
     with closing(pool):
         backend, plugin = resolved.backend, resolved.model
         plugin.check_framework(backend.framework)
+        # Here the framework is imported, unless this process is a copy of one that has it.
         binding.bind(backend.nn, backend.ops)
+        # The ranks meet when the backend is entered; an error is recorded before it is left, so before other ranks notice.
         with backend as session, _left_by(leave):
             check_session(session, backend=backend, name=resolved.spec.backend.name)
             check_arithmetic(session, backend=backend, name=resolved.spec.backend.name)
             if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
+            # Only now all devices are known, on which the choice depends. Recipe and model are made of what was chosen.
             spec, choices = precision.settle(resolved.spec, session)
-            entered = _Entered(
+            entered = Entered(
                 resolved=resolved.with_spec(spec), data=data, pool=pool, backend=backend, session=session, plugin=plugin
             )
             assembly = _prepare(entered, details=details, training=training)
@@ -228,19 +245,7 @@ def assemble(
             yield replace(assembly, messages=[*choices, *messages])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entered:
-    """A job whose backend is entered and whose model is not built yet; see ``Assembly``."""
-
-    resolved: Resolved
-    data: JobData
-    pool: WorkerPool | InProcess
-    backend: Backend
-    session: RankSession
-    plugin: Model
-
-
-def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
+def _prepare(entered: Entered, *, details: Mapping[str, Any] | None, training: bool) -> Assembly:
     """Build model and optimizer in an entered backend; every rank must call. See ``assemble`` for the arguments."""
     spec, data, plugin, session = entered.resolved.spec, entered.data, entered.plugin, entered.session
     recipe = replace(
@@ -251,6 +256,7 @@ def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: 
     )
     task = data.task()
     task = plugin.prepare_task(task, data.statistics()) if details is None else replace(task, details=details)
+    # A rank that computes several shards one after the other cannot exchange values between them in the middle of a pass.
     several = training and recipe.shards not in (None, recipe.data_size(session.collective.size))
     given: Collective = OneShardOnly(session.collective) if several else session.collective
     built: list[Module] = []
@@ -262,17 +268,13 @@ def _prepare(entered: _Entered, *, details: Mapping[str, Any] | None, training: 
         return built[0]
 
     model, optimizer = session.prepare(build, recipe)
+    # After the model, on whose device the teacher's weights are placed.
     teacher = attach(entered.resolved, built[0], data, session.collective) if training else None
     if isinstance(data, TaskBase):
         data.entered(collective=session.collective, seed_framework=session.capabilities.seed)
     return Assembly(
-        resolved=entered.resolved,
-        data=data,
-        pool=entered.pool,
-        backend=entered.backend,
-        session=session,
+        **vars(entered),
         recipe=recipe,
-        plugin=plugin,
         task=task,
         model=model,
         optimizer=optimizer,
@@ -291,25 +293,21 @@ def _left_by(leave: Callable[[BaseException], None]) -> Iterator[None]:
         raise
 
 
-def open_task(resolved: Resolved, *, training: bool = True) -> TaskData:
+def open_task(resolved: Resolved, *, training: bool = True, for_model: bool = True) -> TaskData:
     """Open the data set of ``resolved`` as the model's task; its content is read when it is first needed.
+
+    Args:
+        resolved: The spec and its plugins.
+        training: Whether the training split is read, too.
+        for_model: Whether the model must be of the data set's kind.
 
     Raises:
         SpecError: Data set and model are of different kinds, or the kind does not support a setting of ``data``.
         PluginError: Data set or model are unknown.
     """
     opened = open_data(resolved.spec.data, registry=resolved.registry)
-    resolved.check_kinds(opened.kind)
-    return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
-
-
-def open_data_of(resolved: Resolved, *, training: bool = True) -> TaskData:
-    """Open the data set of ``resolved`` without regard to the model. Without ``training`` only the evaluation split is read.
-
-    Raises:
-        UsageError: As for ``open_task``.
-    """
-    opened = open_data(resolved.spec.data, registry=resolved.registry)
+    if for_model:
+        resolved.check_kinds(opened.kind)
     return resolved.task_named(opened.kind)(resolved.spec, opened, training=training)
 
 
@@ -322,13 +320,14 @@ def made_pool(sources: Mapping[str, Any], spec: Spec) -> WorkerPool:
 
 
 def loader_workers(spec: Spec) -> int:
-    """Return the number of loader processes of one rank. ``auto`` shares the host's cores among its ranks and leaves
-    one for each rank itself; together the processes take up to half of the available memory."""
+    """Return the number of loader processes of one rank."""
     from mtrain.spec.bounds import available_bytes
     from mtrain.system.placement import usable_cores
 
     if spec.data.workers != "auto":
         return spec.data.workers
+    # The host's cores are shared among its ranks, and one is left for each rank itself. Together the processes take up to half
+    # of the memory: the other half is for the ranks.
     ranks = local_ranks(spec)
     by_memory = available_bytes() // 2 // ranks // LOADER_BYTES
     return max(min(usable_cores() // ranks - 1, by_memory), 1)

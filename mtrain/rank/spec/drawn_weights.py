@@ -29,6 +29,7 @@ class DrawnWeights(Mapping[str, Array]):
         shape = self.shapes[name]
         if is_range(name):
             return np.zeros(shape, np.float32)
+        # The model draws each array by (seed, name), so one alone has the values that it has among all.
         drawn = self._plugin.initial(_Only(self._drawn, name), self._task, seed=self._seed)[name]
         if drawn.shape != shape:
             raise PluginError(

@@ -1,8 +1,6 @@
 """Training on samples that are drawn by weights, which follow the evaluations of the job.
 
-The task decides the weights. They stay the same within an epoch: those of an epoch come from the last evaluation before
-its first update. A checkpoint stores the metrics of that evaluation, and those of the last one, so that a job that is
-resumed in mid-epoch draws the same samples.
+The task decides the weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,12 +24,13 @@ class Draws:
         self._next: dict[str, float] = {}
         """Metrics of the last evaluation; the next epoch uses them."""
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
+    def take_metrics(self, metrics: Mapping[str, float]) -> None:
         """Receive the metrics of an evaluation."""
         self._next = dict(metrics)
 
     def begin(self, *, in_mid_epoch: bool) -> None:
         """Set the weights for the rest of an epoch that begins, or goes on."""
+        # They stay the same within an epoch: those of an epoch come from the last evaluation before its first update.
         if not in_mid_epoch:
             self._epoch = self._next
         weights = self._data.sample_weights(self._epoch)
@@ -40,6 +39,7 @@ class Draws:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores, as plain values."""
+        # Of both evaluations, so that a job that is resumed in mid-epoch draws the same samples as before.
         return {"epoch": dict(self._epoch), "next": dict(self._next)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

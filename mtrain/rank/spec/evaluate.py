@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
-from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Progress
 from mtrain.rank import process
-from mtrain.rank.records import log_to_stderr, report_weights, reporter, text_of
-from mtrain.rank.spec.assembly import assemble, make_augmented, open_task
+from mtrain.rank.records import report_weights, reporter, text_of
+from mtrain.rank.spec.assembly import assemble, open_task
 from mtrain.spec.resolved import Resolved
 from mtrain.system.devices import device_words
 from mtrain.system.runfolder import RunFolder
@@ -19,8 +18,8 @@ def evaluate_only(
     resolved: Resolved, run_folder: RunFolder, weights: Path | None, *, stop: Callable[[], bool], leave: process.Leaving
 ) -> None:
     """Score the averaged weights of a checkpoint, or those that ``model.weights`` names."""
-    log_to_stderr()
     saved = None if weights is None else checkpoint.load(weights)
+    # What the model computed from its training data, such as anchors: those of other data would change its predictions.
     details = None if saved is None else saved.meta["extra"].get("details")
     task, restored = open_task(resolved, training=False), saved is not None
     with assemble(resolved, task, leave=leave, details=details, restored=restored) as job:
@@ -31,16 +30,7 @@ def evaluate_only(
         report = reporter(job, run_folder, progress)
         report_weights(report, job)
         evaluator, loader = job.data.evaluator(), job.evaluation_loader()
-        metrics = evaluate(
-            job.session,
-            job.model,
-            job.optimizer,
-            interruptible(loader.micro_batches(0), collective=job.session.collective, stop=stop),
-            predictions=job.plugin.predictions,
-            evaluator=evaluator,
-            augmented=make_augmented(job.resolved),
-            narrow=narrowing(job.session, job.plugin.narrowed),
-        )
+        metrics = job.evaluate(loader, evaluator, stop=stop)
         loader.close()
         headline = list(evaluator.headline)
         report.evaluation(metrics, update=progress.update, epoch=progress.epoch, headline=headline, best=False)

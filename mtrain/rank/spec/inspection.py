@@ -11,11 +11,12 @@ from mtrain.records.reporter import Report
 class Inspection:
     """Shows updates to the reporters of one rank. Every rank must make it, and call it as ``Hooks.inspect``.
 
-    The ranks agree once on when they gather their state, because gathering is collective: a reporter of one rank alone
-    needs the parts that the others hold. Without a reporter that inspects, nothing is gathered.
+    Without a reporter that inspects, nothing is gathered.
     """
 
     def __init__(self, job: Assembly, report: Report, *, total_updates: int) -> None:
+        # The ranks agree once on when they gather their state, because gathering is collective: a reporter of one rank alone
+        # needs the parts that the others hold.
         of_ranks = job.session.collective.all_gather(list(report.inspections))
         self._every = sorted({every for rank in of_ranks for every in rank})
         self._wanted_here = bool(report.inspections)
@@ -42,6 +43,7 @@ class Inspection:
                     moments=_lock(state.moments),
                 )
             )
+        # Kept only where the next update is due: it is a copy of all weights.
         self._before = after if following else None
 
     def _due(self, update: int) -> bool:

@@ -10,10 +10,8 @@ KEY = "train.precision"
 
 
 def choose(session: RankSession) -> tuple[Precision, str]:
-    """Return the precision that is fast on the devices of all ranks, and the reason; every rank must call.
-
-    All ranks get the same answer: which rank computes a sample must not change how it is rounded.
-    """
+    """Return the precision that is fast on the devices of all ranks, and the reason; every rank must call."""
+    # One answer for all ranks: which of them computes a sample must not change how it is rounded.
     devices = session.collective.all_gather((session.capabilities.fast_bf16, session.device))
     for rank, (fast, device) in enumerate(devices):
         if not fast:

@@ -49,6 +49,7 @@ def predict(resolved: Resolved, folder: Path, weights: Path | None, *, leave: Ca
     with assemble(resolved, images, leave=leave, details=extra.get("details") or {}) as job:
         job.session.restore(job.model, job.optimizer, _whole(weights, job) if saved is None else saved.state)
         evaluator, loader = images.evaluator(), job.evaluation_loader()
+        # Not through `Assembly.evaluate`: there is no truth to score against, and one rank has all images.
         with job.optimizer.averaged():
             job.model.eval()
             for output, host in outputs(

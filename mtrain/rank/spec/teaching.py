@@ -119,6 +119,7 @@ def check_teacher(job: Resolved, class_names: list[str]) -> None:
     if teacher is None:
         return
     known = teacher.weights.labels.get("class_names")
+    # The order counts too: outputs are compared place by place.
     if known is not None and list(known) != class_names:
         raise SpecError(
             f"{KEY}.teacher: {teacher.weights.path} was trained for {_show(list(known))}, but this job's classes are "
@@ -133,6 +134,7 @@ def check_teacher(job: Resolved, class_names: list[str]) -> None:
         pruned=teacher.pruned,
     )
     state = outlines([question])[0]
+    # None: the model's shapes are known to its framework alone, so the ranks find out.
     if state is not None:
         teacher.values(state)
 

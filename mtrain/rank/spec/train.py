@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store as checkpoint
 from mtrain.core.checkpoint.sharing import load_everywhere
-from mtrain.core.evaluate import evaluate, interruptible, narrowing
 from mtrain.core.interfaces import Evaluator, Progress, TaskData, Why
 from mtrain.core.record_files import IMAGES, RESULTS
 from mtrain.core.samples import resumed_samples
@@ -21,15 +20,14 @@ from mtrain.core.update.schedule import Schedule, total_updates
 from mtrain.core.update.stepping import Stepper
 from mtrain.core.update.trainer import train as run_loop
 from mtrain.errors import Interrupted, SpecError
-from mtrain.rank import copying, process, random_layers
+from mtrain.rank import copying, process
 from mtrain.rank.profiling import Profile
-from mtrain.rank.records import log_to_stderr, report_weights, reporter
+from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_weights, reporter
 from mtrain.rank.spec import kept
-from mtrain.rank.spec.assembly import Assembly, assemble, make_augmented, open_task
+from mtrain.rank.spec.assembly import Assembly, assemble, open_task
 from mtrain.rank.spec.draws import KEY
 from mtrain.rank.spec.inspection import Inspection
 from mtrain.rank.tracing import Tracing
-from mtrain.rank.training_records import TrainingRecords
 from mtrain.rank.utilisation import Utilisation, peak_of
 from mtrain.spec.disclosure import without_places
 from mtrain.spec.resolved import Resolved
@@ -42,21 +40,16 @@ def train(
     resolved: Resolved, run_folder: RunFolder, resume: Path | None, *, stop: process.StopRequest, leave: process.Leaving
 ) -> None:
     """Train to the end, or from ``resume`` to the end."""
-    log_to_stderr()
     started = time.perf_counter()
     data = open_task(resolved)
     with assemble(resolved, data, leave=leave, training=True, restored=resume is not None) as job:
         saved = None if resume is None else load_everywhere(resume, job.session.collective)
-        run = TrainingRun(job, data, run_folder, saved)
+        run = TrainingRun(job, data, run_folder, saved, stop=stop)
         if saved is not None:
             run.check_continues(saved)
             job.plugin.check_resumed(job.task.details, saved.meta["extra"].get("details") or {})
             job.session.restore(job.model, job.optimizer, saved.state)
-        run.announce(resumed_from=resume)
-        copying.catch_up(run.records.copies, run_folder)
-        run.report_teacher(saved)
-        run.restore_draws(saved)
-        run.to_its_end(started, stop=stop, leave=leave)
+        run.to_its_end(resume, started, leave=leave)
 
 
 def train_repeatedly(
@@ -71,7 +64,6 @@ def train_repeatedly(
 
     Only the last training is traced as the spec says. The others count bytes and waits instead, as a comparison times them.
     """
-    log_to_stderr()
     started = time.perf_counter()
     data = open_task(resolved)
     spec = resolved.spec
@@ -79,32 +71,29 @@ def train_repeatedly(
     with assemble(resolved.with_spec(timed), data, leave=leave, training=True) as job:
         beginning = job.session.state(job.model, job.optimizer)
         for folder in rounds:
-            _train_once(job, data, RunFolder(folder), started, stop=stop, leave=leave)
+            TrainingRun(job, data, RunFolder(folder), None, stop=stop).to_its_end(None, started, leave=leave)
+            # Optimizer and averages included, so that each training begins as the first one did.
             job.session.restore(job.model, job.optimizer, beginning)
             started = time.perf_counter()
-        _train_once(replace(job, resolved=resolved), data, run_folder, started, stop=stop, leave=leave)
-
-
-def _train_once(
-    job: Assembly,
-    data: TaskData,
-    run_folder: RunFolder,
-    started: float,
-    *,
-    stop: process.StopRequest,
-    leave: process.Leaving,
-) -> None:
-    """Train an assembled job from its beginning to its end."""
-    run = TrainingRun(job, data, run_folder, None)
-    run.announce(resumed_from=None)
-    run.to_its_end(started, stop=stop, leave=leave)
+        last = TrainingRun(replace(job, resolved=resolved), data, run_folder, None, stop=stop)
+        last.to_its_end(None, started, leave=leave)
 
 
 class TrainingRun:
     """One rank's training run: the functions that the trainer calls, and the report and checkpoints that it writes."""
 
-    def __init__(self, job: Assembly, data: TaskData, run_folder: RunFolder, saved: checkpoint.Saved | None) -> None:
+    def __init__(
+        self,
+        job: Assembly,
+        data: TaskData,
+        run_folder: RunFolder,
+        saved: checkpoint.Saved | None,
+        *,
+        stop: process.StopRequest,
+    ) -> None:
         self.job = job
+        self._stop = stop
+        self._saved = saved
         self._data = data
         self.run_folder = run_folder
         self._draws = job.draws(data)
@@ -128,17 +117,21 @@ class TrainingRun:
         frozen = job.spec.train.freeze
         self._utilisation = Utilisation(job.session, job.plugin, job.task, peak_tflops=peak, frozen=frozen)
         self._evaluations = job.evaluation_loader() if job.spec.evaluate.enabled else None
-        self._stop: Callable[[], bool] = lambda: False
-        self._save_request = process.SaveRequest()
 
-    def to_its_end(self, started: float, *, stop: process.StopRequest, leave: process.Leaving) -> None:
-        """Train to the end, and write the last record; ``started``: ``time.perf_counter()`` at the start of the job."""
+    def to_its_end(self, resumed_from: Path | None, started: float, *, leave: process.Leaving) -> None:
+        """Train to the end, and write the records; ``started``: ``time.perf_counter()`` at the start of the job."""
+        # Announced after the checkpoint was restored: the first record of a job that goes on takes the run folder over.
+        self.announce(resumed_from=resumed_from)
+        copying.catch_up(self.records.copies, self.run_folder)
+        self._warn_of_other_teacher()
+        self._restore_draws()
         try:
-            run_loop(self.loop(stop), self.job.model)
+            run_loop(self.loop(), self.job.model)
         except Interrupted:
             self.end("interrupted", seconds=time.perf_counter() - started)
             raise
         except BaseException as error:
+            # First, while this rank is still among the others: they notice only when the backend is left.
             leave(error)
             try:
                 self.end("failed", seconds=time.perf_counter() - started)
@@ -165,10 +158,8 @@ class TrainingRun:
             global_batch=self.job.spec.train.batch_size,
         )
 
-    def loop(self, stop: process.StopRequest) -> Loop:
+    def loop(self) -> Loop:
         """Make the training loop with everything that it calls."""
-        self._stop = lambda: self._asked_to_end(stop)
-        self._save_request = stop.save
         job, spec = self.job, self.job.spec
         schedule = Schedule(spec, updates_per_epoch=self.loader.updates_per_epoch, total_updates=self.updates)
         feed = LoaderFeed(
@@ -198,13 +189,13 @@ class TrainingRun:
                 max_nonfinite=spec.train.max_nonfinite,
             ),
             Hooks(
-                on_update=self.updated,
+                on_update=self.report_update,
                 evaluate=self.evaluate,
                 inspect=self._show_update,
                 close=self._profile.close,
                 save=self.save,
-                stop=self._stop,
-                save_requested=self._save_request,
+                stop=self._is_asked_to_end,
+                save_requested=self._stop.save,
                 waits=self.records.stragglers,
             ),
             self.progress,
@@ -215,14 +206,14 @@ class TrainingRun:
         self._inspection(progress)
         self._profile(progress)
 
-    def _asked_to_end(self, stop: process.StopRequest) -> bool:
+    def _is_asked_to_end(self) -> bool:
         """Return whether this rank was asked to end. Also notices a failed background save before the next save does.
 
         Raises:
             TrainingError: A background save has failed.
         """
         self.records.check()
-        return stop()
+        return self._stop()
 
     def announce(self, *, resumed_from: Path | None) -> None:
         """Write the first record of the report, which says what is about to be trained; every rank must call."""
@@ -243,9 +234,9 @@ class TrainingRun:
         report_weights(self.report, job)
         self.records.report_changes(job.spec, shards=self._shards)
 
-    def report_teacher(self, saved: checkpoint.Saved | None) -> None:
+    def _warn_of_other_teacher(self) -> None:
         """Warn if the resumed checkpoint was trained with another teacher than this job's."""
-        before = self.job.teacher if saved is None else saved.meta["extra"].get("teacher")
+        before = self.job.teacher if self._saved is None else self._saved.meta["extra"].get("teacher")
         if before != self.job.teacher:
             what = "none" if before is None else "other weights"
             message = (
@@ -258,39 +249,32 @@ class TrainingRun:
         """Number of parts of an update."""
         return self.job.shares.rounds * self.job.shares.shards
 
-    def restore_draws(self, saved: checkpoint.Saved | None) -> None:
+    def _restore_draws(self) -> None:
         """Go on drawing samples as the resumed job did; warn if it chose them in another way."""
-        before = None if saved is None else saved.meta["extra"].get(KEY)
+        before = None if self._saved is None else self._saved.meta["extra"].get(KEY)
         if self._draws is not None and before is not None:
             self._draws.restore(before)
-        elif saved is not None and (self._draws is None) != (before is None):
+        elif self._saved is not None and (self._draws is None) != (before is None):
             message = (
                 f"the checkpoint was trained on samples {'drawn by weights' if before else 'of which each came once an epoch'}; "
                 "from here on, this job's spec chooses them in the other way"
             )
             self.report.event("warning", message=message)
 
-    def updated(self, record: Mapping[str, Any]) -> None:
+    def report_update(self, record: Mapping[str, Any]) -> None:
         """Report the record of one update, with a warning if the update was skipped."""
         unit = in_unit(record, self._data.unit()) or ({"unit": "samples"} if self.job.plugin.native else {})
-        self.records.updated({**record, **unit, **self._utilisation.of(record), **self._tracing.updated(record)})
+        self.records.report_update(
+            {**record, **unit, **self._utilisation.of(record), **self._tracing.fields_of(record)}
+        )
 
     def evaluate(self, progress: Progress) -> Mapping[str, float]:
         """Score the averaged weights; every rank must call."""
         job, began = self.job, time.perf_counter()
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
-        self.records.evaluated()
-        metrics = evaluate(
-            job.session,
-            job.model,
-            job.optimizer,
-            interruptible(self._evaluations.micro_batches(0), collective=job.session.collective, stop=self._stop),
-            predictions=job.plugin.predictions,
-            evaluator=evaluator,
-            augmented=make_augmented(job.resolved),
-            narrow=narrowing(job.session, job.plugin.narrowed),
-        )
+        self.records.exclude_waits()
+        metrics = job.evaluate(self._evaluations, evaluator, stop=self._is_asked_to_end)
         if not metrics:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
             self.report.event("warning", message=message)
@@ -299,7 +283,7 @@ class TrainingRun:
         best = self._result.take(metrics, progress, evaluator)
         self._result.evaluator = evaluator
         if self._draws is not None:
-            self._draws.evaluated(metrics)
+            self._draws.take_metrics(metrics)
         self.report.evaluation(
             metrics,
             update=progress.update,
@@ -315,7 +299,7 @@ class TrainingRun:
         """Write a checkpoint in the background; every rank must call."""
         job = self.job
         if why == "requested":
-            self._save_request.served()
+            self._stop.save.mark_served()
         stream = self.records.stream(("", job.model, job.optimizer))
         self._result.progress = progress
         extra = {
@@ -325,7 +309,7 @@ class TrainingRun:
             resumed_samples.KEY: self._samples(),
             **({} if job.teacher is None else {"teacher": job.teacher}),
             **({} if self._draws is None else {KEY: self._draws.state()}),
-            **({random_layers.KEY: self._shards} if job.plugin.native else {}),
+            **({RANDOM_SHARDS: self._shards} if job.plugin.native else {}),
         }
         content = {"spec": without_places(job.spec.model_dump(mode="json")), "extra": extra}
         self.records.save(stream, progress, score=score, why=why, content=content)
@@ -336,7 +320,8 @@ class TrainingRun:
         Every rank must call, unless ``reason`` is "failed". A job that ends early because of ``train.patience`` is
         "done" too; its ``stopped_by`` is "patience".
         """
-        self.records.settle(reason, stop=self._stop)
+        self.records.settle(reason, stop=self._is_asked_to_end)
+        # A job that was asked to end has seconds: its records come first, and its loaders last.
         if reason != "interrupted":
             self._close_loaders()
         result, job = self._result, self.job
@@ -355,7 +340,7 @@ class TrainingRun:
         images = {}
         if reason == "done":
             summary |= self.records.result(("", job.model, job.optimizer))
-            summary["measured"] = self._tracing.measured()
+            summary["measured"] = self._tracing.measure_ranks()
             images = {"images": self._draw()}
             self._keep()
         self.records.end(reason, summary, **images)

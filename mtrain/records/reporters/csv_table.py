@@ -32,6 +32,7 @@ class CsvTable(Reporter):
         self._sums: dict[str, float] = {}
         self._count = 0
         self._last: Record = {}
+        # A resumed job repeats what came after its checkpoint.
         kept = [row for row in _read(self._path) if run.start_update >= int(row["update"] or 0) > 0]
         self._rewrite(kept)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mtrain.errors import ScriptError
 from mtrain.rank.script.loop import ScriptLoop
-from mtrain.rank.script.reading.training_data import Source
+from mtrain.rank.script.reading.reading import Reading
 
 LEFT = (
     "session.epochs: the loop over session.batches was left in the middle of an epoch, and another epoch was begun; leave both loops, "
@@ -14,17 +14,13 @@ LEFT = (
 
 
 class Nested:
-    """The epochs of a job. An epoch's last update is counted and saved when the next epoch is asked for.
-
-    So what the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is not
-    repeated when it is resumed.
-    """
+    """The epochs of a job. An epoch's last update is counted and saved when the next epoch is asked for."""
 
     def __init__(self, count: int | None) -> None:
         """``count``: number of epochs; None: as the spec says."""
         self.count = count
         self._dataset: Any = None
-        self._source: Source | None = None
+        self._reading: Reading | None = None
         self._loop: ScriptLoop | None = None
         self._ahead: list[Any] = []
         """The first batch of an epoch, which was read when the epoch was asked for."""
@@ -36,9 +32,9 @@ class Nested:
         """Tell whether the last update was made."""
         return self._loop is not None and self._loop.has_ended
 
-    def start(self, loop: ScriptLoop, source: Source, dataset: Any) -> Iterator[Any]:
+    def start(self, loop: ScriptLoop, reading: Reading, dataset: Any) -> Iterator[Any]:
         """Return the batches of the first epoch; ``dataset`` as the script gives it."""
-        self._loop, self._source, self._dataset = loop, source, dataset
+        self._loop, self._reading, self._dataset = loop, reading, dataset
         return self._batches()
 
     def again(self, dataset: Any) -> Iterator[Any]:
@@ -72,34 +68,31 @@ class Nested:
                 return
             if not self._at_end(loop):
                 raise ScriptError(LEFT)
-            try:
-                self._ahead = [next(loop)]
-            except StopIteration:
+            # Asking for the next batch finishes the last update of the epoch. It is done here and not in `_batches`, so that what
+            # the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is
+            # not repeated by a job that resumes it.
+            if (batch := next(loop, None)) is None:
                 return
-            self._is_open = False
+            self._ahead, self._is_open = [batch], False
             yield loop.progress.epoch
 
     def _batches(self) -> Iterator[Any]:
         loop = self._loop
         assert loop is not None
         self._is_open = True
-        while True:
-            if self._ahead:
-                yield self._ahead.pop()
-            if self._at_end(loop):
-                loop.check_used()
-                return
-            try:
-                batch = next(loop)
-            except StopIteration:
+        while self._ahead:
+            yield self._ahead.pop()
+        while not self._at_end(loop):
+            if (batch := next(loop, None)) is None:
                 return
             yield batch
+        loop.check_used()
 
     def _at_end(self, loop: ScriptLoop) -> bool:
         """Tell whether the micro batch in hands is the last one of its epoch."""
         micro, progress = loop.loop.micro, loop.progress
-        assert self._source is not None
-        return micro is not None and micro.last and self._source.ends_after(progress.epoch, progress.position)
+        assert self._reading is not None
+        return micro is not None and micro.last and self._reading.ends_after(progress)
 
 
 def _same(one: Any, other: Any) -> bool:

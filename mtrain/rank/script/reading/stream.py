@@ -1,26 +1,33 @@
 """Read a stream: a data set that can only be iterated over, from its beginning to its end."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
+from mtrain.core.interfaces import Progress
 from mtrain.core.samples.sampler import Shares
 from mtrain.data import trees
 from mtrain.data.objects import Seed, seed_everything
-from mtrain.errors import DataError, ScriptError
+from mtrain.errors import CheckpointError, DataError, ScriptError
+from mtrain.rank.script.reading.loaders import Shard
+from mtrain.rank.script.reading.reading import Reading
 
-Shard = Callable[[int, int], Iterable[Any]]
-"""Maps (rank, number of ranks) to the part of a stream that this rank reads."""
 
-
-class Stream:
+class Stream(Reading):
     """The samples of a stream. Each rank reads all of it and keeps its share, or reads a part of its own.
 
     One pass is an epoch. A pass ends when a rank cannot fill another update; what is left of it is dropped, and the next
-    pass begins. The stream is read one update ahead, so that the ranks know after each update whether the pass goes on.
+    pass begins.
     """
+
+    # Ranks whose part of a stream is longer leave the rest of it at the end of an epoch.
+    spans_epochs = False
+    no_epochs = (
+        "session.batches: epochs= given with a stream that has no length, so that schedules and the end of the job are unknown; give "
+        "updates="
+    )
 
     def __init__(
         self,
@@ -38,7 +45,7 @@ class Stream:
             ScriptError: it is an iterator.
         """
         self.dataset = dataset
-        self.length: int | None = len(dataset) if hasattr(dataset, "__len__") else None
+        self.length = len(dataset) if hasattr(dataset, "__len__") else None
         self.global_batch = global_batch
         self._seed = seed
         self._shard = shard
@@ -65,30 +72,30 @@ class Stream:
         """Number of complete global batches in one pass; None: that shows at its end."""
         return None if self.length is None else self.length // self.global_batch
 
-    def size(self, epoch: int, position: int) -> int:
-        """Return the number of samples of an update over all ranks."""
-        return self.global_batch
-
-    def ends_after(self, epoch: int, position: int) -> bool:
-        """Return whether this rank cannot fill another update of the pass ``epoch`` after update ``position``.
+    def ends_after(self, progress: Progress) -> bool:
+        """Return whether this rank cannot fill another update of the pass.
 
         Raises:
             ScriptError: the stream has a length, and ended before it.
         """
+        epoch, position = progress.epoch, progress.position
         ends = self._last == (epoch, position)
         if ends and self.updates_per_epoch is not None and position + 1 < self.updates_per_epoch:
             raise ScriptError(
                 f"session.batches: the stream has a length of {self.length} samples, but it ended in epoch {epoch} after update "
                 f"{position} of {self.updates_per_epoch}; correct its __len__, or leave it out and give updates="
             )
-        return ends or position + 1 == self.updates_per_epoch
+        return ends or super().ends_after(progress)
 
-    def mark(self, epoch: int) -> int:
-        """Return 0: a stream may have a part for each rank."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: streams are read in this process."""
+    def check_continues(self, progress: Progress) -> None:
+        """See ``Reading.check_continues``; where a pass ends is not known, so the number of samples must suffice."""
+        if self.updates_per_epoch is not None:
+            super().check_continues(progress)
+        elif progress.samples != progress.update * self.global_batch:
+            raise CheckpointError(
+                f"--resume: the checkpoint was written after {progress.update} updates and {progress.samples} samples, which "
+                f"does not fit global_batch={self.global_batch}; go on with the batch of before"
+            )
 
     def state_before(self, epoch: int, position: int) -> Any:
         """Return the stream's ``state_dict()`` from before update ``position`` of the pass; None: it has none."""
@@ -117,6 +124,7 @@ class Stream:
             )
         update = start
         while current is not None and update != self.updates_per_epoch:
+            # Read one update ahead, so that the ranks know after each update whether the pass goes on: they leave it together.
             following = self._read(samples, numbers, epoch, update + 1, count)
             if following is None:
                 self._last = (epoch, update)
@@ -135,10 +143,12 @@ class Stream:
         restored, self._restored = self._restored, None
         if restored is not None:
             self.dataset.load_state_dict(restored)
+        # Before the stream is opened, which may draw, too: the order of its files, for example.
         self._seed_for(epoch, 0)
         source = self.dataset if self._shard is None else self._shard(shares.rank, shares.size)
         samples = iter(source)
         if restored is None:
+            # Without a state to go on from, the samples of former updates are read once more and dropped.
             for number in range(start * count):
                 self._seed_for(epoch, number)
                 if next(samples, trees) is trees:  # any object that no stream yields
@@ -168,6 +178,7 @@ class Stream:
 
     def _divide(self, samples: list[Any], shares: Shares) -> Iterator[list[Any]]:
         """Yield the samples of each micro batch of this rank; its own part of a stream is divided for this rank alone."""
+        # Parts of ranks differ, so a rank's shares are those of one rank with as many passes.
         own = shares if self._shard is None else Shares(rank=0, size=1, shards=1, rounds=shares.passes)
         for places in own.divided(np.arange(len(samples))):
             yield [samples[int(place)] for place in places]
@@ -177,15 +188,3 @@ class Stream:
             return self._collate(samples)
         except DataError as error:
             raise ScriptError(f"session.batches: {error}") from error
-
-
-def is_stream(dataset: Any, shard: Shard | None) -> bool:
-    """Return whether a data set has to be read as a stream, because it has no items by number."""
-    if shard is not None or not hasattr(dataset, "__getitem__"):
-        return True
-    # The frameworks' classes for streams inherit a __getitem__ that only raises an error.
-    inherited = getattr(type(dataset).__getitem__, "__qualname__", "") in (
-        "Dataset.__getitem__",
-        "IterableDataset.__getitem__",
-    )
-    return hasattr(dataset, "__iter__") and (inherited or not hasattr(dataset, "__len__"))

@@ -1,8 +1,4 @@
-"""Processes that read the samples of a script's data set ahead of the training loop.
-
-They are started by forkserver and not by fork, because a script has imported its framework, whose threads do not survive
-a fork. Each worker therefore imports the script's file once, and receives the data set pickled.
-"""
+"""Processes that read the samples of a script's data set ahead of the training loop."""
 
 import multiprocessing
 import pickle
@@ -38,6 +34,7 @@ class Workers:
         Raises:
             ScriptError: the data set or ``collate`` cannot be pickled.
         """
+        # Tried here, for an error that says what to do; the pool would raise Python's own at the first batch.
         try:
             pickle.dumps((dataset, collate))
         except Exception as error:
@@ -49,6 +46,8 @@ class Workers:
         if threading.current_thread() is threading.main_thread():
             with sparing_children():  # a rank of plain Python has a handler, which programs that it starts lose
                 forkserver.ensure_running()
+        # By forkserver and not by fork, because a script has imported its framework, whose threads do not survive a fork. Each
+        # worker therefore imports the script's file once, and receives the data set pickled.
         self._pool = ProcessPoolExecutor(
             count,
             mp_context=multiprocessing.get_context("forkserver"),
@@ -76,6 +75,7 @@ class Workers:
                 'starts to train when it is imported: put that under if __name__ == "__main__". The log of the rank may say more'
             ) from None
         finally:
+            # The loop was left, or the epoch of a rank's part has ended: what was read ahead is of no use.
             for future in pending:
                 future.cancel()
 
@@ -118,6 +118,7 @@ def _read(epoch: int, numbers: Sequence[int]) -> Any:
     _epoch = epoch
     (samples,) = SeededReader(_dataset, seed=_seed, seed_framework=_seed_framework).batches(epoch, [numbers])
     batch = _collate(samples)
+    # Arrays, because a tensor is sent through a file descriptor of its own, of which a process may run out.
     return trees.map_leaves(batch, _as_array)
 
 

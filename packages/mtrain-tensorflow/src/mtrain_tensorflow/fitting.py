@@ -1,48 +1,21 @@
 """A callback of Keras that joins ``model.fit`` to a job."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
-from mtrain.core.interfaces import Progress
 from mtrain.errors import ScriptError
 from mtrain_tensorflow import internals
+from mtrain_tensorflow.job import KerasJob
 from mtrain_tensorflow.variables import Variables
-
-
-class Loop(Protocol):
-    """What the callback needs of the job: ``rank.keras.job.KerasJob``."""
-
-    progress: Progress
-
-    def begin(self, variables: Variables, *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
-        """Restore and announce the training; return what ``updated`` was given as ``place`` before, empty at the start."""
-        ...
-
-    def updated(self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any]) -> None:
-        """Record an update that was made."""
-        ...
-
-    def epoch_ended(self) -> None:
-        """Note that the epoch had no further update."""
-        ...
-
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Record an evaluation."""
-        ...
-
-    def finished(self) -> None:
-        """Note that there is no further update."""
-        ...
 
 
 class FitCallback(tf.keras.callbacks.Callback):
     """Records, saves and stops ``model.fit``, and lets it go on where a checkpoint was written."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, job: KerasJob) -> None:
         super().__init__()
-        self._loop = loop
+        self._job = job
         self._has_begun = False
         self._iterators = 0
         """Iterators that Keras has made of the data before the present one."""
@@ -56,7 +29,7 @@ class FitCallback(tf.keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Take the model, and say where ``fit`` begins."""
         super().set_model(model)
-        internals.begin_at(model, lambda: (self._loop.progress.epoch, self._loop.progress.position))
+        internals.begin_at(model, lambda: (self._job.progress.epoch, self._job.progress.position))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the checkpoint that is resumed."""
@@ -74,9 +47,10 @@ class FitCallback(tf.keras.callbacks.Callback):
         steps = self.params.get("steps")
         self._variables = Variables(self.model, self.model.variables, self.model.optimizer)
         total = None if steps is None else steps * self.params["epochs"]
-        place = self._loop.begin(self._variables, total=total, updates_per_epoch=steps)
+        place = self._job.begin(self._variables, total=total, updates_per_epoch=steps)
         if place:
             self._iterators, self._drawn, self._metrics = place["iterators"], place["drawn"], place["metrics"]
+        # Keras's function for a batch draws it from the iterator itself. One of ours calls it, and knows how many were drawn.
         self._train = self.model.train_function
         self.model.train_function = self._train_on
 
@@ -88,13 +62,15 @@ class FitCallback(tf.keras.callbacks.Callback):
         elif iterator is not self._iterator:
             self._iterator = self._skipped = iterator
             self._iterators, self._drawn = self._iterators + 1, 0
+        # Not before the first batch: Keras resets its metrics when an epoch begins.
         if self._metrics is not None:
             self._variables.restore_metrics(self._metrics)
             self._metrics = None
         return self._train(self._skipped)
 
     def _moved_on(self, iterator: Any) -> Any:
-        """Return the iterator that stands where the checkpoint was written: each new one may shuffle anew."""
+        """Return the iterator that stands where the checkpoint was written."""
+        # Each new iterator of a data set may shuffle anew, so as many are begun as there were before.
         data = internals.dataset_of(iterator)
         for number in range(self._iterators if data is not None else 0):
             next(iterator if number == 0 else iter(data), None)
@@ -105,10 +81,10 @@ class FitCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Record the update, and end the job here where that was asked for."""
-        before = self._loop.progress.position
+        before = self._job.progress.position
         self._drawn += batch + 1 - before
         steps = self.params.get("steps")
-        self._loop.updated(
+        self._job.report_update(
             {name: float(value) for name, value in (logs or {}).items()},
             position=batch + 1,
             ended=steps is not None and batch + 1 >= steps,
@@ -117,12 +93,12 @@ class FitCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Record what the epoch's evaluation has measured."""
-        self._loop.epoch_ended()
+        self._job.end_epoch()
         measured = {name: float(value) for name, value in (logs or {}).items() if name.startswith("val_")}
         if measured:
-            self._loop.evaluated(measured)
+            self._job.report_evaluation(measured)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save, and give the model its own function back."""
-        self._loop.finished()
+        self._job.save_last()
         self.model.train_function = self._train

@@ -18,6 +18,7 @@ def begin_at(model: Any, place: Callable[[], tuple[int, int]]) -> None:
         epoch, position = place()
         return (epoch, position) if (epoch, position) > (initial_epoch, 0) else (initial_epoch, 0)
 
+    # Keras calls it when `fit` begins, to go on where its own backup of a lost worker ends.
     model._maybe_load_initial_counters_from_ckpt = counters
 
 
@@ -43,6 +44,7 @@ def without_state(model: Any) -> list[str]:
 def _draws(layer: Any) -> bool:
     kind = getattr(getattr(layer, "_random_generator", None), "_rng_type", None)
     rates = [getattr(layer, name) for name in ("rate", "dropout", "recurrent_dropout") if hasattr(layer, name)]
+    # A layer with a rate of 0 draws nothing, so nothing of it can differ.
     return kind == LEGACY and (not rates or any(rate != 0 for rate in rates))
 
 

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -15,42 +15,13 @@ from mtrain.core.update import cadence
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script.job import RankJob, running
 from mtrain.rank.script.plain_python import exit_watched, solo_job
-from mtrain.rank.script.records import Records
+from mtrain.rank.script.records import ScriptRecords
+
+if TYPE_CHECKING:
+    from mtrain_tensorflow.variables import Variables
 
 KEY = "keras"
 """Where the extra of a checkpoint has what is this module's own."""
-
-
-class Variables(Protocol):
-    """The state of a training, see ``backends._tensorflow.variables``."""
-
-    def learning_rate(self) -> float | None:
-        """Return the learning rate of the next update."""
-        ...
-
-    def copies(self, *, updates: int) -> State:
-        """Return copies of all arrays."""
-        ...
-
-    def precision(self) -> str:
-        """Return the type of the weights, as specs name it."""
-        ...
-
-    def restore(self, state: State) -> None:
-        """Give the variables the values of a checkpoint."""
-        ...
-
-    def without_state(self) -> list[str]:
-        """Return the names of layers whose random numbers cannot be saved."""
-        ...
-
-    def random_state(self) -> dict[str, Any]:
-        """Return the states of the random numbers of this rank."""
-        ...
-
-    def restore_random_state(self, saved: Mapping[str, Any]) -> None:
-        """Set the random numbers of this rank."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +59,7 @@ class KerasJob:
         self._saved = None if self._job.resume is None else load_everywhere(self._job.resume, collective)
         self.progress: Progress = Progress() if self._saved is None else self._saved.progress
         rank: Any = KerasRank(collective=collective, device=device)
-        self._records = Records(self._job, self._job.resolved.backend, rank, self._saved)
+        self._records = ScriptRecords(self._job, self._job.resolved.backend, rank, self._saved)
         self._saves = cadence.saves(self._job.spec.checkpoint)
         self._variables: Variables | None = None
         self._total: int | None = None
@@ -98,7 +69,7 @@ class KerasJob:
         self._last_saved = -1 if self._saved is None else self._saved.progress.update
         self._is_over = False
 
-    def begin(self, variables: Variables, *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
+    def begin(self, variables: "Variables", *, total: int | None, updates_per_epoch: int | None) -> Mapping[str, Any]:
         """Restore the checkpoint that is resumed, and announce the training.
 
         Returns what ``updated`` was given as ``place`` last before the checkpoint; empty at the start.
@@ -117,24 +88,24 @@ class KerasJob:
             variables.restore_random_state(states[self._collective.rank % len(states)])
             self._place = own["place"]
             self._records.choices = _other_numbers(variables.without_state())
-        self._records.announce(
-            self._job.spec,
-            model="Keras",
-            samples=None,
-            updates_per_epoch=updates_per_epoch,
-            total_updates=total or 0,
-            fields={"precision": variables.precision()},
-        )
+        fields = {
+            "total_updates": total or 0,
+            "updates_per_epoch": updates_per_epoch,
+            "precision": variables.precision(),
+            "model": "Keras",
+            "train_samples": None,
+        }
+        self._records.announce(self._job.spec, fields)
         self._updated_at = time.monotonic()
         return self._place
 
-    def updated(
-        self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any], made: int = 1
+    def report_update(
+        self, losses: Mapping[str, float], *, position: int, ended: bool, place: Mapping[str, Any]
     ) -> None:
         """Record an update, save where that is due, and end the job where somebody has asked for it.
 
         ``position``: batches of the epoch that are done. ``ended``: it was the last one. ``place``: what ``begin`` is to return
-        after a resume. ``made``: updates since the last call.
+        after a resume.
 
         Raises:
             Interrupted: the job was asked to end; its state is saved.
@@ -142,10 +113,11 @@ class KerasJob:
         before = self.progress
         overdue = self._saves.overdue(time.monotonic() - self._saved_at)
         flags = np.array([*losses.values(), self._job.stop(), self._job.save_requested(), overdue], dtype=np.float64)
+        # One exchange for the losses and for all that the ranks must decide together.
         *means, stop, asked, late = self._collective.all_reduce(flags, "mean")
         self.progress = replace(
             before,
-            update=before.update + made,
+            update=before.update + 1,
             epoch=before.epoch + ended,
             position=0 if ended else position,
         )
@@ -155,7 +127,7 @@ class KerasJob:
             self._save("ending")
             self._leave(Interrupted(f"ended after update {self.progress.update}, as was asked for; the state is saved"))
         if asked > 0:
-            self._job.save_requested.served()
+            self._job.save_requested.mark_served()
         if asked > 0 or late > 0 or self._saves.due(self.progress) or self.progress.update == self._total:
             self._save("requested" if asked > 0 else "due")
 
@@ -185,27 +157,30 @@ class KerasJob:
             }
         )
 
-    def epoch_ended(self) -> None:
+    def end_epoch(self) -> None:
         """Note that the epoch had no further update, where its length was not known before."""
         if self.progress.position:
             self.progress = replace(self.progress, epoch=self.progress.epoch + 1, position=0)
 
-    def finished(self) -> None:
+    def save_last(self) -> None:
         """Write the last checkpoint where it was not written yet; there is no further update."""
         if self._last_saved != self.progress.update:
             self._save("due")
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
+    def report_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Record an evaluation, as means over the ranks."""
         means = self._collective.all_reduce(np.array(list(metrics.values()), dtype=np.float64), "mean")
         named = dict(zip(metrics, map(float, means), strict=True))
-        self._records.scored(named, update=self.progress.update, epoch=self.progress.epoch, score=None, seconds=0.0)
+        self._records.report_evaluation(
+            named, update=self.progress.update, epoch=self.progress.epoch, score=None, seconds=0.0
+        )
 
     def _save(self, why: Why) -> None:
         """Write a checkpoint; every rank gives the state of its random numbers."""
         assert self._variables is not None
         self._saved_at, self._last_saved = time.monotonic(), self.progress.update
         own = {"place": dict(self._place), "random": self._collective.all_gather(self._variables.random_state())}
+        # Horovod's ranks hold the same state, so rank 0 copies it alone.
         state = self._variables.copies(updates=self.progress.update) if self._collective.rank == 0 else State()
         self._records.further = {KEY: own}
         self._records.save(state, self.progress, score=None, why=why, spec=self._job.spec, stream=None)
@@ -216,7 +191,7 @@ class KerasJob:
             return
         self._is_over = True
         if self._variables is not None and reason == "done":
-            self.finished()
+            self.save_last()
         self._records.end(
             reason, self.progress, spec=self._job.spec, total_updates=self._total, stepped=None, measured=None
         )

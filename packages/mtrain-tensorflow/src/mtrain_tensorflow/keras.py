@@ -100,19 +100,21 @@ class Attached:
 
         The means over the ranks are recorded. Where the job was asked to end, it is saved and ends here.
         """
+        # Without a length of epochs, all updates are in one.
         position = self._job.progress.position + 1
         ended = position == self._updates_per_epoch
-        self._job.updated(
+        self._job.report_update(
             {name: float(value) for name, value in losses.items()}, position=position, ended=ended, place={}
         )
 
     def evaluated(self, **metrics: Any) -> None:
         """Record an evaluation, as means over the ranks; every rank must call."""
-        self._job.evaluated({name: float(value) for name, value in metrics.items()})
+        self._job.report_evaluation({name: float(value) for name, value in metrics.items()})
 
 
 def _part(name: str) -> Any:
     """Import a module of mtrain that needs TensorFlow."""
+    # When it is used: importing this module must not bring TensorFlow into a process that has another framework.
     return import_module(f"mtrain_tensorflow.{name}")
 
 

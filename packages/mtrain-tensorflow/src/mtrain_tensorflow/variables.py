@@ -27,6 +27,7 @@ class Variables:
         self._optimizer = optimizer
         self._weights = by_name(weights)
         trained = [weight for weight in weights if getattr(weight, "trainable", True)]
+        # Else a checkpoint would have to be restored into variables that are made at the first step.
         internals.make_slots(optimizer, trained)
         self._moments: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
@@ -40,6 +41,7 @@ class Variables:
     def _moment(self, variable: Any) -> str | None:
         """Return ``moment/weight`` of a variable of the optimizer; None where it belongs to no weight."""
         name = plain(variable)
+        # The longest name first, since a short one may be part of another: `dense/kernel` of `block/dense/kernel`.
         for weight in sorted(self._weights, key=len, reverse=True):
             raw = plain(self._weights[weight])
             if raw and f"/{raw}/" in f"/{name}/" and variable.shape == self._weights[weight].shape:
@@ -118,6 +120,7 @@ class Variables:
     def restore_metrics(self, saved: Sequence[Any]) -> None:
         """Let the metrics go on from ``saved``; not where the model has others by now."""
         variables = [] if self._model is None else [v for metric in self._model.metrics for v in metric.variables]
+        # A script may have other metrics now, which concern no weights; they begin anew.
         if len(variables) == len(saved):
             for variable, value in zip(variables, saved, strict=True):
                 variable.assign(tf.cast(tf.constant(value, tf.float64), variable.dtype))

@@ -165,7 +165,7 @@ class Loop:
         self.progress = Progress(update=update, position=position, epoch=epoch)
         self.ended: list[bool] = []
 
-    def updated(self, losses, *, position, ended, place):
+    def report_update(self, losses, *, position, ended, place):
         self.ended.append(ended)
         done = replace(self.progress, update=self.progress.update + 1)
         self.progress = replace(done, position=0 if ended else position, epoch=done.epoch + ended)

@@ -176,7 +176,7 @@ def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
     from mtrain.spec.config import Given
     from mtrain_clusters import submission
 
-    job = job.settled()
+    job = job.with_latest_run()
     config = job.spec.config
     if job.resume == find.AUTO:
         job = replace(job, resume=str(start.resolve_resume(job.read_spec(None), resume=find.AUTO).run))

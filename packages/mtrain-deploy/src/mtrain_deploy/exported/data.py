@@ -9,7 +9,7 @@ import numpy as np
 
 from mtrain.core.interfaces import HostBatch, ImageData, JobData, TaskData
 from mtrain.errors import DataError, SpecError
-from mtrain.rank.spec.assembly import open_data_of
+from mtrain.rank.spec.assembly import open_task
 from mtrain_deploy.exported.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def evaluation_data(job: "Resolved", metadata: Metadata) -> TaskData:
             f"{metadata.kind}; change one of them"
         )
     _check_size(spec, metadata)
-    data = open_data_of(job, training=False)
+    data = open_task(job, training=False, for_model=False)
     names = tuple(data.task().class_names)
     if names != metadata.class_names:
         raise DataError(
