@@ -73,14 +73,16 @@ def score(request: EvaluateRequest) -> "Outcome":
 
 def _score(request: EvaluateRequest) -> "Outcome":
     from mtrain.jobs import exported, job
-    from mtrain.jobs.hosts import allocated_hosts, many_hosts
+    from mtrain.jobs.hosts import allocated_hosts
+    from mtrain.jobs.plan import means
     from mtrain.jobs.resume import compare, find, load
-    from mtrain.jobs.run import closing, start
+    from mtrain.jobs.resume.fetch import TrainedWeights
+    from mtrain.jobs.run import closing
     from mtrain.weights.own import refuse_own
 
-    named = start.TrainedWeights(
+    named = TrainedWeights(
         run=request.run or request.resume, checkpoint=request.checkpoint, weights=request.weights
-    ).fetched()
+    ).fetch()
     source = named.checkpoint or named.run
     if source:
         refuse_own(Path(source), "evaluate: scores the networks of specs; use session.evaluate", kinds=("script",))
@@ -89,7 +91,7 @@ def _score(request: EvaluateRequest) -> "Outcome":
     loaded = allocated_hosts.complete(request.spec.read(config, _weights_value(named.weights)))
     if request.run and not named.checkpoint:
         folder = Path(str(named.run))
-        if not folder.is_dir() and not many_hosts.joins(loaded):  # of a host that joins, the first one has the run
+        if not folder.is_dir() and not means.joins(loaded):  # of a host that joins, the first one has the run
             raise UsageError(f"{folder}: no such run folder; give one such as runs/digits")
         source = str(find.best_of(folder) or source)
     # A spec beside a run may describe another network or other data than was trained, which a score does not show.

@@ -83,16 +83,18 @@ def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
         requests: the names of the two backends, each with its request.
     """
     from mtrain.jobs.hosts import allocated_hosts
-    from mtrain.jobs.run import start
+    from mtrain.jobs.place import locate
+    from mtrain.jobs.plan.machine import here, typed_line
+    from mtrain.jobs.plan.plan import make_plan
 
     texts = []
     machine = None
     # One machine with one free port for both: else the port would be a difference in each diff.
     for backend, request in requests:
         loaded = allocated_hosts.complete(request.load())
-        machine = replace(machine or start.here(loaded), line=_line_for(backend, start.typed_line()))
-        where = start.locate(loaded, resume=request.resume)
-        text = start.plan_job(loaded, where, machine=machine).text()
+        machine = replace(machine or here(loaded), line=_line_for(backend, typed_line()))
+        where = locate(loaded, resume=request.resume)
+        text = make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine).text()
         # A flag on each line, so that the diff shows the flag that differs and not the whole command.
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     first, second = (backend for backend, _ in requests)
@@ -108,9 +110,10 @@ def read_for_showing(request: SpecRequest) -> "Loaded":
 
 def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], None]) -> "Plan":
     from mtrain.jobs.hosts import allocated_hosts
+    from mtrain.jobs.place import locate
     from mtrain.jobs.plan import mesh as plan_mesh
     from mtrain.jobs.plan import sent_bytes as plan_sent
-    from mtrain.jobs.run import start
+    from mtrain.jobs.plan.plan import make_plan
     from mtrain.system import plugin_packages
 
     loaded = allocated_hosts.complete(loaded)
@@ -118,7 +121,8 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
     for note in [*loaded.notes, *([missing] if missing else [])]:
         tell(note)
     _check_model(loaded, tell)
-    planned = start.plan_job(loaded, start.locate(loaded, resume=request.resume))
+    where = locate(loaded, resume=request.resume)
+    planned = make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint)
     more = {
         **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
         **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),

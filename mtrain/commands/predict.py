@@ -153,13 +153,14 @@ def predict_on(request: PredictRequest) -> Prediction:
 def _predict(request: PredictRequest) -> Prediction:
     from mtrain.core.record_files import write_json
     from mtrain.jobs import exported
+    from mtrain.jobs.hosts.this_host import run_job
     from mtrain.jobs.resume import compare, find, load
-    from mtrain.jobs.run import start
+    from mtrain.jobs.resume.fetch import TrainedWeights
     from mtrain.weights.own import refuse_own
     from mtrain.weights.reading import asked_or_said
 
     files = list_images(request.sources)
-    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    named = TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetch()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     weights = find.find_weights("predict", run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     refuse_own(weights, "predict: draws on images with the networks of model plugins")
@@ -184,8 +185,7 @@ def _predict(request: PredictRequest) -> Prediction:
 
     def run_rank(folder: Path) -> int:
         write_json(folder / "predict.json", content)
-        where = start.Where(run_dir=folder, checkpoint=weights)
-        return start.run_job(loaded, where, mode="predict", quiet=True).code
+        return run_job(loaded, folder, weights, mode="predict", quiet=True).code
 
     return _write(run_rank, out=Path(request.out), count=len(files))
 
@@ -264,12 +264,12 @@ def _on_one_rank(config: "Source", request: PredictRequest) -> "Loaded":
 
     That framework is installed where the run was made; the other one need not be.
     """
-    from mtrain.jobs.run import start
+    from mtrain.jobs.plan.solo import one_process
 
     read = request.spec.read
-    framework = start.framework_of(read(config))
+    framework = read(config).job.backend.framework
     # One image at a time, and no gradients that would be added up.
-    overrides = start.one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
+    overrides = one_process(framework, device=request.device) | {"train.batch_size": 1, "train.accumulate": 1}
     loaded = read(config, overrides)
     if "confidence" not in loaded.job.model_class.Options.model_fields:
         return loaded

@@ -14,8 +14,9 @@ from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
 from mtrain.jobs.plan import elastic
+from mtrain.jobs.hosts.this_host import run_job
+from mtrain.jobs.plan.plan import make_plan
 from mtrain.jobs.run import script_job
-from mtrain.jobs.run import start as starting
 from mtrain.rank.script.settings import PLAIN
 from mtrain.records.history import History
 from mtrain.spec import config
@@ -90,12 +91,11 @@ def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Seq
         ComparisonEnded: the job was asked to end.
     """
     folder = runfolder.create(request.folder, name, latest=False)
-    where, unseen = starting.Where(run_dir=folder, checkpoint=None), io.StringIO()
     try:
         if rounds:
             write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
         mode = "compare" if rounds else "train"
-        result = starting.run_job(loaded, where, mode=mode, quiet=True, stream=unseen)
+        result = run_job(loaded, folder, mode=mode, quiet=True, stream=io.StringIO())
     except LaunchError as error:
         return EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
@@ -263,9 +263,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
             request.tell(f"{bench.variant.label}: not installed")
             continue
         try:
-            starting.plan_job(
-                bench.loaded, starting.Where(run_dir=request.folder / bench.variant.folder, checkpoint=None)
-            )
+            make_plan(bench.loaded, run_dir=request.folder / bench.variant.folder)
         except UsageError as error:
             refusals.append(error)
             bench.row = BackendRow(label=bench.variant.label, outcome="refused", reason=str(error))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.jobs.plan import means
-from mtrain.jobs.plan.machine import Machine
 from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
@@ -34,8 +33,6 @@ class Brief:
     """
     name: str
     """Name of a new run folder."""
-    machine: Machine
-    """This machine."""
     resume: str | None = None
     """The value of ``--resume``: a path, "auto" or "if-any", which the first host resolves; None: a new run."""
     start_from: Path | None = None

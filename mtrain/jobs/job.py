@@ -12,20 +12,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
-from mtrain.jobs.brief import CHECKED, TRIAL, Brief
-from mtrain.jobs.hosts import many_hosts
+from mtrain.jobs import place
+from mtrain.jobs.brief import PREFLIGHT_ONLY, TRIAL, Brief
+from mtrain.jobs.hosts.only_host import OnlyHost
 from mtrain.jobs.plan import means, micro_batch
 from mtrain.jobs.plan.plan import Plan
-from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.resume import find
 from mtrain.jobs.resume.find import Resume
-from mtrain.jobs.run import closing, start
+from mtrain.jobs.run import closing
 from mtrain.jobs.run.supervisor import Result
 from mtrain.spec import terminal
 from mtrain.system import placement
 
 if TYPE_CHECKING:
+    from mtrain.jobs.hosts.leader import Leader
     from mtrain.spec.config import Loaded
 
 
@@ -59,8 +60,7 @@ def train(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False) -
     brief = Brief(
         loaded=loaded,
         mode="train" if loaded.script is None else "script",
-        name=start.run_name_for(loaded, resume=resume),
-        machine=start.here(loaded),
+        name=place.run_name_for(loaded, resume=resume),
         resume=resume,
         quiet=quiet,
         notes=(f"spec: {loaded.source}",) if knows_mtrain else (),
@@ -91,17 +91,16 @@ def evaluate(loaded: "Loaded", *, resume: str | None = None, quiet: bool = False
     Raises:
         UsageError: there is nothing to evaluate, or the job cannot be started.
     """
-    checkpoint, name = None, start.run_name(loaded)
+    checkpoint, name = None, place.run_name(loaded)
     # Where another host leads, that one has the checkpoint, and says so where it has none.
-    if (resume or not loaded.spec.model.weights) and not many_hosts.joins(loaded):
-        source = _newest_run(loaded) if resume is None else start.resolve_resume(loaded, resume=resume)
+    if (resume or not loaded.spec.model.weights) and not means.joins(loaded):
+        source = _newest_run(loaded) if resume is None else place.resolve_resume(loaded, resume=resume)
         checkpoint = source.checkpoint if resume else store.best(source.run / "checkpoints") or source.checkpoint
         name = source.run.name
     brief = Brief(
         loaded=loaded,
         mode="evaluate",
-        name=start.evaluation_name(loaded, name),
-        machine=start.here(loaded),
+        name=place.evaluation_name(loaded, name),
         start_from=checkpoint,
         latest=False,
         quiet=quiet,
@@ -127,45 +126,50 @@ def run(
         UsageError: the job cannot be started; nothing was changed.
         LaunchError: ranks or hosts did not come up.
     """
+    hosts: OnlyHost | Leader | Result = OnlyHost(brief=brief, stream=stream)
     if means.is_several(brief.spec):
-        return many_hosts.run(brief, tell=tell, stream=stream)
-    with start.hold_place(brief) as where:
-        if brief.mode in ("train", "script"):
-            start.own_node(brief.loaded)
-        plan = start.plan_job(brief.loaded, where, mode=brief.mode, machine=brief.machine)
-        remarks = _check(brief, plan)
-        decided = _decide(brief, plan)
-        created = start.create_place(decided, where)
-        if decided is not brief or created.run_dir != plan.run_dir:  # Another job may have taken the name meanwhile.
-            plan = start.plan_job(decided.loaded, created, mode=brief.mode)
-        notes = [*brief.notes, *remarks, f"run folder: {created.run_dir}"]
-        if brief.resume is not None and created.checkpoint is not None:
-            notes.append(f"goes on from {created.checkpoint}")
-        result = start.run_plan(replace(decided, notes=notes), plan, created, stream=stream)
-    if result.code == 0 and brief.mode == TRIAL:
-        shutil.rmtree(plan.run_dir, ignore_errors=True)
+        from mtrain.jobs.hosts import many_hosts
+
+        hosts = many_hosts.connect(brief, tell=tell, stream=stream)
+    result = hosts if isinstance(hosts, Result) else hosts.lead(carry_out)
+    if result.code == 0 and brief.mode == TRIAL and result.run_dir is not None:
+        shutil.rmtree(result.run_dir, ignore_errors=True)
     return result
 
 
-def _check(brief: Brief, plan: Plan) -> Sequence[str]:
-    """Check what a job on this host needs; return sentences for the user."""
-    if brief.loaded.script is not None:
-        return job_checks.check_script(brief.job, resumed=plan.resume)
-    if brief.mode in CHECKED:
-        return job_checks.check(brief.job, size=plan.size, training=brief.mode == "train", resumed=plan.resume)
-    return ()
+def carry_out(hosts: "OnlyHost | Leader") -> Result:
+    """Take a job from its request to its verdict. One host is a gathering of one, so these steps are those of every job.
+
+    Raises:
+        UsageError: the job cannot be started; nothing was changed.
+        LaunchError: ranks or hosts did not come up.
+    """
+    where = hosts.gather()
+    plan = hosts.plan(where)
+    hosts.check(plan)
+    if hosts.brief.mode == PREFLIGHT_ONLY:
+        return Result(code=0, text="")
+    # Trials take minutes, so what refuses the job comes before them.
+    is_settled = _settle_micro_batch(hosts, plan)
+    created = hosts.create(where)
+    # The plan holds both, and ranks read the micro batch from the spec that is written with it.
+    if is_settled or created.run_dir != plan.run_dir:
+        plan = hosts.plan(created)
+    return hosts.run(plan, created)
 
 
-def _decide(brief: Brief, plan: Plan) -> Brief:
-    """Return the brief with the micro batch that fits on this host, where the spec leaves it to trials."""
+def _settle_micro_batch(hosts: "OnlyHost | Leader", plan: Plan) -> bool:
+    """Put the micro batch that fits on every host into the spec, where that leaves it to trials; return whether it does."""
+    brief = hosts.brief
+    if brief.mode not in ("train", "script") or not micro_batch.is_open(brief.loaded):
+        return False
 
-    def show(text: str) -> None:  # There is no display yet.
+    def show(text: str) -> None:  # On one host, there is no display yet.
         if not brief.quiet:
             terminal.say(text, err=True)
 
-    if brief.mode not in ("train", "script") or not micro_batch.is_open(brief.loaded):
-        return brief
-    return replace(brief, loaded=micro_batch.settle(brief.loaded, plan, note=show))
+    hosts.brief = replace(brief, loaded=hosts.settle(plan, show))
+    return True
 
 
 def _folder_here(result: Result) -> Path | None:
@@ -180,9 +184,9 @@ def _newest_run(loaded: "Loaded") -> Resume:
         CheckpointError: there is none.
     """
     try:
-        return start.resolve_resume(loaded, resume=find.AUTO)
+        return place.resolve_resume(loaded, resume=find.AUTO)
     except CheckpointError as error:
-        base, name = loaded.spec.report.dir, start.run_name(loaded)
+        base, name = loaded.spec.report.dir, place.run_name(loaded)
         raise CheckpointError(
             f"nothing to evaluate: no run {name} with an intact checkpoint in {base}; train first, or name a run with "
             "`mtrain evaluate FOLDER`, or weights with -o model.weights=FILE"

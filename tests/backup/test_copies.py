@@ -546,16 +546,16 @@ def test_copies_are_listed_verified_and_fetched_by_the_command(run, tmp_path, mo
 
 
 def test_weights_at_an_address_are_fetched_before_they_are_used(run, tmp_path, monkeypatch):
-    from mtrain.jobs.run.start import TrainedWeights
+    from mtrain.jobs.resume.fetch import TrainedWeights
 
     run.copy(10, score=0.9)
     run.copy(20, score=0.1)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    named = TrainedWeights(weights=f"{run.address}/digits").fetched()
+    named = TrainedWeights(weights=f"{run.address}/digits").fetch()
     assert named == TrainedWeights(checkpoint="runs/digits/checkpoints/step-00000010")
-    assert TrainedWeights(run=f"{run.address}/digits").fetched() == TrainedWeights(run="runs/digits")
-    assert TrainedWeights(run="runs/x", weights="a.pt").fetched() == TrainedWeights(run="runs/x", weights="a.pt")
+    assert TrainedWeights(run=f"{run.address}/digits").fetch() == TrainedWeights(run="runs/digits")
+    assert TrainedWeights(run="runs/x", weights="a.pt").fetch() == TrainedWeights(run="runs/x", weights="a.pt")
 
 
 def test_the_end_of_a_job_says_where_its_copies_are_and_what_failed():

@@ -13,8 +13,8 @@ from mtrain.system.diagnosis import Evidence, Log, Verdict, conclude
     [
         Farewell(code=0, discard=True),
         Farewell(code=1, text="a log\nerror: rank 0 failed", reason="rank 0 failed"),
-        Farewell.refused("error: is a word of this reason"),
-        Farewell.failed("lost", code=1),
+        Farewell.for_refusal("error: is a word of this reason"),
+        Farewell.for_error("lost", code=1),
     ],
 )
 def test_a_farewell_is_read_as_it_was_sent(farewell):

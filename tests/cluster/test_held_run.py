@@ -13,7 +13,7 @@ from mtrain.core.interfaces import Progress, State
 from mtrain.errors import UsageError
 from mtrain.jobs.brief import Brief
 from mtrain.jobs.hosts.agent import Agent
-from mtrain.jobs.run import start
+from mtrain.jobs.place import hold_place
 from mtrain.spec import config
 from mtrain.system import runfolder
 from mtrain.system.processes import Requests
@@ -40,8 +40,8 @@ def saved(run: Path, update: int) -> None:
 def chosen_here(given: str | None) -> tuple[str, bool]:
     """Return the checkpoint of a job on this host alone, and whether its folder is locked then."""
     loaded = config.load("digits", overrides=["report.name=mine"], environ={})
-    brief = Brief(loaded=loaded, mode="train", name="mine", machine=start.here(loaded), resume=given or "auto")
-    with start.hold_place(brief) as where:
+    brief = Brief(loaded=loaded, mode="train", name="mine", resume=given or "auto")
+    with hold_place(brief) as where:
         assert where.checkpoint is not None
         return where.checkpoint.name, is_locked(where.run_dir)
 

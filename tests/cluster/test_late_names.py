@@ -7,7 +7,7 @@ import pytest
 
 import mtrain
 from mtrain.errors import UsageError
-from mtrain.jobs.hosts import late_names
+from mtrain.jobs.hosts import survey
 from mtrain.jobs.hosts.connections import Addresses
 from mtrain.system import placement
 from tests.cluster.faults import FAILURE_TIMEOUT_S
@@ -30,22 +30,22 @@ def test_an_address_that_the_host_has_reported_is_taken_in_place_of_its_name(
     monkeypatch, name, resolved, interface, expected
 ):
     monkeypatch.setattr(placement, "resolve", lambda host: resolved)
-    assert late_names.address_of(name, HELLO, interface=interface) == expected
+    assert survey.address_that_others_use(name, HELLO, interface=interface) == expected
 
 
 def test_the_only_address_of_a_host_needs_no_name_server(monkeypatch):
     monkeypatch.setattr(placement, "resolve", lambda host: ["127.0.1.1"])
-    assert late_names.address_of("n7", {"addresses": HELLO["addresses"][:3]}) == "10.0.0.7"
+    assert survey.address_that_others_use("n7", {"addresses": HELLO["addresses"][:3]}) == "10.0.0.7"
 
 
 def test_a_name_that_means_a_loopback_address_is_refused_with_the_addresses_to_choose_from(monkeypatch):
     monkeypatch.setattr(placement, "resolve", lambda host: ["127.0.1.1"])
     expected = r"needs the address of n7, whose name means 127\.0\.1\.1 here; .* 10\.0\.0\.7 \(eth0\), 172\.17\.0\.1 \(docker0\)"
     with pytest.raises(UsageError, match=expected):
-        late_names.address_of("n7", HELLO)
+        survey.address_that_others_use("n7", HELLO)
     monkeypatch.setattr(placement, "resolve", lambda host: [])
     with pytest.raises(UsageError, match="whose name has no address here"):
-        late_names.address_of("n7", HELLO)
+        survey.address_that_others_use("n7", HELLO)
 
 
 def test_a_caller_is_no_impostor_before_the_name_of_its_host_is_known(monkeypatch):

@@ -11,7 +11,7 @@ from mtrain.errors import SpecError
 from mtrain.jobs import job
 from mtrain.jobs.plan import micro_batch
 from mtrain.jobs.plan.micro_batch import Trials
-from mtrain.jobs.run import start
+from mtrain.jobs.plan.plan import make_plan
 from mtrain.rank.spec.assembly import check_settled
 from mtrain.spec import bounds, config
 from mtrain.spec.config import Loaded
@@ -56,7 +56,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def settled(loaded: Loaded, folder: Path) -> Loaded:
-    plan = start.plan_job(loaded, start.Where(run_dir=folder / "run", checkpoint=None))
+    plan = make_plan(loaded, run_dir=folder / "run")
     return micro_batch.settle(loaded, plan, note=lambda text: None)
 
 
@@ -78,7 +78,7 @@ def test_ranks_of_a_host_share_its_memory_and_the_fullest_host_decides(
 ) -> None:
     free(500 * MIB)
     two = loaded_spec(tmp_path, **{"backend.name": "ddp", "cluster.nproc_per_node": 2})
-    plan = start.plan_job(two, start.Where(run_dir=tmp_path / "run", checkpoint=None))
+    plan = make_plan(two, run_dir=tmp_path / "run")
     trials = micro_batch.run_trials(two, plan, note=lambda text: None)
     assert trials.choice().micro_batch == 6  # of 12: 200 MiB for each rank
     trials.also_on([900 * MIB, 330 * MIB])
@@ -110,7 +110,7 @@ def test_ranks_do_not_train_before_it_is_decided_and_a_plan_says_that_it_is_open
     loaded = loaded_spec(tmp_path)
     with pytest.raises(SpecError, match="auto is decided where `mtrain train` starts a job"):
         check_settled(loaded.spec)
-    plan = start.plan_job(loaded, start.Where(run_dir=tmp_path / "run", checkpoint=None))
+    plan = make_plan(loaded, run_dir=tmp_path / "run")
     assert "measured when the run starts" in plan.text()
 
 

@@ -143,7 +143,7 @@ def test_a_host_is_refused_only_by_a_refusal_whatever_the_text_of_the_farewell_i
 
 
 def test_a_farewell_survives_its_message_and_prints_the_same_under_other_versions():
-    farewells = [Farewell(code=0, discard=True), Farewell.failed("no", code=1), Farewell.refused("no")]
+    farewells = [Farewell(code=0, discard=True), Farewell.for_error("no", code=1), Farewell.for_refusal("no")]
     assert [Farewell.of(json.loads(json.dumps(each.message()))) for each in farewells] == farewells
     assert [(each.code, each.text, each.refusal) for each in farewells[1:]] == [
         (1, "error: no", None),
@@ -312,7 +312,7 @@ def test_a_job_that_was_refused_for_one_host_tells_the_others_why(meeting, port,
             gathering.result()
     meeting.close()
     messages = [json.loads(line) for line in closed(right).splitlines()]
-    assert Farewell.refused(str(refused.value)).message() in messages
+    assert Farewell.for_refusal(str(refused.value)).message() in messages
 
 
 def closed(connection: socket.socket) -> bytes:

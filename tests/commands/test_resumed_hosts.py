@@ -122,14 +122,14 @@ SCRIPT = "import mtrain\nmtrain.session()\n"
 def test_a_script_without_a_record_of_choices_takes_the_spec_of_its_run_and_says_so(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mtrain.jobs.run import start
+    from mtrain.jobs.run.request_files import write_spec
 
     (here / "r.py").write_text(SCRIPT)
     words = ["run", "--backend", "solo", "--seed", "42", "-o", "train.clip_norm=0.5"]
     loaded = script_job(here, *words)
     run = here / "runs/own"
     (run / "checkpoints").mkdir(parents=True)
-    start.write_spec(loaded, run)
+    write_spec(loaded, run)
     write(run / "checkpoints/step-00000001", Saved(state=State(weights={}), progress=Progress(update=1), spec={}))
     again = script_job(here, "run", "--resume", "runs/own")
     train = again.spec.train

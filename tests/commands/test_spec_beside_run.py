@@ -14,7 +14,7 @@ from mtrain.core.interfaces import Progress, State
 from mtrain.errors import MtrainError
 from mtrain.jobs import job
 from mtrain.jobs.job import Outcome
-from mtrain.jobs.run import start
+from mtrain.jobs.run.request_files import write_spec
 from mtrain.spec import config
 
 RUN = "_BASE_: digits.yml\ndata: {image_size: 64}\n"
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     loaded = config.load("run.yml", environ={})
     run = tmp_path / "runs/r"
     run.mkdir(parents=True)
-    start.write_spec(loaded, run)
+    write_spec(loaded, run)
     store = Checkpoints(run / "checkpoints", keep_last=2, keep_best=0, asynchronous=False)
     state = State(weights={"w": np.zeros(4, dtype=np.float32)})
     store.save(state, Progress(update=1), score=None, spec=json.loads(config.resolved_json(loaded.spec)), extra={})
@@ -67,7 +67,8 @@ def test_differences_that_matter_are_told_and_no_others(
         raise MtrainError("stopped by the test")
 
     monkeypatch.setattr(job, "evaluate", stop)
-    monkeypatch.setattr(start, "run_job", stop)
+    for user in ("mtrain.jobs.hosts.this_host", "mtrain_deploy.exporting.job"):
+        monkeypatch.setattr(f"{user}.run_job", stop)
     monkeypatch.setattr("mtrain_deploy.commands.prune._run", stop)
     main([command, "--run", "runs/r", "-c", "other.yml", *COMMANDS[command]])
     told = capsys.readouterr().err + "\n".join(seen)

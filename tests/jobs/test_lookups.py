@@ -12,8 +12,8 @@ pytestmark = pytest.mark.job
 COUNT = """
 import collections, json, sys
 from mtrain.commands import main
-from mtrain.jobs.run import start
-from mtrain.jobs.hosts import this_host
+from mtrain.jobs.hosts import only_host, this_host
+from mtrain.jobs.plan import plan
 from mtrain.jobs.run.supervisor import Result
 from mtrain.spec import plugins
 
@@ -30,8 +30,9 @@ def counted(name, key, module=plugins):
 
 counted("load", lambda kind, name: f"{kind} {name}")
 counted("read_policy", lambda *_: "the policy")
-counted("make_plan", lambda *_: "the plan", start)
-this_host.run = lambda plan, job: Result(code=1, text="no rank is started here")
+for module in (plan, this_host, only_host):
+    counted("make_plan", lambda *_: "the plan", module)
+this_host.ThisHost.run = lambda self, plan: Result(code=1, text="no rank is started here")
 code = main(sys.argv[1:])
 print(json.dumps([code, counts]))
 """

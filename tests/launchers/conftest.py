@@ -16,7 +16,7 @@ import pytest
 
 from mtrain.core.interfaces import Host
 from mtrain.jobs.hosts import this_host
-from mtrain.jobs.hosts.this_host import Job
+from mtrain.jobs.hosts.this_host import ThisHost
 from mtrain.jobs.plan.plan import Plan
 from mtrain.launchers.deepspeed import DeepSpeedLauncher
 from mtrain.launchers.fleetrun import Fleetrun
@@ -111,14 +111,14 @@ def run_behaviour(tmp_path):
             log_bytes=log_bytes,
         )
         plan = planned()
-        job = Job(
+        hosts = ThisHost(
             display=Quiet(result.shown),
             environ=clean(caller()),
             replan=lambda checkpoint: planned(),
             limits=replace(QUICK, settle_s=failure_s, leftover_s=0.5),
             stream=result.told,
         )
-        result.code = this_host.run(plan, job).code
+        result.code = hosts.run(plan).code
         return result
 
     yield run
@@ -136,8 +136,7 @@ def starter(tmp_path):
             import importlib.util, sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from mtrain.jobs.hosts import this_host
-            from mtrain.jobs.hosts.this_host import Job
+            from mtrain.jobs.hosts.this_host import ThisHost
             from mtrain.records.console import Quiet
             from mtrain.system.environment import caller, clean
             spec = importlib.util.spec_from_file_location("faults", {str(Path(__file__))!r})
@@ -145,8 +144,8 @@ def starter(tmp_path):
             spec.loader.exec_module(faults)
             plan = faults.make_plan(Path({str(tmp_path)!r}), {behaviour!r}, ranks={ranks}, launcher_name={launcher_name!r})
             environ, replan = clean(caller()), lambda checkpoint: plan
-            job = Job(display=Quiet(sys.stdout), environ=environ, replan=replan, limits=faults.QUICK)
-            sys.exit(this_host.run(plan, job).code)
+            hosts = ThisHost(display=Quiet(sys.stdout), environ=environ, replan=replan, limits=faults.QUICK)
+            sys.exit(hosts.run(plan).code)
             """
         )
         process = subprocess.Popen(

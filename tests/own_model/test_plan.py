@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.errors import SpecError, UsageError
-from mtrain.jobs.run import start
+from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.spec import config, references
 from tests.own_model.runs import EXAMPLE
 
@@ -35,10 +35,10 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def planned(*overrides: str, model="./code.py:Net", data="./code.py:data", options="{width: 3}") -> start.Plan:
+def planned(*overrides: str, model="./code.py:Net", data="./code.py:data", options="{width: 3}") -> Plan:
     Path("own.yml").write_text(SPEC.format(model=model, data=data, options=options))
     loaded = config.load("own.yml", overrides=overrides, environ={})
-    return start.plan_job(loaded, start.Where(run_dir=Path("runs/own"), checkpoint=None))
+    return make_plan(loaded, run_dir=Path("runs/own"))
 
 
 def test_the_plan_names_the_code_and_runs_none_of_it(here):

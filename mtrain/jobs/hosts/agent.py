@@ -63,7 +63,7 @@ from mtrain.jobs.hosts.channel import Channel, Lost, Message
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.jobs.run.metrics import HostMetrics
-from mtrain.jobs.run.metrics_place import MetricsPlace, facts_of
+from mtrain.jobs.run.metrics_place import AttemptFacts, MetricsPlace
 from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
 from mtrain.spec import bounds, terminal
 from mtrain.system import environment, placement, processes, runfolder
@@ -161,12 +161,8 @@ class Agent:
             self._note(str(message.get("text", "")))
         elif "ask" in message:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
-        elif self._command is not None and verb == "save":
-            self._command.ask_to_save()
-        elif self._command is not None and verb == "stop":
-            self._command.ask_to_end(int(message["signal"]))
-        elif self._command is not None and verb == "end":
-            self._command.kill()
+        elif self._command is not None:
+            self._command.obey(message)
 
     def _pass_on_requests(self) -> None:
         """Report signals that this process has received: the leader then ends the whole job, or has it saved.
@@ -290,7 +286,7 @@ class Agent:
         assert self._run is not None, "the leader prepares before it starts"
         orders = Orders.of(message)
         self._channel.silence_s = orders.silence_s
-        self._metrics.begin(facts_of(message))
+        self._metrics.begin(AttemptFacts.of(message))
         try:
             command = HostCommand(orders, self._run, environ=command_environment(orders), leftover_s=LEFTOVER_S)
         except MtrainError as error:

@@ -7,10 +7,11 @@ from mtrain.core.interfaces.allocation import Allocation
 from mtrain.errors import SpecError, UsageError
 from mtrain.jobs.hosts import allocation as allocations
 from mtrain.jobs.plan.host_ranks import TYPED
-from mtrain.jobs.plan.means import AUTO, host_names
+from mtrain.jobs.plan.means import host_names
 from mtrain.spec import config
 from mtrain.spec.hostnames import few
 from mtrain.spec.provenance import Origin
+from mtrain.spec.resolved import AUTO
 from mtrain.system import environment
 
 if TYPE_CHECKING:

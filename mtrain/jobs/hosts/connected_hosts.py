@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,4 +232,4 @@ def prepare(
 
 def _metrics(plan: Plan, member: Member) -> dict[str, Any] | None:
     """Return where a host answers Prometheus, for a message."""
-    return None if plan.metrics is None else plan.metrics.on(member.host).as_json()
+    return None if plan.metrics is None else asdict(plan.metrics.on(member.host))

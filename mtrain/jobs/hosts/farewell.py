@@ -24,12 +24,12 @@ class Farewell:
     """Whether the host deletes its run folder."""
 
     @classmethod
-    def refused(cls, reason: str) -> "Farewell":
+    def for_refusal(cls, reason: str) -> "Farewell":
         """Return the farewell to a host that is refused, or whose job was not started."""
-        return cls.failed(reason, code=UsageError.exit_code)
+        return cls.for_error(reason, code=UsageError.exit_code)
 
     @classmethod
-    def failed(cls, reason: str, *, code: int) -> "Farewell":
+    def for_error(cls, reason: str, *, code: int) -> "Farewell":
         """Return the farewell after an error of the leader.
 
         It is a refusal where ``code`` is that of a ``UsageError``.

@@ -58,7 +58,7 @@ async def refuse(connection: socket.socket, reason: str) -> None:
     """Send the farewell of a leader, which a host without the secret understands as well, and close the connection."""
     with suppress(OSError), connection:
         async with asyncio.timeout(PROVE_S):
-            await _send(connection, Farewell.refused(reason).message())
+            await _send(connection, Farewell.for_refusal(reason).message())
             connection.shutdown(socket.SHUT_WR)
             # TCP resets a connection that is closed while received bytes are unread: the peer would lose the farewell.
             remaining_bytes = MAX_DRAINED_BYTES

@@ -1,10 +1,8 @@
-"""Names of a job's hosts that become known late: what the leader waits for, and the addresses that it then passes on."""
+"""Names of a job's hosts that become known late, for which the leader waits."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from mtrain.errors import UsageError
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.preflight.partners import EVERYBODY, partners
@@ -70,33 +68,3 @@ def _missing(
         for member, answer in zip(members.values(), answers, strict=True)
     }
     return {label: each for label, each in unknown.items() if each}
-
-
-def address_of(host: str, hello: Mapping[str, Any], *, interface: str | None = None) -> str:
-    """Return the IPv4 address of a host, for launchers that take no names. The others receive the same.
-
-    An address that the host itself has reported in its ``hello`` counts: the one that its name means here, else that of
-    ``interface``, else the only one.
-
-    Raises:
-        UsageError: it is not known which address of the host the others can use.
-    """
-    own: dict[str, str] = {
-        address: name
-        for name, address in hello["addresses"]
-        if ":" not in address and not placement.is_loopback(address) and not placement.is_link_local(address)
-    }
-    known: list[str] = placement.resolve(host)
-    chosen: list[str] = [
-        *(address for address in known if address in own),
-        *(address for address, name in own.items() if name == interface),
-        *(own if len(own) == 1 else ()),
-    ]
-    if chosen:
-        return chosen[0]
-    means = f"means {', '.join(known)} here" if known else "has no address here"
-    listed = ", ".join(f"{address} ({name})" for address, name in own.items()) or "none that other hosts can use"
-    raise UsageError(
-        f"cluster.ips: the launcher of this backend needs the address of {host}, whose name {means}; its own addresses "
-        f"are {listed}: give one of them in place of the name, or correct /etc/hosts"
-    )

@@ -5,34 +5,37 @@ hand. The
 ``Gathering`` is the only difference between the two.
 """
 
-import shutil
+import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.brief import CHECKED, PREFLIGHT_ONLY, TRIAL, Brief
+from mtrain.jobs.brief import CHECKED, TRIAL, Brief
 from mtrain.jobs.hosts import agent_warnings, late_names
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
+from mtrain.jobs.hosts.expected_hosts import ExpectedHosts
 from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Gathering, Member
-from mtrain.jobs.hosts.survey import Survey
+from mtrain.jobs.hosts.survey import Survey, address_that_others_use
+from mtrain.jobs.place import Where
 from mtrain.jobs.plan import means
-from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.plan.machine import here
+from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.preflight import checks, findings
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.jobs.run import start
 from mtrain.jobs.run.attempt import Limits
-from mtrain.jobs.run.supervisor import Result, not_started
+from mtrain.jobs.run.request_files import write_folder
+from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING, Result
 from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.spec.addresses import is_address
+from mtrain.spec.config import Loaded
 from mtrain.system import placement, processes, runfolder
 
 if TYPE_CHECKING:
@@ -42,6 +45,10 @@ CHECK_S = 600.0
 """Seconds that checking the data on the first host may take."""
 FETCH_S = 6 * 3600.0
 """Seconds that the first host may take to fetch a checkpoint from its copy. A host that is lost is noticed earlier."""
+
+
+class EndRequested(Exception):
+    """Somebody has asked for the end of the job before anything was started."""
 
 
 class NotStarted(UsageError):
@@ -58,10 +65,10 @@ class NotStarted(UsageError):
 
 @dataclass(kw_only=True)
 class Leader:
-    """Leads one job from the main thread of its process."""
+    """Leads one job from the main thread of its process: the steps of ``jobs.job.carry_out`` on several hosts."""
 
     brief: Brief
-    """Replaced by another one as soon as the micro batch of the whole job is decided."""
+    """Replaced by another one once the micro batch of the whole job is decided."""
     gathering: Gathering
     display: Display
     forwarded: Mapping[str, str]
@@ -73,80 +80,136 @@ class Leader:
     tell: Callable[[Sequence[Finding]], None] | None = None
     """Receives all findings of the preflight; None: they are printed unless all are ok."""
     _members: dict[int, Member] = field(default_factory=dict)
+    _present: Sequence[int] = ()
+    """The hosts on which the job begins."""
+    _missing: Sequence[Finding] = ()
+    """Why hosts are missing that the job needs."""
+    _requests: processes.Requests = field(default_factory=processes.Requests)
 
     def __post_init__(self) -> None:
         self._expected = ExpectedHosts(required=self._required_with, address_of=self._address_of)
 
-    def run(self) -> Result:
-        """Lead the job to its end.
+    def lead(self, steps: "Callable[[Leader], Result]") -> Result:
+        """Take the steps of the job to its end, and tell all hosts how it ended.
 
         Raises:
             UsageError: the job cannot be started, and nothing was.
             LaunchError: lost hosts did not come back for another attempt.
         """
-        farewell = Farewell.failed("the leader of the job failed; see its own messages", code=1)
+        farewell = Farewell.for_error("the leader of the job failed; see its own messages", code=1)
         try:
-            with processes.Requests() as requests, processes.adopting_orphans():
-                result = self._lead(requests)
+            with self._requests, processes.adopting_orphans():
+                try:
+                    result = steps(self)
+                except EndRequested:
+                    code = EXIT_CODES[self._requests.first or signal.SIGTERM]
+                    result = Result(code=code, text=NOTHING, reason=NOTHING)
             discard = result.code == 0 and self.brief.mode == TRIAL
             farewell = Farewell(code=result.code, text=result.text, reason=result.reason, discard=discard)
         except MtrainError as error:
             reason = error.whole if isinstance(error, NotStarted) else str(error)
-            farewell = Farewell.failed(reason, code=error.exit_code)
+            farewell = Farewell.for_error(reason, code=error.exit_code)
             raise
         finally:
             for member in self._members.values():
                 member.channel.send(farewell.message())
             self.gathering.close()
             self.display.close()
-        if farewell.discard and result.run_dir is not None:
-            shutil.rmtree(result.run_dir, ignore_errors=True)
         if result.text:
             terminal.say(result.text, stream=self.stream)
         return result
 
-    # ------------------------------------------------------------------------------------------------------ preparation
-    def _lead(self, requests: processes.Requests) -> Result:
+    # ------------------------------------------------------------------------------------------- the steps of `carry_out`
+    def gather(self) -> Where:
+        """Connect the hosts; return the run folder, and the checkpoint to start from.
+
+        Raises:
+            NotStarted: a host is missing that the job needs.
+        """
         for note in (*self.brief.loaded.notes, *self.brief.notes):
             self.display.note(note)
-        nodes = range(len(self.brief.hosts))
+        cluster = self.brief.spec.cluster
         self._members, missing = self.gathering.gather(
-            nodes, timeout_s=self.brief.spec.cluster.joining_s, stop=requests.any
+            self._nodes(), timeout_s=cluster.joining_s, stop=self._requests.any
         )
-        if self._end_requested(requests):
-            return not_started(requests)
-        fewest = self.brief.spec.cluster.min_nodes
+        self._end_if_requested()
+        fewest = cluster.min_nodes
         enough = 0 in self._members if fewest is None else len(self._members) >= fewest
-        if len(self._members) < len(nodes) and not enough:
+        if len(self._members) < len(self.brief.hosts) and not enough:
             self._show(missing)
             raise NotStarted(missing)
-        self._await_names(requests)
-        if self._end_requested(requests):
-            return not_started(requests)
-        run_dir, checkpoint = self._place()
-        present = list(nodes) if fewest is None else sorted(self._members)
-        plan = self._plan_on(self._survey(present), run_dir, checkpoint)
+        # Names of pods become known one by one, and the preflight would refuse those that are not known yet.
+        wanted = [*(member.host for member in self._members.values()), *filter(None, [cluster.master_addr])]
+        late_names.await_names(
+            self._members,
+            list(dict.fromkeys(wanted)),
+            timeout_s=cluster.joining_s,
+            note=self.display.note,
+            stop=self._end_requested,
+        )
+        self._end_if_requested()
+        where = self._place()
+        self._present = list(self._nodes()) if fewest is None else sorted(self._members)
         if fewest is not None:
             for finding in missing:
                 self.display.note(f"the job begins without a host: {finding.line()}")
-            missing = []
-        self._preflight(plan, present, missing)
-        if self.brief.mode == PREFLIGHT_ONLY:
-            return Result(code=0, text="")
-        if self.brief.mode in CHECKED:
-            self._check(plan, requests)
-        if self._end_requested(requests):
-            return not_started(requests)
-        return self._hosts(requests).run(plan)
+        self._missing = missing if fewest is None else []
+        return where
 
-    def _hosts(self, requests: processes.Requests) -> ConnectedHosts:
+    def plan(self, where: Where) -> Plan:
+        """Return one plan for all hosts that take part."""
+        return self._plan(self._survey(self._present), where)
+
+    def check(self, plan: Plan) -> None:
+        """Compare the hosts, and check data and options on the first of them, before anything is started.
+
+        Raises:
+            NotStarted: the job cannot succeed on them.
+            UsageError: nor with these data and options.
+        """
+        channels = [self._members[node].channel if node in self._members else None for node in self._present]
+        required = self._requirements(plan)
+        began = time.monotonic()
+        results = checks.preflight(channels, required, earlier=self._missing)
+        took = f"preflight of {len(channels)} hosts in {time.monotonic() - began:.1f} s"
+        bad = findings.bad(results)
+        self._show(results)
+        if bad:
+            self.display.note(f"{took}: {len(bad)} of {len(results)} findings are in the way")
+            raise NotStarted(bad)
+        self.display.note(f"{took}: {len(results)} findings, none in the way")
+        if self.brief.mode in CHECKED:
+            self._check_on_first(plan)
+
+    def settle(self, plan: Plan, note: Callable[[str], None]) -> Loaded:
+        """Return the spec with the micro batch that fits on every host, see ``micro_batch.settle``."""
+        from mtrain.jobs.plan import micro_batch
+
+        if self.trials is not None:
+            self.trials.also_on([int(member.hello["free_bytes"]) for member in self._members.values()])
+        settled = micro_batch.settle(self.brief.loaded, plan, note=note, trials=self.trials)
+        note(settled.notes[-1])
+        return settled
+
+    def create(self, where: Where) -> Where:
+        """Return ``where``: each host makes the folder when it prepares, and holds it already if the job goes on in it."""
+        return where
+
+    def run(self, plan: Plan, where: Where) -> Result:
+        """Run the plan to its end, with all its attempts."""
+        del where
+        self._end_if_requested()
+        return self._hosts().run(plan)
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+    def _hosts(self) -> ConnectedHosts:
         """Return the hosts that are connected, as the supervisor sees them."""
         cluster = self.brief.spec.cluster
         common: dict[str, Any] = {
             "members": self._members,
             "gathering": self.gathering,
             "display": self.display,
-            "requests": requests,
+            "requests": self._requests,
             "files": self._write_folder,
             "replan": self._replan,
             "forwarded": self.forwarded if self.gathering.forwards else {},
@@ -172,8 +235,10 @@ class Leader:
     def _required_with(self, members: Mapping[int, Member], come: Member) -> list[dict[str, Any]]:
         """Return the requirements on all hosts where those that are missing are like one that has come."""
         survey = self._survey(self._nodes(), {**members, come.node: come}, like=come)
-        draft = self._plan(survey, self.brief.base / self.brief.name, None)
-        return checks.requirements(self.brief.job, draft, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
+        return self._requirements(self._plan(survey, Where(run_dir=self.brief.base / self.brief.name, checkpoint=None)))
+
+    def _requirements(self, plan: Plan) -> list[dict[str, Any]]:
+        return checks.requirements(self.brief.job, plan, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
 
     def _address_of(self, member: Member) -> str:
         """Return the address by which ranks know a host: its name, unless their launcher takes none.
@@ -183,51 +248,24 @@ class Leader:
         """
         if means.launcher_of(self.brief.job)[1].takes_names or placement.is_address(member.host):
             return member.host
-        return late_names.address_of(member.host, member.hello, interface=self.brief.spec.cluster.interface)
+        return address_that_others_use(member.host, member.hello, interface=self.brief.spec.cluster.interface)
 
-    def _plan(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
-        """Return one plan for all hosts."""
-        machine = survey.machine(self.brief.machine, interface=self.brief.spec.cluster.interface)
-        where = start.Where(run_dir=run_dir, checkpoint=checkpoint)
-        return start.plan_job(self.brief.loaded, where, mode=self.brief.mode, machine=machine)
-
-    def _plan_on(self, survey: Survey, run_dir: Path, checkpoint: Path | None) -> Plan:
-        """Return the first plan of the job, once the micro batch that fits on every host is in its spec."""
-        from mtrain.jobs.plan import micro_batch
-
-        plan = self._plan(survey, run_dir, checkpoint)
-        if self.brief.mode != "train" or not micro_batch.is_open(self.brief.loaded):
-            return plan
-        if self.trials is not None:
-            self.trials.also_on(survey.free_bytes)
-        settled = micro_batch.settle(
-            self.brief.loaded, plan, note=lambda text: terminal.say(text, err=True), trials=self.trials
+    def _plan(self, survey: Survey, where: Where) -> Plan:
+        machine = survey.machine(here(self.brief.loaded), interface=self.brief.spec.cluster.interface)
+        return make_plan(
+            self.brief.loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=self.brief.mode
         )
-        terminal.say(settled.notes[-1], err=True)
-        self.brief = replace(self.brief, loaded=settled)
-        return self._plan(survey, run_dir, checkpoint)
 
     def _write_folder(self, plan: Plan) -> Mapping[str, str]:
         """Write all request files into the run folder here; return those that ranks read, for the other hosts."""
-        files = start.write_folder(self.brief.loaded, plan)
+        files = write_folder(self.brief.loaded, plan)
         if self.brief.latest:
             runfolder.point_latest(plan.run_dir)
         return files
 
-    def _await_names(self, requests: processes.Requests) -> None:
-        """Wait until all hosts that are here know one another by name."""
-        cluster = self.brief.spec.cluster
-        wanted = [member.host for member in self._members.values()]
-        late_names.await_names(
-            self._members,
-            list(dict.fromkeys([*wanted, *([cluster.master_addr] if cluster.master_addr else [])])),
-            timeout_s=cluster.joining_s,
-            note=self.display.note,
-            stop=lambda: self._end_requested(requests),
-        )
-
     def _replan(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
-        return self._plan(self._survey(nodes), plan.run_dir, checkpoint or self._start_from())
+        where = Where(run_dir=plan.run_dir, checkpoint=checkpoint or self._start_from())
+        return self._plan(self._survey(nodes), where)
 
     def _survey(
         self, nodes: Sequence[int], members: Mapping[int, Member] | None = None, *, like: Member | None = None
@@ -253,7 +291,7 @@ class Leader:
     def _nodes(self) -> range:
         return range(len(self.brief.hosts))
 
-    def _place(self) -> tuple[Path, Path | None]:
+    def _place(self) -> Where:
         """Return the run folder, a new one with a name that is free on all hosts, and the checkpoint to start from."""
         resumed = self.brief.resume
         base, name = str(self.brief.base), self.brief.name
@@ -266,32 +304,18 @@ class Leader:
             place: dict[str, Any] = {"given": path, "base": base, "name": name, "copy_to": copy_to, "cwd": self._cwd()}
             answer = ask(self._members, first, "resume", timeout_s=timeout_s, own_node=first, **place)
             agent_warnings.show([(self._members[first].label, answer)], self.display.note)
-            return Path(answer["run"]), Path(answer["checkpoint"]) if answer["checkpoint"] else None
-        answers = ask_all(self._channels(), "names", timeout_s=ASK_S, base=base, name=name)
+            checkpoint = Path(answer["checkpoint"]) if answer["checkpoint"] else None
+            return Where(run_dir=Path(answer["run"]), checkpoint=checkpoint)
+        answers = ask_all(
+            [member.channel for member in self._members.values()], "names", timeout_s=ASK_S, base=base, name=name
+        )
         names_there = {each for answer in answers for each in answer.get("names", ())}
         names_here = runfolder.names_like(self.brief.base, name)
-        return self.brief.base / runfolder.free_name(name, {*names_there, *names_here}), self._start_from()
+        free = runfolder.free_name(name, {*names_there, *names_here})
+        return Where(run_dir=self.brief.base / free, checkpoint=self._start_from())
 
     def _start_from(self) -> Path | None:
         return None if self.brief.start_from is None else self.brief.start_from.absolute()
-
-    def _preflight(self, plan: Plan, nodes: Sequence[int], missing: Sequence[Finding]) -> None:
-        """Compare the hosts ``nodes`` before anything is started.
-
-        Raises:
-            NotStarted: the job cannot succeed on them.
-        """
-        channels = [self._members[node].channel if node in self._members else None for node in nodes]
-        required = checks.requirements(self.brief.job, plan, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
-        began = time.monotonic()
-        results = checks.preflight(channels, required, earlier=missing)
-        took = f"preflight of {len(channels)} hosts in {time.monotonic() - began:.1f} s"
-        bad = findings.bad(results)
-        self._show(results)
-        if bad:
-            self.display.note(f"{took}: {len(bad)} of {len(results)} findings are in the way")
-            raise NotStarted(bad)
-        self.display.note(f"{took}: {len(results)} findings, none in the way")
 
     def _show(self, results: Sequence[Finding]) -> None:
         if self.tell is not None:
@@ -299,20 +323,18 @@ class Leader:
         elif findings.worst(results) != "ok":
             findings.show(results, every="all hosts", stream=self.stream)
 
-    def _check(self, plan: Plan, requests: processes.Requests) -> None:
-        """Run the checks of a job on one host (``jobs.preflight``) on the first host, where rank 0 will run.
-
-        A request to end the job ends the waiting.
-        """
+    def _check_on_first(self, plan: Plan) -> None:
+        """Run the checks of a job on one host (``preflight.job_checks``) on the first host, where rank 0 will run."""
         from mtrain.spec import config
 
+        first = min(self._members)
         try:
             answer = ask(
                 self._members,
-                min(self._members),
+                first,
                 "check",
                 timeout_s=CHECK_S,
-                stop=lambda: self._end_requested(requests),
+                stop=self._end_requested,
                 spec=config.resolved_json(self.brief.spec),
                 size=plan.size,
                 training=self.brief.mode == "train",
@@ -320,90 +342,18 @@ class Leader:
                 cwd=self._cwd(),
             )
         except MtrainError:
-            if requests.any():
-                return
+            self._end_if_requested()  # A request to end the job ends the waiting, too.
             raise
-        agent_warnings.show([(self._members[min(self._members)].label, answer)], self.display.note)
+        agent_warnings.show([(self._members[first].label, answer)], self.display.note)
         for note in answer["notes"]:
             self.display.note(note)
 
-    def _end_requested(self, requests: processes.Requests) -> bool:
-        return end_requested(self._members, requests, self.display)
+    def _end_if_requested(self) -> None:
+        if self._end_requested():
+            raise EndRequested
+
+    def _end_requested(self) -> bool:
+        return end_requested(self._members, self._requests, self.display)
 
     def _cwd(self) -> str | None:
         return None if self.brief.cwd is None else str(self.brief.cwd)
-
-    def _channels(self) -> list[Any]:
-        return [member.channel for member in self._members.values()]
-
-
-# The requirements on a host follow from a plan of the whole job, and hundreds of hosts may come back together. A plan of
-# all hosts for each of them would be the square of their number, so hosts that are alike share one.
-Required = Mapping[str, Any]
-"""The requirements on one host, as ``preflight.requirements`` returns them."""
-
-
-REFUSAL_S = 5.0
-"""Seconds for which no other plan is tried where there is none: a host that does not answer, or a name that is not known, may be
-the reason, and both may pass."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Refusal:
-    """Why there is no plan, and until when that counts."""
-
-    error: MtrainError
-    until: float
-
-
-@dataclass(kw_only=True)
-class ExpectedHosts:
-    """Knows the requirements on each host of the job; threads may ask."""
-
-    required: Callable[[Mapping[int, Member], Member], Sequence[Required]]
-    """Makes a plan of all hosts from those that take part and one that has come; returns the requirements on each. Hosts that
-    are missing are taken to be like the one that has come."""
-    address_of: Callable[[Member], str] = lambda member: member.host
-    """Returns the address by which ranks know a host, which the plan of another does not know; raises ``MtrainError`` where
-    nobody knows it."""
-    clock: Callable[[], float] = time.monotonic
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _taking_part: frozenset[int] = frozenset()
-    """The hosts that took part when ``_known`` was found."""
-    _known: dict[Any, Sequence[Required] | _Refusal] = field(default_factory=dict)
-    """By what a plan uses of a host: the requirements on all, or why there is no plan."""
-
-    def of(self, member: Member, *, among: Mapping[int, Member]) -> Required:
-        """Return the requirements on a host that has come to those that take part.
-
-        Raises:
-            MtrainError: there is no plan with this host.
-        """
-        address = self.address_of(member)
-        members = dict(among)
-        with self._lock:  # Those that come together wait for the one plan that all of them need.
-            if self._taking_part != members.keys():
-                self._taking_part = frozenset(members)
-                self._known.clear()
-            kind = _what_a_plan_uses(member)
-            known = self._known.get(kind)
-            if known is None or (isinstance(known, _Refusal) and self.clock() >= known.until):
-                known = self._known[kind] = self._require(members, member)
-        if isinstance(known, _Refusal):
-            raise known.error
-        here = {member.host, *(each.host for each in members.values())}
-        required = known[member.node]
-        # Names of hosts that are not there may mean nothing at present, and the host would wait for them.
-        names = [name for name in required["names"] if name in here]
-        return {**required, "address": address, "names": list(dict.fromkeys([*names, address]))}
-
-    def _require(self, members: Mapping[int, Member], member: Member) -> Sequence[Required] | _Refusal:
-        try:
-            return self.required(members, member)
-        except MtrainError as error:
-            return _Refusal(error=error, until=self.clock() + REFUSAL_S)
-
-
-def _what_a_plan_uses(member: Member) -> Any:
-    """Return what a plan of all hosts uses of what one of them has told, beside its addresses."""
-    return int(member.hello["devices"]), bool(member.hello["hidden"])

@@ -1,53 +1,45 @@
 """Lead a job on several hosts, or join one: who does which, and what the others must know."""
 
-import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO
 
 from mtrain.errors import SpecError, UsageError
 from mtrain.jobs.brief import Brief
-from mtrain.jobs.plan.machine import SEVERAL_HOSTS_PORT
-from mtrain.jobs.plan.means import is_by_hand, is_several
-from mtrain.jobs.plan.plan import Plan, title_of
+from mtrain.jobs.hosts.admission import Party
+from mtrain.jobs.hosts.hosts import Gathering
+from mtrain.jobs.hosts.joining import join
+from mtrain.jobs.hosts.leader import Leader
+from mtrain.jobs.hosts.rendezvous import open_meeting
+from mtrain.jobs.plan import means, micro_batch
+from mtrain.jobs.plan.machine import SEVERAL_HOSTS_PORT, typed_line
+from mtrain.jobs.plan.plan import Plan, make_plan, title_of
+from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.resume.find import AUTO, IF_ANY
+from mtrain.jobs.run.supervisor import Result
+from mtrain.records.console import make_display
+from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.system import environment
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.placement import is_here, line_for
 
-if TYPE_CHECKING:
-    from mtrain.jobs.hosts.admission import Party
-    from mtrain.jobs.hosts.hosts import Gathering
-    from mtrain.jobs.plan.micro_batch import Trials
-    from mtrain.jobs.preflight.findings import Finding
-    from mtrain.jobs.run.supervisor import Result
-    from mtrain.records.display import Display
-    from mtrain.spec.config import Loaded
-
 LAST_PORT = 65535
 """Highest port number."""
 
 
-def joins(loaded: "Loaded") -> bool:
-    """Return whether this host serves another one that leads the job: it was started by hand and is not the first.
-
-    Raises:
-        UsageError: this machine is none of the hosts.
-    """
-    from mtrain.jobs.run import start
-
-    return is_several(loaded.spec) and is_by_hand(loaded.spec) and start.own_node(loaded) > 0
-
-
-def run(
+def connect(
     brief: Brief,
     *,
-    tell: "Callable[[Sequence[Finding]], None] | None" = None,
+    tell: Callable[[Sequence[Finding]], None] | None = None,
     stream: IO[str] | None = None,
-) -> "Result":
-    """Lead the job, or serve the host that does. A host that serves knows exit code and reason of the job only.
+) -> Leader | Result:
+    """Return the leader of a job; the result of a job that another process leads, or that people start from the lines printed.
+
+    A host that serves knows exit code and reason of the job only.
 
     Args:
         brief: the job.
@@ -58,30 +50,30 @@ def run(
         UsageError: the job cannot be started.
         LaunchError: a host that is needed is not there.
     """
-    from mtrain.jobs.hosts.leader import Leader
-    from mtrain.jobs.run import start
-    from mtrain.jobs.run.supervisor import Result
-    from mtrain.records.console import make_display
-
-    where = start.Where(run_dir=brief.base / brief.name, checkpoint=None)
-    draft = start.plan_job(brief.loaded, where, machine=brief.machine)
+    draft = make_plan(brief.loaded, run_dir=brief.base / brief.name)
     if draft.cluster is not None and not draft.cluster.starts:
         for host, line in zip(draft.hosts, draft.brought, strict=True):
             terminal.say(f"# {host.address}\n{shlex.join(line)}", stream=stream)
         return Result(code=0, text="")
-    trials = _trials(brief, draft)
+    trials = _run_trials(brief, draft)
     brief = _with_shards(brief, draft.size)
     display = make_display(brief.display, title=title_of(brief.loaded, name=_display_name(brief)), stream=stream)
     environ = environment.caller()
     gathering: Gathering
     if draft.cluster is not None and draft.hosted_job is not None:
-        gathering = draft.cluster.gathering(dataclasses.replace(draft.hosted_job, note=display.note), environ)
+        gathering = draft.cluster.gathering(replace(draft.hosted_job, note=display.note), environ)
     else:
-        node = start.own_node(brief.loaded, note=display.note)
+        node = means.own_node(brief.loaded, note=display.note)
         if node > 0:
             return _serve(brief, display, node=node, stream=stream)
-        gathering = _meeting(brief, display, environ)
-    leader = Leader(
+        gathering = open_meeting(
+            _party(brief, node=0),
+            python=sys.executable,
+            environ=environ,
+            note=display.note,
+            timeout_s=brief.spec.cluster.joining_s,
+        )
+    return Leader(
         brief=brief,
         gathering=gathering,
         display=display,
@@ -90,14 +82,10 @@ def run(
         tell=tell,
         stream=stream or sys.stderr,
     )
-    return leader.run()
 
 
-def _serve(brief: Brief, display: "Display", *, node: int, stream: IO[str] | None) -> "Result":
+def _serve(brief: Brief, display: Display, *, node: int, stream: IO[str] | None) -> Result:
     """Serve the leader of a job as host number ``node``, and return what it says at the end."""
-    from mtrain.jobs.hosts.joining import join
-    from mtrain.jobs.run.supervisor import Result
-
     cluster = brief.spec.cluster
     display.note(f"host {node} of {len(brief.hosts)}; progress is shown on {brief.hosts[0]}")
     again = cluster.max_restarts > 0 or cluster.min_nodes is not None
@@ -109,29 +97,14 @@ def _serve(brief: Brief, display: "Display", *, node: int, stream: IO[str] | Non
     return Result(code=farewell.code, text=farewell.text, reason=farewell.reason)
 
 
-def _meeting(brief: Brief, display: "Display", environ: Mapping[str, str]) -> "Gathering":
-    """Return the gathering of hosts that people start by hand, of which this is the first."""
-    from mtrain.jobs.hosts.rendezvous import open_meeting
-
-    return open_meeting(
-        _party(brief, node=0),
-        python=sys.executable,
-        environ=environ,
-        note=display.note,
-        timeout_s=brief.spec.cluster.joining_s,
-    )
-
-
-def _trials(brief: Brief, draft: Plan) -> "Trials | None":
+def _run_trials(brief: Brief, draft: Plan) -> micro_batch.Trials | None:
     """Run the trials of micro batches, where the spec asks for them, this host leads, and no checkpoint has the answer.
 
     Raises:
         SpecError: this is not the first host, and none that serves it.
     """
-    from mtrain.jobs.plan import micro_batch
-
     loaded = brief.loaded
-    if brief.mode != "train" or not micro_batch.is_open(loaded) or joins(loaded):
+    if brief.mode != "train" or not micro_batch.is_open(loaded) or means.joins(loaded):
         return None
     micro_batch.check(loaded)
     if brief.resume is not None:
@@ -151,7 +124,7 @@ def _with_shards(brief: Brief, shards: int) -> Brief:
         return brief
     spec = loaded.spec.model_copy(update={"cluster": cluster.model_copy(update={"shards": shards})})
     values = {**loaded.values, "cluster": {**loaded.values["cluster"], "shards": shards}}
-    return dataclasses.replace(brief, loaded=dataclasses.replace(loaded, spec=spec, values=values))
+    return replace(brief, loaded=replace(loaded, spec=spec, values=values))
 
 
 def _forward(draft: Plan, environ: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
@@ -165,18 +138,14 @@ def _display_name(brief: Brief) -> str:
 
     For a resumed run this is its folder's name; otherwise only the first host knows the final name.
     """
-    from mtrain.jobs.resume.find import AUTO, IF_ANY
-
     if brief.resume in (None, AUTO, IF_ANY):
         return brief.name
     path = Path(str(brief.resume)).absolute()
     return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
 
 
-def _party(brief: Brief, *, node: int) -> "Party":
-    from mtrain.jobs.hosts.admission import Party
-
-    cluster = brief.spec.cluster
+def _party(brief: Brief, *, node: int) -> Party:
+    cluster, script, typed = brief.spec.cluster, brief.loaded.script, typed_line()
     if cluster.control_port != "auto":
         port = cluster.control_port
     else:
@@ -186,22 +155,13 @@ def _party(brief: Brief, *, node: int) -> "Party":
         raise UsageError(
             f"--control-port {port}: the ranks are to meet at cluster.master_port {port} as well; give another"
         )
+    of_script = {} if script is None else {"script": {"digest": script.digest, "arguments": list(script.arguments)}}
     return Party(
         hosts=list(brief.hosts),
         node=node,
         port=port,
         mode=brief.mode,
-        values={**brief.loaded.values, **_script_values(brief.loaded)},
-        line=_line_for(brief.machine.line),
+        values={**brief.loaded.values, **of_script},
+        line=lambda node: shlex.join(line_for(typed, node)),
         secret=environment.caller().get(CLUSTER_VARIABLE, ""),
     )
-
-
-def _script_values(loaded: "Loaded") -> dict[str, Any]:
-    """Return what describes the user's script in a hello, beside the values of the spec."""
-    script = loaded.script
-    return {} if script is None else {"script": {"digest": script.digest, "arguments": list(script.arguments)}}
-
-
-def _line_for(typed: Sequence[str]) -> Callable[[int], str]:
-    return lambda node: shlex.join(line_for(typed, node))

@@ -231,7 +231,7 @@ class Meeting:
             return
         if self._refusal:
             if self.party.secret or caller.expected:
-                channel.send(Farewell.refused(self._refusal).message())
+                channel.send(Farewell.for_refusal(self._refusal).message())
                 self._turned_away += 1
             channel.close()
             return
@@ -252,7 +252,7 @@ class Meeting:
             self._members[decision.accepted] = Member(node=decision.accepted, host=host, channel=channel, hello=message)
             return
         if decision.refusal:
-            channel.send(Farewell.refused(decision.refusal).message())
+            channel.send(Farewell.for_refusal(decision.refusal).message())
             channel.close()
         else:
             channel.close(flush_s=0.0)
@@ -274,14 +274,14 @@ class Meeting:
                 await asyncio.sleep(0.1)
         except asyncio.CancelledError:
             text = f"the first host does not know the name {printable(own)}"
-            caller.channel.send(Farewell.refused(text).message())
+            caller.channel.send(Farewell.for_refusal(text).message())
             return False
         return True
 
     async def _send_refusals(self, *, stop: Callable[[], bool]) -> None:
         """Send why the job ends to all hosts that have connected, and to those that connect within ``TELLING_S``."""
         for member in self._members.values():
-            member.channel.send(Farewell.refused(self._refusal).message())
+            member.channel.send(Farewell.for_refusal(self._refusal).message())
         # One less: the host that was refused has its answer.
         absent = len(self.party.hosts) - 1 - len({0, *self._members})
         until = time.monotonic() + TELLING_S

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mtrain.jobs.hosts import late_names
+from mtrain.errors import UsageError
 from mtrain.jobs.hosts.channel import Message
 from mtrain.jobs.plan.machine import Machine
+from mtrain.system import placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +36,7 @@ class Survey:
             node = hosts.index(host) if host in hosts else 0  # cluster.master_addr may be another name of the first
             if node in self.missing:  # What it has for addresses is not known, and no rank will use them.
                 return host
-            return late_names.address_of(host, self.hellos[node], interface=interface)
+            return address_that_others_use(host, self.hellos[node], interface=interface)
 
         return dataclasses.replace(
             here,
@@ -48,7 +50,32 @@ class Survey:
             address_of=address_of,
         )
 
-    @property
-    def free_bytes(self) -> list[int]:
-        """Return the free memory of each host."""
-        return [int(hello["free_bytes"]) for hello in self.hellos]
+
+def address_that_others_use(host: str, hello: Mapping[str, Any], *, interface: str | None = None) -> str:
+    """Return the IPv4 address of a host, for launchers that take no names. The others receive the same.
+
+    An address that the host itself has reported in its ``hello`` counts: the one that its name means here, else that of
+    ``interface``, else the only one.
+
+    Raises:
+        UsageError: it is not known which address of the host the others can use.
+    """
+    own: dict[str, str] = {
+        address: name
+        for name, address in hello["addresses"]
+        if ":" not in address and not placement.is_loopback(address) and not placement.is_link_local(address)
+    }
+    known: list[str] = placement.resolve(host)
+    chosen: list[str] = [
+        *(address for address in known if address in own),
+        *(address for address, name in own.items() if name == interface),
+        *(own if len(own) == 1 else ()),
+    ]
+    if chosen:
+        return chosen[0]
+    means = f"means {', '.join(known)} here" if known else "has no address here"
+    listed = ", ".join(f"{address} ({name})" for address, name in own.items()) or "none that other hosts can use"
+    raise UsageError(
+        f"cluster.ips: the launcher of this backend needs the address of {host}, whose name {means}; its own addresses "
+        f"are {listed}: give one of them in place of the name, or correct /etc/hosts"
+    )

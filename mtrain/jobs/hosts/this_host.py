@@ -3,32 +3,78 @@
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from mtrain.core.checkpoint import store
+from mtrain.jobs.brief import TRIAL, Brief
 from mtrain.jobs.hosts.channel import Message
-from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.run.attempt import Attempt, Limits
 from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.jobs.run.metrics import HostMetrics
-from mtrain.jobs.run.metrics_place import facts_of
+from mtrain.jobs.run.metrics_place import AttemptFacts
 from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.request_files import write_folder
 from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
+from mtrain.records.console import make_display
 from mtrain.records.display import Display
 from mtrain.spec import terminal
-from mtrain.system import processes, runfolder
+from mtrain.spec.config import Loaded
+from mtrain.system import environment, job_secret, plugin_packages, processes, runfolder
 from mtrain.system.processes import Requests
 from mtrain.system.runfolder import RunFolder
 
+# An own process knows at once when its command ends, so silence says nothing here. Ranks have longer than on several hosts
+# to end by themselves after the first failure: nobody waits for another host that may have lost its network.
 LIMITS = Limits(silence_s=float("inf"), settle_s=10.0, ending_s=60.0, poll_s=0.1, leftover_s=5.0)
-"""The other ranks have 10 seconds to end by themselves after the first failure."""
+
+
+def run_job(
+    loaded: Loaded,
+    run_dir: Path,
+    checkpoint: Path | None = None,
+    *,
+    mode: str = "train",
+    quiet: bool = False,
+    stream: IO[str] | None = None,
+) -> Result:
+    """Run a job on this host alone in a folder that exists, without the checks of one that a user has asked for.
+
+    ``stream`` receives all messages; None: the terminal.
+
+    Raises:
+        LaunchError: the job could not be started.
+        UsageError: a package of a plugin is missing.
+    """
+    brief = Brief(loaded=loaded, mode=mode, name=run_dir.name, start_from=checkpoint, quiet=quiet)
+    return run_plan(brief, make_plan(loaded, run_dir=run_dir, resume=checkpoint, mode=mode), stream=stream)
+
+
+def run_plan(brief: Brief, plan: Plan, *, stream: IO[str] | None, holds_folder: bool = False) -> Result:
+    """Write the run folder, run the plan, and show its progress."""
+    loaded, first = brief.loaded, plan.resume
+    if brief.mode != TRIAL:
+        plugin_packages.check(brief.job, is_script=loaded.script is not None)
+    write_folder(loaded, plan)
+    display = make_display(brief.display, title=plan.title, stream=stream)
+    for note in (*loaded.notes, *brief.notes):
+        display.note(note)
+    return ThisHost(
+        display=display,
+        environ=environment.clean(environment.caller()) | job_secret.draw_secret(),
+        # Each attempt is planned anew, since its port may be taken meanwhile.
+        replan=lambda newest: make_plan(loaded, run_dir=plan.run_dir, resume=newest or first, mode=brief.mode),
+        limits=replace(LIMITS, grace_s=brief.spec.cluster.grace_s),
+        stream=stream or sys.stderr,
+        holds_folder=holds_folder,
+    ).run(plan)
 
 
 @dataclass(kw_only=True)
-class Job:
-    """The parameters of ``run`` besides the plan."""
+class ThisHost:
+    """The only host of a job, see ``supervisor.Hosts``."""
 
     display: Display
     environ: Mapping[str, str]
@@ -40,63 +86,54 @@ class Job:
     """Stream on which the reason of a failure is printed."""
     holds_folder: bool = False
     """Whether this process has locked the run folder already."""
+    _requests: Requests = field(default_factory=Requests)
+    _metrics: HostMetrics = field(default_factory=HostMetrics)
+    _attempts: int = 0
 
+    def run(self, plan: Plan) -> Result:
+        """Run a plan with one host to its end.
 
-def run(plan: Plan, job: Job) -> Result:
-    """Run a plan with one host to its end.
+        Ctrl-C or SIGTERM asks the ranks to save and end; a second one ends them at once. It must be called from the main
+        thread, where Python handles signals.
 
-    Ctrl-C or SIGTERM asks the ranks to save and end; a second one ends them at once. It must be called from the main
-    thread, where Python handles signals.
-
-    Raises:
-        LaunchError: the command cannot be started at all.
-        UsageError: another process runs a job in this folder, or has the port of its metrics.
-    """
-    run_folder = RunFolder(plan.run_dir, plan.log_dir)
-    run_folder.make()
-    try:
-        with (
-            nullcontext() if job.holds_folder else runfolder.take_folder(run_folder),
-            closing(HostMetrics()) as metrics,
-            Requests() as requests,
-            processes.adopting_orphans(),
-        ):
-            metrics.open(None if plan.metrics is None else plan.metrics.on(plan.hosts[0].address), plan.run_dir)
-            hosts = ThisHost(job, run_folder, requests, metrics)
-            result = supervise(hosts, plan, requests=requests, display=job.display)
-            if result.code in FAILURES:
-                metrics.fail(stop=requests.any)
-    finally:
-        job.display.close()
-    if result.text:
-        terminal.say(result.text, stream=job.stream)
-    return result
-
-
-class ThisHost:
-    """The only host of a job, see ``supervisor.Hosts``."""
-
-    def __init__(self, job: Job, run_folder: RunFolder, requests: Requests, metrics: HostMetrics) -> None:
-        self._job = job
-        self._run_folder = run_folder
-        self._requests = requests
-        self._metrics = metrics
-        self._attempts = 0
+        Raises:
+            LaunchError: the command cannot be started at all.
+            UsageError: another process runs a job in this folder, or has the port of its metrics.
+        """
+        self._run_folder = RunFolder(plan.run_dir, plan.log_dir)
+        self._run_folder.make()
+        try:
+            with (
+                nullcontext() if self.holds_folder else runfolder.take_folder(self._run_folder),
+                closing(self._metrics),
+                self._requests,
+                processes.adopting_orphans(),
+            ):
+                self._metrics.open(
+                    None if plan.metrics is None else plan.metrics.on(plan.hosts[0].address), plan.run_dir
+                )
+                result = supervise(self, plan, requests=self._requests, display=self.display)
+                if result.code in FAILURES:
+                    self._metrics.fail(stop=self._requests.any)
+        finally:
+            self.display.close()
+        if result.text:
+            terminal.say(result.text, stream=self.stream)
+        return result
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan's command; however this ends, no process of it is left."""
-        connection = DirectConnection(
-            self._run_folder, self._job.environ, leftover_s=self._job.limits.leftover_s, metrics=self._metrics
-        )
         self._attempts += 1
-        with closing(connection):
+        with closing(
+            DirectConnection(self._run_folder, self.environ, leftover_s=self.limits.leftover_s, metrics=self._metrics)
+        ) as connection:
             return Attempt(
                 plan=plan,
                 restarts=self._attempts - 1,
                 members={0: _Self(channel=connection)},
-                display=self._job.display,
+                display=self.display,
                 requests=self._requests,
-                limits=self._job.limits,
+                limits=self.limits,
             ).run()
 
     def newest(self) -> Path | None:
@@ -112,7 +149,7 @@ class ThisHost:
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt."""
-        return self._job.replan(checkpoint)
+        return self.replan(checkpoint)
 
     def end_requested(self) -> bool:
         """Return whether a signal has asked for the end of the job."""
@@ -142,15 +179,12 @@ class DirectConnection:
             LaunchError: the command cannot be started.
         """
         if message["do"] == "start":
-            orders = Orders.of(message)
-            self._metrics.begin(facts_of(message))
-            self._command = HostCommand(orders, self._run_folder, environ=self._environ, leftover_s=self._leftover_s)
+            self._metrics.begin(AttemptFacts.of(message))
+            self._command = HostCommand(
+                Orders.of(message), self._run_folder, environ=self._environ, leftover_s=self._leftover_s
+            )
         elif self._command is not None:
-            command = self._command
-            if message["do"] == "stop":
-                command.ask_to_end(int(message["signal"]))
-            else:
-                {"save": command.ask_to_save, "end": command.kill}[message["do"]]()
+            self._command.obey(message)
 
     def receive(self) -> list[Message]:
         """Return the new events of the command."""

@@ -1,9 +1,12 @@
 """Describe to a plan this machine, and the hosts that have already reported."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from mtrain.system import placement
+from mtrain.spec.config import Loaded
+from mtrain.system import environment, placement
 
 SEVERAL_HOSTS_PORT = 29500
 """Default rendezvous port of a job on several hosts: a fixed one, which every host knows without asking the others."""
@@ -48,3 +51,19 @@ class Machine:
             hidden=placement.hides_devices(environ),
             line=tuple(line),
         )
+
+
+def here(loaded: Loaded) -> Machine:
+    """Return a description of this machine, as the ranks of a job will see it."""
+    environ = environment.clean(environment.caller())
+    return Machine.here(environ=environ, python=loaded.spec.backend.python or sys.executable, line=typed_line())
+
+
+def typed_line() -> list[str]:
+    """Return the running command as it would be typed on another host; for ``plan`` and ``--dry-run``, the planned one."""
+    program = Path(sys.argv[0])
+    start = [sys.executable, "-m", "mtrain"] if program.name == "__main__.py" else [program.name]
+    words = sys.argv[1:]
+    if words[:1] == ["plan"]:
+        words = ["train", *(word for word in words[1:] if word != "--json")]
+    return [*start, *(word for word in words if word.replace("_", "-") != "--dry-run")]

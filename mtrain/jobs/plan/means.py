@@ -1,17 +1,18 @@
 """The cluster and the launcher of a job, chosen from the spec and the installed plugins."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtrain.core.interfaces import Cluster, Launcher
+from mtrain.core.interfaces import Launcher
 from mtrain.core.plugin_classes import with_defaults
-from mtrain.errors import PluginError, SpecError
+from mtrain.errors import PluginError, SpecError, UsageError
+from mtrain.spec import terminal
+from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import AUTO, Resolved
+from mtrain.system import names, placement
 from mtrain.system.placement import LaunchOptions
-
-__all__ = ["AUTO", "cluster_of", "host_names", "is_by_hand", "is_several", "launcher_of", "made_launcher", "names_of"]
 
 
 def is_by_hand(spec: Spec) -> bool:
@@ -24,15 +25,33 @@ def is_several(spec: Spec) -> bool:
     return len(spec.cluster.ips) > 1 or not is_by_hand(spec)
 
 
-def cluster_of(job: Resolved) -> Cluster | None:
-    """Return the plugin that brings the job to its hosts; None: this host alone, or each is started by hand.
+def joins(loaded: Loaded) -> bool:
+    """Return whether this host serves another one that leads the job: it was started by hand and is not the first.
 
     Raises:
-        SpecError: no host is named, and the cluster does not choose them.
+        UsageError: this machine is none of the hosts.
     """
-    if job.cluster is not None:
-        names_of(job.spec, job.cluster)
-    return job.cluster
+    return is_several(loaded.spec) and is_by_hand(loaded.spec) and own_node(loaded) > 0
+
+
+def own_node(loaded: Loaded, *, note: Callable[[str], None] = lambda text: terminal.say(text, err=True)) -> int:
+    """Return this machine's index among the hosts, waiting for names that are not known yet, about which ``note`` is told.
+
+    Raises:
+        UsageError: it is none of them, or a name does not become known in the time that hosts have to join, or
+            ``--node-rank`` is given without hosts.
+    """
+    cluster = loaded.spec.cluster
+    if not cluster.ips:
+        if cluster.node_rank:
+            raise UsageError(
+                f"--node-rank {cluster.node_rank}: no host is named; give all of them with --ips A,B or --hostfile"
+            )
+        return 0
+    own = placement.own_addresses()
+    if cluster.node_rank is not None:
+        return placement.find_node_rank(cluster.ips, own, node_rank=cluster.node_rank)
+    return names.find_node_rank(cluster.ips, own, timeout_s=cluster.joining_s, note=note)
 
 
 def host_names(job: Resolved) -> Sequence[str]:
@@ -41,19 +60,15 @@ def host_names(job: Resolved) -> Sequence[str]:
     Raises:
         SpecError: no host is named, and the cluster does not choose them.
     """
-    return names_of(job.spec, job.cluster)
-
-
-def names_of(spec: Spec, cluster: Cluster | None) -> Sequence[str]:
-    """Return the addresses of the hosts that the spec names, or the names of those that the cluster chooses."""
+    spec, cluster = job.spec, job.cluster
     if spec.cluster.ips or cluster is None:
         return spec.cluster.ips
-    names = cluster.places(spec.cluster.nodes or 1)
-    if not names:
+    chosen = cluster.places(spec.cluster.nodes or 1)
+    if not chosen:
         raise SpecError(
             f"cluster.name: {spec.cluster.name!r} given, but no host is named; give them with --ips A,B or --hostfile"
         )
-    return names
+    return chosen
 
 
 def launcher_of(job: Resolved) -> tuple[str, type[Launcher]]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from mtrain.core.checkpoint.format import read_description
 from mtrain.errors import LaunchError, SpecError
+from mtrain.jobs.hosts.this_host import run_job
 from mtrain.jobs.plan.plan import Plan
-from mtrain.jobs.run import start
+from mtrain.jobs.plan.solo import one_process
 from mtrain.spec import bounds
 from mtrain.spec.model import Spec
 from mtrain.system import runfolder
@@ -236,10 +237,9 @@ class Trials:
         self._note(f"{KEY}: tries a micro batch of {micro}")
         run_dir = folder / f"micro-{micro}"
         runfolder.make(run_dir)
-        where = start.Where(run_dir=run_dir, checkpoint=None, fixed=True)
         trial = change_values(self._loaded, self._values(micro, folder))
         try:
-            result = start.run_job(trial, where, quiet=True, stream=io.StringIO())
+            result = run_job(trial, run_dir, quiet=True, stream=io.StringIO())
         except LaunchError as error:
             self.reason = str(error)
             return None
@@ -254,7 +254,7 @@ class Trials:
     def _values(self, micro: int, folder: Path) -> Mapping[str, Any]:
         """Return the values of a trial's spec, by dotted path."""
         device = str(self._loaded.spec.backend.options.get("device", "auto"))
-        one = start.one_process(start.framework_of(self._loaded), device=device)
+        one = one_process(self._loaded.job.backend.framework, device=device)
         kept = {"train.distil", "model.weights"}
         return {path: value for path, value in one.items() if path not in kept} | {
             "train.batch_size": micro,

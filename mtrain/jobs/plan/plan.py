@@ -17,7 +17,7 @@ from mtrain.core.update.schedule import total_updates
 from mtrain.errors import SpecError
 from mtrain.jobs.plan import commands, elastic, means
 from mtrain.jobs.plan import rows as plan_rows
-from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.machine import Machine, here
 from mtrain.jobs.plan.team import Team, team_of
 from mtrain.jobs.run.metrics_place import MetricsPlace
 from mtrain.jobs.run.own_code import files_of, own_code_of
@@ -120,8 +120,10 @@ def title_of(loaded: Loaded, *, name: str) -> str:
     return f"{name}: {subject} on {loaded.spec.backend.name}"
 
 
-def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Machine, mode: str = "train") -> Plan:
-    """Make the plan of a loaded spec on ``machine``.
+def make_plan(
+    loaded: Loaded, *, run_dir: Path, resume: Path | None = None, machine: Machine | None = None, mode: str = "train"
+) -> Plan:
+    """Make the plan of a loaded spec on ``machine``; None: on this one.
 
     ``mode`` is the task of the ranks, such as "train" or "evaluate"; where there is a script, they run the script.
 
@@ -129,6 +131,7 @@ def make_plan(loaded: Loaded, *, run_dir: Path, resume: Path | None, machine: Ma
         SpecError: hosts, ranks and batch do not fit together, or the backend cannot follow the recipe.
         PluginError: backend or launcher is unknown, or they do not fit together.
     """
+    machine = machine or here(loaded)
     team = team_of(loaded, machine)
     own_code = own_code_of(loaded, framework=team.backend.framework)
     recipe = _recipe(loaded, team, mode=mode)

@@ -53,8 +53,7 @@ def team_of(loaded: Loaded, machine: Machine) -> Team:
         PluginError: backend, cluster or launcher is unknown, or they do not fit together.
     """
     job = loaded.job
-    cluster = means.cluster_of(job)
-    spec = host_ranks.with_hosts(loaded.spec, machine.hosts or means.names_of(loaded.spec, cluster))
+    spec = host_ranks.with_hosts(loaded.spec, machine.hosts or means.host_names(job))
     backend = job.backend
     launcher_name, launcher_class = means.launcher_of(job)
     devices = host_ranks.devices_of(spec, machine, option=str(getattr(job.backend_options, "device", "auto")))
@@ -66,7 +65,7 @@ def team_of(loaded: Loaded, machine: Machine) -> Team:
     present = host_ranks.present(spec, all_hosts, machine, shards=shards, on_cpu=devices.on_cpu)
     return Team(
         spec=host_ranks.with_hosts(spec, [host.address for host in present]) if machine.present else spec,
-        cluster=cluster,
+        cluster=job.cluster,
         backend=backend,
         launcher_name=launcher_name,
         launcher_class=launcher_class,

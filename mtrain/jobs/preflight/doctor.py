@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs import job
+from mtrain.jobs import job, place
 from mtrain.jobs.brief import PREFLIGHT_ONLY, TRIAL, Brief
 from mtrain.jobs.hosts import allocated_hosts
 from mtrain.jobs.plan.host_ranks import TYPED
+from mtrain.jobs.plan.machine import here
 from mtrain.jobs.plan.means import host_names, is_several
+from mtrain.jobs.plan.plan import make_plan
 from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.preflight.findings import Finding, State, worst
 from mtrain.jobs.preflight.libraries import extras, libraries, own_packages, this_host
-from mtrain.jobs.run import start
 from mtrain.spec import config
 from mtrain.spec.hostnames import few
 from mtrain.system import environment
@@ -174,7 +175,7 @@ class _Examination:
     def _spec(self) -> list[Finding]:
         """Return what keeps the spec from training here, in the words of ``mtrain train``."""
         try:
-            plan = start.plan_job(self._loaded, start.locate(self._loaded, resume=None))
+            plan = make_plan(self._loaded, run_dir=place.locate(self._loaded, resume=None).run_dir)
             notes = job_checks.check(self._loaded.job, size=plan.size)
         except UsageError as error:
             return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]
@@ -199,15 +200,15 @@ class _Examination:
             return 1
 
     def _brief(self, loaded: "Loaded", mode: str, name: str) -> Brief:
-        return Brief(loaded=loaded, mode=mode, name=name, machine=start.here(loaded), latest=False)
+        return Brief(loaded=loaded, mode=mode, name=name, latest=False)
 
     # ------------------------------------------------------------------------------------------------------ all-reduces
     def _entries(self) -> Iterator["PluginEntry"]:
         """Yield the backends that can be started here."""
         own = self._loaded.spec.backend
         for entry in self._backends():
-            here = entry.is_installed or (entry.name == own.name and own.python is not None)
-            if here and not entry.rivals and (not self._hosts or self._rendezvous(entry.name) != "none"):
+            is_here = entry.is_installed or (entry.name == own.name and own.python is not None)
+            if is_here and not entry.rivals and (not self._hosts or self._rendezvous(entry.name) != "none"):
                 yield entry
 
     def _rendezvous(self, backend: str) -> str:
@@ -259,7 +260,7 @@ class _Examination:
         typed = loaded.origin(RANKS_KEY).kind in TYPED or self._request.config is not None
         if typed and requested != "auto":
             return requested
-        return 1 if self._hosts else min(RANKS, start.here(loaded).devices or RANKS)
+        return 1 if self._hosts else min(RANKS, here(loaded).devices or RANKS)
 
 
 def _in_words(summary: Mapping[str, Any]) -> str:

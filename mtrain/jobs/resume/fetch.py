@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtrain.core.checkpoint import format as files
@@ -311,3 +311,31 @@ def states(address: str) -> tuple[Source, Sequence[Copy], dict[str, str]]:
     source.run()
     copies, bad = source.list_copies()
     return source, copies[::-1], bad
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedWeights:
+    """How trained weights are named: a run, a checkpoint, or a file of weights."""
+
+    run: str | None = None
+    checkpoint: str | None = None
+    weights: str | None = None
+
+    def fetch(self) -> "TrainedWeights":
+        """Return the same as paths on this host: of an address, the best copy is restored into ``runs``.
+
+        Raises:
+            CheckpointError: there is no intact copy at an address, or it cannot be reached.
+        """
+        named = self
+        if named.weights is not None and is_address(named.weights):
+            named = TrainedWeights(run=named.run, checkpoint=named.weights)
+        if named.run is not None and is_address(named.run):
+            named = replace(named, run=str(_restore_best(named.run).run))
+        if named.checkpoint is not None and is_address(named.checkpoint):
+            named = replace(named, checkpoint=str(_restore_best(named.checkpoint).checkpoint))
+        return named
+
+
+def _restore_best(address: str) -> Resume:
+    return restore_run(address, Path("runs"), best=True)

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.errors import CheckpointError, UsageError
+from mtrain.jobs import place
 from mtrain.jobs.hosts import allocation
-from mtrain.jobs.plan import means
 from mtrain.jobs.plan.host_ranks import TYPED
 from mtrain.jobs.resume import compare, find
 from mtrain.jobs.resume.choices import HOSTS, NOT_TAKEN, OF_START, PLACE, Chosen, read, value_at
-from mtrain.jobs.run import start
 from mtrain.spec.addresses import is_address
 from mtrain.spec.config import RunSpec, RunValues
 from mtrain.spec.hostnames import few
 from mtrain.spec.model import ClusterSpec
+from mtrain.spec.resolved import AUTO
 from mtrain.spec.schema import leaves
 from mtrain.spec.yaml_reader import flow
 from mtrain.system import environment, placement, runfolder
@@ -158,7 +158,7 @@ def _check_name(loaded: "Loaded", resume: str) -> None:
 
 def _named_run(loaded: "Loaded", resume: str) -> Path | None:
     """Return the folder of the run that ``auto`` or ``if-any`` means; None if there is none yet."""
-    base, name = Path(loaded.spec.report.dir), start.run_name_for(loaded, resume=resume)
+    base, name = Path(loaded.spec.report.dir), place.run_name_for(loaded, resume=resume)
     try:
         return find.find_resume(None if resume == find.AUTO else resume, base=base, name=name).run
     except CheckpointError:
@@ -214,16 +214,12 @@ def _keeps_hosts(chosen: Chosen) -> bool:
     ips = value_at(chosen.values, "cluster.ips") or []
     if "cluster.ips" in chosen.found:
         return False
-    return value_at(chosen.values, "cluster.name") != means.AUTO or any(placement.is_here(str(host)) for host in ips)
+    return value_at(chosen.values, "cluster.name") != AUTO or any(placement.is_here(str(host)) for host in ips)
 
 
 def _says_hosts(loaded: "Loaded") -> bool:
     cluster = loaded.spec.cluster
-    if (
-        cluster.ips
-        or cluster.name != means.AUTO
-        or (cluster.nodes == 1 and loaded.origin("cluster.nodes").kind in TYPED)
-    ):
+    if cluster.ips or cluster.name != AUTO or (cluster.nodes == 1 and loaded.origin("cluster.nodes").kind in TYPED):
         return True
     return _is_allocated(loaded)
 

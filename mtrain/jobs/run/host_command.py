@@ -137,6 +137,15 @@ class HostCommand:
             self.kill()
         return events
 
+    def obey(self, message: Mapping[str, Any]) -> None:
+        """Carry out "save", "stop" or "end", see ``agent.py``; other messages are not for a command."""
+        if message["do"] == "save":
+            processes.send(self._rank_processes(), signal.SIGUSR1)
+        elif message["do"] == "stop":
+            self.ask_to_end(int(message["signal"]))
+        elif message["do"] == "end":
+            self.kill()
+
     def ask_to_end(self, number: int) -> None:
         """Send SIGTERM to the ranks, which then save and end; a script that does not know mtrain gets the signal ``number``.
 
@@ -149,10 +158,6 @@ class HostCommand:
         elif not asked:
             leader = processes.by_id(self._process.pid) if self._orders.forwards_signals else ()
             processes.send(leader or self._rank_processes(), signal.Signals(number))
-
-    def ask_to_save(self) -> None:
-        """Send SIGUSR1 to the ranks, which then save and go on."""
-        processes.send(self._rank_processes(), signal.SIGUSR1)
 
     def _rank_processes(self) -> list[psutil.Process]:
         """Return the ranks that are running; while their starter has not started them yet, that one."""

@@ -1,7 +1,7 @@
 """Describe where the hosts of a job answer Prometheus, and what the leader tells them for it, as plain values."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mtrain.spec.hostnames import bracketed
@@ -35,10 +35,6 @@ class MetricsPlace:
         host = "HOST" if self.address == OWN else bracketed(self.address)
         return f"http://{host}:{self.port}/metrics"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, for a message to an agent."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFacts:
@@ -51,12 +47,9 @@ class AttemptFacts:
     ranks: range
     """The ranks on this host."""
 
-
-def facts_of(message: Mapping[str, Any]) -> AttemptFacts:
-    """Read the facts from a "start" message."""
-    first = int(message["first_rank"])
-    return AttemptFacts(
-        hosts=int(message.get("hosts", 1)),
-        restarts=int(message.get("restarts", 0)),
-        ranks=range(first, first + int(message["ranks"])),
-    )
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "AttemptFacts":
+        """Read the facts from a "start" message."""
+        first = int(message["first_rank"])
+        ranks = range(first, first + int(message["ranks"]))
+        return cls(hosts=int(message.get("hosts", 1)), restarts=int(message.get("restarts", 0)), ranks=ranks)

@@ -147,11 +147,6 @@ def _with_way_on(verdict: Verdict, outcome: Outcome, *, newest: Callable[[], Pat
     return f"{way_on}; with --max-restarts 3 a job does so by itself, up to three times\n{verdict.text}"
 
 
-def not_started(requests: Requests) -> Result:
-    """Return the result of a job that was asked to end before anything was started."""
-    return Result(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING)
-
-
 def _ended_between_attempts(plan: Plan, requests: Requests) -> Verdict:
     way_on = f"; go on with --resume {shlex.quote(str(plan.run_dir))}" if plan.saves else ""
     text = f"ended before the job was started again{way_on}"

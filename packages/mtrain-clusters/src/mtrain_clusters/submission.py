@@ -20,7 +20,6 @@ from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Cluster
 from mtrain.core.interfaces.queue import Queue, QueuedJob, Submission
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.plan.means import AUTO
 from mtrain.jobs.resume.find import find_resume
 from mtrain.jobs.resume.load import typed_anew
 from mtrain.spec import outputs, references
@@ -28,6 +27,7 @@ from mtrain.spec.addresses import is_address
 from mtrain.spec.files import parse_json, read_text
 from mtrain.spec.plugin_kinds import SELECTORS, SINGULAR
 from mtrain.spec.registry import Registry
+from mtrain.spec.resolved import AUTO
 from mtrain.spec.yaml_reader import dump
 from mtrain.system import runfolder
 
@@ -281,20 +281,22 @@ def _planned(loaded: "Loaded") -> "Plan":
     Raises:
         UsageError: the job cannot be planned.
     """
-    from mtrain.jobs.run import start
+    from mtrain.jobs.place import run_name
+    from mtrain.jobs.plan.machine import here
+    from mtrain.jobs.plan.plan import make_plan
 
     cluster = loaded.spec.cluster
     # Names with a dot, since Paddle's launcher refuses others.
     hosts = [f"host-{number + 1}.cluster" for number in range(cluster.nodes or 1)]
     several = {"ips": hosts if len(hosts) > 1 else [], "name": AUTO, "options": {}}
     spec = loaded.spec.model_copy(update={"cluster": cluster.model_copy(update=several)})
-    machine = start.here(loaded)
+    machine = here(loaded)
     ranks = 1 if cluster.nproc_per_node == "auto" else cluster.nproc_per_node
     # The devices of the hosts are unknown here; a job that asks for devices gets as many as it has ranks.
     devices = ranks if spec.backend.options.get("device", "auto") not in ("auto", "cpu") else 0
     machine = dataclasses.replace(machine, devices=devices, devices_of=[devices] * len(hosts), hidden=False)
-    where = start.Where(run_dir=_base(loaded) / start.run_name(loaded), checkpoint=None)
-    return start.plan_job(dataclasses.replace(loaded, spec=spec), where, machine=machine)
+    run_dir = _base(loaded) / run_name(loaded)
+    return make_plan(dataclasses.replace(loaded, spec=spec), run_dir=run_dir, machine=machine)
 
 
 def _submission(loaded: "Loaded", name: str, plan: "Plan") -> Submission:
@@ -376,9 +378,9 @@ def _name(loaded: "Loaded") -> str:
     Raises:
         UsageError: the job with the given name has not ended.
     """
-    from mtrain.jobs.run import start
+    from mtrain.jobs.place import run_name
 
-    base, name = _base(loaded), start.run_name(loaded)
+    base, name = _base(loaded), run_name(loaded)
     if not loaded.spec.report.name:
         names = {*runfolder.names_like(base, name), *runfolder.names_like(base / FOLDER, name)}
         return runfolder.free_name(name, names)

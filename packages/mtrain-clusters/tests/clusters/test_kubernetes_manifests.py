@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from mtrain.commands.options import load_job
 from mtrain.commands.train import train
 from mtrain.errors import UsageError
+from mtrain.jobs.place import run_name_for
 from mtrain.jobs.plan.machine import Machine
+from mtrain.jobs.plan.means import own_node
 from mtrain.jobs.plan.plan import make_plan
-from mtrain.jobs.run import start
 from mtrain.spec import config
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
@@ -85,7 +86,7 @@ def _planned(pod: made.Pod, tmp_path: Path) -> tuple[config.Loaded, Any]:
     params = train.make_context("train", words).params
     assert params["resume"] == "if-any"
     loaded = load_job(params)
-    run_dir = Path(loaded.spec.report.dir) / start.run_name_for(loaded, resume="if-any")
+    run_dir = Path(loaded.spec.report.dir) / run_name_for(loaded, resume="if-any")
     return loaded, make_plan(loaded, run_dir=run_dir, resume=None, machine=Machine(cores=4, devices=0))
 
 
@@ -104,7 +105,7 @@ def test_the_pods_run_the_plan_of_hosts_with_their_names(kind, backend, tmp_path
     )
     for pod in pods:
         loaded, plan = _planned(pod, tmp_path)
-        assert start.own_node(loaded) == pod.index
+        assert own_node(loaded) == pod.index
         assert [host.address for host in plan.hosts] == names
         assert plan.commands == expected.commands
         assert not Path("/home/mtrain").is_relative_to(pod.env["HOME"]), "no volume hides the image's files"

@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrain.core.interfaces import Command
 from mtrain.errors import PluginError, UsageError
-from mtrain.jobs.hosts import this_host
+from mtrain.jobs.hosts.this_host import ThisHost
 from mtrain.jobs.plan import plan
 from mtrain.jobs.plan.machine import Machine
 from mtrain.jobs.plan.plan import Plan
@@ -164,10 +164,10 @@ def run_whole(loaded: Loaded, run_dir: Path, request: PluginTestRequest, *, resu
 def _run(planned: Plan, mark: str, environ: Mapping[str, str]) -> Ended:
     """Run a plan to its end; ``mark``: that of the job's processes."""
     output = io.StringIO()
-    job = this_host.Job(
+    hosts = ThisHost(
         display=Quiet(output), environ={**environ, JOB: mark}, replan=lambda checkpoint: planned, stream=output
     )
-    code = this_host.run(planned, job).code
+    code = hosts.run(planned).code
     if code in EXIT_CODES.values():
         raise KeyboardInterrupt
     return Ended(code=code, text=output.getvalue(), run_dir=planned.run_dir, job=mark, at=time.time())

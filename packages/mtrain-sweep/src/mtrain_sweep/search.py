@@ -332,8 +332,8 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
         UsageError: trials would have nothing to be judged by, or the job cannot be planned.
     """
     from mtrain.jobs.plan import means
+    from mtrain.jobs.plan.plan import make_plan
     from mtrain.jobs.preflight import job_checks
-    from mtrain.jobs.run import start
 
     loaded = plan.definition.trial_spec(
         {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters},
@@ -356,5 +356,5 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
                 f"cluster.ips: the first host is {loaded.spec.cluster.ips[0]}, which has the records of a job; start the sweep there"
             )
         return
-    trial = start.plan_job(loaded, start.Where(run_dir=plan.folder / "trials" / "0000", checkpoint=None))
+    trial = make_plan(loaded, run_dir=plan.folder / "trials" / "0000")
     job_checks.check(loaded.job, size=trial.size)

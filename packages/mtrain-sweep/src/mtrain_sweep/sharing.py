@@ -134,7 +134,7 @@ def copies_for(
     returns those of the trials; libraries that a plan imports may change them.
     """
     from mtrain.jobs.plan import means
-    from mtrain.jobs.run import start
+    from mtrain.jobs.plan.plan import make_plan
 
     searched = [
         path for one in definition.parameters for path in (one.name, *(key for keys in one.settings for key in keys))
@@ -148,7 +148,7 @@ def copies_for(
         copier = _copier(loaded.job.backend.framework)
         if copier is None:
             return None
-        first = start.plan_job(loaded, start.Where(run_dir=Place(folder, 0).run_dir, checkpoint=None)).commands[0]
+        first = make_plan(loaded, run_dir=Place(folder, 0).run_dir).commands[0]
         kinds = [type(loaded.job.model), loaded.job.task_named(loaded.job.model_class.kind)]
         ahead = Ahead(
             copier=copier,

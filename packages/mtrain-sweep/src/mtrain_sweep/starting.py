@@ -218,8 +218,8 @@ def _plan(request: SweepRequest, definition: SweepDefinition, folder: Path) -> "
 def _is_queued(definition: SweepDefinition) -> bool:
     """Return whether trials go to the queue of a scheduler: the spec names one, and this process is no job of it."""
     from mtrain.jobs.hosts import allocation
-    from mtrain.jobs.plan.means import AUTO
     from mtrain.spec import config
+    from mtrain.spec.resolved import AUTO
     from mtrain.system import environment
 
     loaded = config.load(definition.base, environ={}, folder_file=definition.file)
@@ -233,7 +233,7 @@ def _is_queued(definition: SweepDefinition) -> bool:
 
 
 def _next_folder(loaded: "Loaded") -> Path:
-    from mtrain.jobs.run import start
+    from mtrain.jobs.place import run_name
     from mtrain.system import runfolder
 
-    return runfolder.next_name(Path(loaded.spec.report.dir), f"{start.run_name(loaded)}-sweep")
+    return runfolder.next_name(Path(loaded.spec.report.dir), f"{run_name(loaded)}-sweep")

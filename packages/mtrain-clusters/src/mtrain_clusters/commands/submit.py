@@ -171,15 +171,15 @@ def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
 
     That is the run that ``resume`` names, else the one of ``report.name``. A job starts in the queue with ``--resume if-any``.
     """
+    from mtrain.jobs.place import resolve_resume
     from mtrain.jobs.resume import find, load
-    from mtrain.jobs.run import start
     from mtrain.spec.config import Given
     from mtrain_clusters import submission
 
     job = job.with_latest_run()
     config = job.spec.config
     if job.resume == find.AUTO:
-        job = replace(job, resume=str(start.resolve_resume(job.read_spec(None), resume=find.AUTO).run))
+        job = replace(job, resume=str(resolve_resume(job.read_spec(None), resume=find.AUTO).run))
     if job.resume not in (None, find.IF_ANY):
         run = submission.resumed_run(str(job.resume))
         if name not in (None, run.name):

@@ -221,9 +221,9 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
 
 def _one_rank(loaded: "Loaded", request: PruneRequest) -> dict[str, Any]:
     """Return the values of a spec for one process on this host, on the framework of the run."""
-    from mtrain.jobs.run import start
+    from mtrain.jobs.plan.solo import one_process
 
-    return start.one_process(start.framework_of(loaded), device=request.device) | {
+    return one_process(loaded.job.backend.framework, device=request.device) | {
         "report.reporters": {},
         "train.precision": "fp32",
         "train.ema": None,
@@ -247,21 +247,21 @@ def _empty(out: Path) -> Path:
 
 def _run(loaded: "Loaded", work: Path, weights: Path) -> int:
     """Run the rank that prunes, and return its exit code; a failure was printed."""
-    from mtrain.jobs.hosts import this_host
-    from mtrain.jobs.run import start
+    from mtrain.jobs.hosts.this_host import ThisHost
+    from mtrain.jobs.plan.plan import make_plan
+    from mtrain.jobs.run.request_files import write_folder
     from mtrain.records.console import Notes
     from mtrain.system import environment, job_secret
 
-    where = start.Where(run_dir=work.absolute(), checkpoint=weights)
-    plan = start.plan_job(loaded, where, mode="mtrain_deploy.pruning.worker")
-    start.write_folder(loaded, plan)
-    job = this_host.Job(
+    plan = make_plan(loaded, run_dir=work.absolute(), resume=weights, mode="mtrain_deploy.pruning.worker")
+    write_folder(loaded, plan)
+    hosts = ThisHost(
         display=Notes(sys.stderr),
         environ=environment.clean(environment.caller()) | job_secret.draw_secret(),
         replan=lambda _: plan,
         stream=sys.stderr,
     )
-    return this_host.run(plan, job).code
+    return hosts.run(plan).code
 
 
 def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.interfaces.exported import ExportedFiles
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs.exported import carried_spec
-from mtrain.jobs.run import start
+from mtrain.jobs.place import evaluation_name
+from mtrain.jobs.run.request_files import write_spec
 from mtrain.records.console import make_display
 from mtrain.spec.references import is_reference
 from mtrain.system import plugin_packages, runfolder
@@ -33,7 +34,7 @@ class OnnxFiles(ExportedFiles):
         spec = loaded.spec
         metadata = _with_model_of(loaded, path)
         data = evaluation.open_data(loaded.job, path, metadata)
-        name = start.evaluation_name(loaded, spec.report.name or path.stem)
+        name = evaluation_name(loaded, spec.report.name or path.stem)
         folder = runfolder.create(Path(spec.report.dir), name, latest=False)
         display = make_display(
             "quiet" if quiet else spec.report.display, title=f"{folder.name}: {metadata.model} in ONNX Runtime"
@@ -41,7 +42,7 @@ class OnnxFiles(ExportedFiles):
         try:
             for note in (*loaded.notes, f"evaluates {path}", f"run folder: {folder}"):
                 display.note(note)
-            start.write_spec(loaded, folder)
+            write_spec(loaded, folder)
             summary = evaluation.evaluate(
                 loaded.job, path, data, options=metadata.options, folder=folder, more=[("display", display)]
             )

@@ -12,8 +12,10 @@ from mtrain.core.checkpoint import store
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.jobs.exported import is_exported, spec_with
+from mtrain.jobs.hosts.this_host import run_job
+from mtrain.jobs.plan.solo import one_process
 from mtrain.jobs.resume import compare, find, load
-from mtrain.jobs.run import start
+from mtrain.jobs.resume.fetch import TrainedWeights
 from mtrain.spec import outputs, remedies
 from mtrain.spec.disclosure import needed_to_evaluate, shorten
 from mtrain.spec.files import parse_json
@@ -67,7 +69,7 @@ def export_weights(request: ExportRequest) -> Exported:
         UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
     """
     _check(request)
-    named = start.TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetched()
+    named = TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetch()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     weights, config = _weights_of(request)
     if request.spec.config is None:
@@ -90,8 +92,7 @@ def export_weights(request: ExportRequest) -> Exported:
         is_graph = request.format in GRAPHS
         made = folder / f"program{SUFFIXES['onnx' if is_graph else request.format]}"
         write_json(folder / REQUEST, {**_rank_request(request, loaded, made, weights), "class_names": names})
-        where = start.Where(run_dir=folder, checkpoint=weights.absolute())
-        code = start.run_job(loaded, where, mode="mtrain_deploy.exporting.rank", quiet=True).code
+        code = run_job(loaded, folder, weights.absolute(), mode="mtrain_deploy.exporting.rank", quiet=True).code
         if code != 0:
             return Exported(code=code)
         facts = parse_json((folder / FACTS).read_bytes())
@@ -178,10 +179,10 @@ def _on_one_rank(config: "Source", request: ExportRequest) -> "Loaded":
     An interpreter that the spec names is kept if the user names it now, or it is that of the same framework.
     """
     trained = request.spec.read(config)
-    used = start.framework_of(trained)
+    used = trained.job.backend.framework
     framework = FRAMEWORK_OF.get(request.format, used)
     typed = trained.origin("backend.python").kind in ("flag", "override", "env")
-    values = start.one_process(framework, device="cpu") | {
+    values = one_process(framework, device="cpu") | {
         "train.batch_size": 1,
         "train.accumulate": 1,
         "train.precision": "fp32",
@@ -199,7 +200,7 @@ def _check_own(request: ExportRequest, trained: "Loaded") -> None:
         UsageError: It was asked for.
     """
     model = trained.spec.model
-    is_paddle = start.framework_of(trained) == "paddle" or model.declared_framework == "paddle"
+    is_paddle = trained.job.backend.framework == "paddle" or model.declared_framework == "paddle"
     if is_paddle and request.format != "paddle":
         raise UsageError(
             f"--format {request.format}: {shorten(model.name)} is a model of Paddle, which is exported with --format paddle"
