@@ -25,9 +25,10 @@ from mtrain.core.interfaces import State
 from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import UsageError
+from mtrain.jobs.run.request_files import describe_environment
 from mtrain.records.history import History, read_history
 from mtrain.spec import config, outputs
-from mtrain.system import described, runfolder
+from mtrain.system import runfolder
 from mtrain.system.runfolder import RunFolder
 from mtrain_trace import comparing
 from mtrain_trace.causes import in_words
@@ -279,12 +280,12 @@ def _data_facts(bench: Bench) -> dict[str, str]:
 
 
 def _machine() -> str:
-    environment = described.describe_environment({})
+    environment = describe_environment({})
     return f"{environment['platform']}, {environment['cores']} cores"
 
 
 def _versions() -> str:
-    versions = described.describe_environment({})["versions"]
+    versions = describe_environment({})["versions"]
     # Those that compute or exchange something; others change no result.
     packages = ("mtrain", "torch", "paddlepaddle", "horovod", "deepspeed", "numpy")
     return ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)

@@ -25,8 +25,6 @@ class Where:
 
     run_dir: Path
     checkpoint: Path | None
-    fixed: bool = False
-    """The run has exactly this folder, whether it exists or not."""
     held: bool = False
     """This process has locked the folder."""
 
@@ -70,7 +68,7 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
     if resume is None:
         return Where(run_dir=runfolder.next_name(Path(loaded.spec.report.dir), run_name(loaded)), checkpoint=None)
     found = resolve_resume(loaded, resume=resume)
-    return Where(run_dir=found.run, checkpoint=found.checkpoint, fixed=resume == IF_ANY)
+    return Where(run_dir=found.run, checkpoint=found.checkpoint)
 
 
 @contextmanager
@@ -94,7 +92,7 @@ def hold_place(brief: Brief) -> Iterator[Where]:
             locks.append(run)
 
         found = find.choose_under_lock(lambda: resolve_resume(loaded, resume=resume), hold)
-        yield Where(run_dir=found.run, checkpoint=found.checkpoint, fixed=resume == IF_ANY, held=found.run in locks)
+        yield Where(run_dir=found.run, checkpoint=found.checkpoint, held=found.run in locks)
 
 
 def resolve_resume(loaded: "Loaded", *, resume: str) -> Resume:
@@ -111,7 +109,7 @@ def resolve_resume(loaded: "Loaded", *, resume: str) -> Resume:
 
 def create_place(brief: Brief, where: Where) -> Where:
     """Return ``where`` with an existing run folder: the resumed one, or a new one with the next free name."""
-    if where.fixed:
+    if brief.resume == IF_ANY:
         runfolder.make(where.run_dir)
     elif brief.resume is not None:
         runfolder.point_latest(where.run_dir)

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import functools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from mtrain.errors import UsageError
 from mtrain.spec import outputs
 
 SET_PARENT_DEATH_SIGNAL = 1
@@ -24,6 +26,9 @@ SET_CHILD_SUBREAPER = 36
 """Options of prctl(2)."""
 KILL_ROUNDS = 30
 """Number of attempts, of about a second each, to kill processes. One in uninterruptible sleep may outlive them all."""
+
+SPARE_FILES = 256
+"""Files that a process has open besides those that ``allow_open_files`` counts."""
 
 
 def start(
@@ -270,6 +275,24 @@ def reap(*, spare: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
         except ChildProcessError:
             return
+
+
+def allow_open_files(count: int, *, what: str) -> None:
+    """Raise this process's own limit, if need be, so that it can have ``count`` files open for ``what``.
+
+    Raises:
+        UsageError: the system allows less.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"{what}: {needed} files must be open at once, and this machine allows a process {hard}; raise the limit "
+            "(LimitNOFILE of systemd, or /etc/security/limits.conf), see `ulimit -Hn`"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 HERE = "here"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrain.jobs.hosts import agent_warnings
+from mtrain.jobs.hosts import messages
 from mtrain.jobs.hosts.agent import command_environment
 from mtrain.jobs.run import host_command
 from mtrain.jobs.run.host_command import HostCommand, Orders
@@ -55,9 +55,9 @@ def test_an_attempt_is_judged_by_what_was_logged_since_it_began(
 
 def test_warnings_are_collected_once_each_and_no_more_than_an_answer_carries() -> None:
     log = logging.getLogger("mtrain.of.a.test")
-    with agent_warnings.collect() as texts:
-        for number in (0, 0, *range(agent_warnings.MAX_WARNINGS + 5)):
+    with messages.collect_warnings() as texts:
+        for number in (0, 0, *range(messages.MAX_WARNINGS + 5)):
             log.warning("step %s is damaged", number)
         log.info("not worth a word")
     log.warning("too late")
-    assert texts == [f"step {number} is damaged" for number in range(agent_warnings.MAX_WARNINGS)]
+    assert texts == [f"step {number} is damaged" for number in range(messages.MAX_WARNINGS)]

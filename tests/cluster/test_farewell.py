@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from mtrain.jobs.hosts.farewell import Farewell
+from mtrain.jobs.hosts.messages import Farewell
 from mtrain.system.diagnosis import Evidence, Log, Verdict, conclude
 
 

@@ -11,10 +11,9 @@ import pytest
 from benchmarks.growth import hosts as stand_ins
 from mtrain.errors import SpecError
 from mtrain.jobs.hosts import agent_processes
-from mtrain.jobs.hosts.candidates import MAX_CHECKING
+from mtrain.jobs.hosts.candidates import MAX_CHECKING, REFUSAL_S, ExpectedHosts
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.hosts.elastic_hosts import CHECK_S, SETTLE_S
-from mtrain.jobs.hosts.expected_hosts import REFUSAL_S, ExpectedHosts
 from tests.cluster.test_elastic_hosts import Time, bad, hosts, member, outcome, plan, running
 from tests.cluster.test_many_hosts import SPEAKS, WAITS
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mtrain.jobs.hosts import late_names
+from mtrain.jobs.hosts import survey
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.preflight import checks, majority
 from mtrain.jobs.preflight.comparison import HostFacts, compare
@@ -103,7 +103,7 @@ def test_names_are_asked_of_each_host_for_its_partners():
         number: Member(node=number, host=f"node{number}", channel=Channel(number), hello={}) for number in range(400)
     }
     Channel.asked_bytes = 0
-    late_names.await_names(
+    survey.await_names(
         members,
         [*(member.host for member in members.values()), "master"],
         timeout_s=1.0,
@@ -111,7 +111,7 @@ def test_names_are_asked_of_each_host_for_its_partners():
         stop=lambda: False,
     )
     assert Channel.asked_bytes < 400 * 40 * 20
-    names = late_names._names_for(members, [*(member.host for member in members.values()), "master"])
+    names = survey._names_for(members, [*(member.host for member in members.values()), "master"])
     assert len(names[0]) == 401
     assert {"node5", "node0", "node6", "node4", "master"} <= set(names[5])
 

@@ -15,7 +15,7 @@ from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
 from mtrain.jobs.run.attempt import heed
 from mtrain.jobs.run.outcome import Loss, Outcome
-from mtrain.system import open_files
+from mtrain.system import processes
 from mtrain.system.processes import Requests
 
 HELLO = f'{{"event": "hello", "version": "{mtrain.__version__}", "host": "node"}}'
@@ -66,14 +66,14 @@ def test_a_limit_of_open_files_is_raised_as_far_as_it_may_be_and_else_named(monk
     limits = [1024, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.__setitem__(slice(None), pair))
-    open_files.allow(3 * 100, what="100 hosts")
+    processes.allow_open_files(3 * 100, what="100 hosts")
     assert limits == [1024, 4096]
-    open_files.allow(3 * 1000, what="1000 hosts")
+    processes.allow_open_files(3 * 1000, what="1000 hosts")
     assert limits == [3256, 4096]
     with pytest.raises(
         UsageError, match=r"2000 hosts: 6256 files must be open at once, and this machine allows.* 4096"
     ):
-        open_files.allow(3 * 2000, what="2000 hosts")
+        processes.allow_open_files(3 * 2000, what="2000 hosts")
 
 
 def test_a_request_to_a_hundred_hosts_at_once_names_the_first_ones():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mtrain.jobs.hosts import packed_files
+from mtrain.jobs.hosts import messages
 from mtrain.jobs.hosts.connections import Addresses
 from mtrain.jobs.hosts.rendezvous import Meeting
 from mtrain.system import placement
@@ -55,8 +55,8 @@ def test_the_spec_of_many_hosts_is_sent_in_a_few_bytes_for_each_and_arrives_as_i
         ),
         "small.json": "{}",
     }
-    packed = json.loads(json.dumps(packed_files.pack(files)))
-    assert packed_files.unpack(packed) == files
+    packed = json.loads(json.dumps(messages.pack_files(files)))
+    assert messages.unpack_files(packed) == files
     assert packed["small.json"] == "{}"
     print(f"{len(files['spec.json'])} bytes as {len(json.dumps(packed))}")
     assert len(json.dumps(packed)) < 6 * 1000

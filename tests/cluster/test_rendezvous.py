@@ -21,10 +21,10 @@ from mtrain.jobs.hosts.admission import Party, difference
 from mtrain.jobs.hosts.agent import hello
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connections import Addresses
-from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.handshake import Unproven, prove
 from mtrain.jobs.hosts.joining import join
 from mtrain.jobs.hosts.listener import MAX_UNIDENTIFIED, Listener
+from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.hosts.rendezvous import open_meeting
 from mtrain.jobs.run.host_command import Orders
 from mtrain.system.environment import caller

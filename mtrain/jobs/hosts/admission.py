@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import mtrain
-from mtrain.jobs.hosts.channel import Message
 from mtrain.jobs.hosts.connections import printable
 from mtrain.jobs.hosts.handshake import HANDSHAKE_EVENT, REMEDY
+from mtrain.jobs.hosts.messages import Message
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 
 MAX_REASON = 2000

@@ -10,9 +10,9 @@ Messages from the leader. Those with an answer are sent with ``channel.ask``:
 do         fields                                                      answer
 =========  ==========================================================  =================================================
 names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
-port       address, port (0: any)                                      port: one that is free at ``address`` just now
+port       address                                                     port: one that is free at ``address`` just now
 check      spec, size, training, resumed, cwd                          notes: those of ``job_checks.check`` on this host
-prepare    run_dir, log_dir, node, files (``packed_files``), cwd, wait_s,    empty; the folder was made, locked and written, and
+prepare    run_dir, log_dir, node, files (``messages.pack_files``), cwd, wait_s,    empty; the folder was made, locked and written, and
            metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
 resume     given, base, name, copy_to, cwd, own_node                   run, checkpoint; see ``fetch.fetch_resume``. The
                                                                        folder is locked before the checkpoint is chosen
@@ -41,7 +41,7 @@ save     this process received SIGUSR1
 asked    signal: this process received a signal to end the job; times: how many by now
 =======  ===============================================================================================================
 
-An answer has ``warnings``, too, if any were logged meanwhile (``agent_warnings.py``).
+An answer has ``warnings``, too, if any were logged meanwhile (``messages.py``).
 
 A leader that closes the channel or is silent for too long is lost: the agent kills what it started, and ends.
 """
@@ -58,9 +58,9 @@ from typing import Any
 
 import mtrain
 from mtrain.errors import MtrainError, UsageError
-from mtrain.jobs.hosts import agent_warnings, packed_files
-from mtrain.jobs.hosts.channel import Channel, Lost, Message
-from mtrain.jobs.hosts.farewell import Farewell
+from mtrain.jobs.hosts import messages
+from mtrain.jobs.hosts.channel import Channel, Lost
+from mtrain.jobs.hosts.messages import Farewell, Message
 from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.jobs.run.metrics import HostMetrics
 from mtrain.jobs.run.metrics_place import AttemptFacts, MetricsPlace
@@ -182,11 +182,11 @@ class Agent:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _answer(self, verb: str, message: Message) -> dict[str, Any]:
-        with agent_warnings.collect() as warnings:
+        with messages.collect_warnings() as warnings:
             answer = self._carry_out(verb, message)
         if "error" in answer:
             return {**answer, "error": "; ".join([str(answer["error"]), *warnings])}
-        return {**answer, agent_warnings.FIELD: warnings} if warnings else answer
+        return {**answer, messages.WARNINGS: warnings} if warnings else answer
 
     def _carry_out(self, verb: str, message: Message) -> dict[str, Any]:
         try:
@@ -208,11 +208,7 @@ class Agent:
         return {"names": runfolder.names_like(Path(message["base"]), message["name"])}
 
     def _port(self, message: Message) -> dict[str, Any]:
-        address = _own_address(message["address"])
-        if message["port"]:
-            placement.check_port(address, message["port"])
-            return {"port": message["port"]}
-        return {"port": placement.free_port(address)}
+        return {"port": placement.free_port(_own_address(message["address"]))}
 
     def _check(self, message: Message) -> dict[str, Any]:
         from mtrain.jobs.preflight import job_checks
@@ -233,7 +229,7 @@ class Agent:
             runfolder.keep_private()
             run.make()
             self._hold(run, message["node"], wait_s=float(message.get("wait_s", 0.0)))
-        for name, text in packed_files.unpack(message["files"]).items():
+        for name, text in messages.unpack_files(message["files"]).items():
             path = run.path / Path(name).name
             if ".next." not in name:  # A pending file that a refused job has left would be read in place of this one.
                 runfolder.pending(path).unlink(missing_ok=True)

@@ -15,13 +15,14 @@ import mtrain
 from mtrain.core.interfaces import HostedJob
 from mtrain.errors import LaunchError
 from mtrain.jobs.hosts import start_failures
-from mtrain.jobs.hosts.channel import Channel, Lost, Message
+from mtrain.jobs.hosts.channel import Channel, Lost
 from mtrain.jobs.hosts.channel_thread import ChannelThread
 from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.hosts.start_failures import SSH, Means
 from mtrain.jobs.plan.commands import AGENT
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.system import open_files, placement, processes
+from mtrain.system import placement, processes
 
 MAX_CONNECTING = 64
 """Most commands that run before the hello of their agent has come; further hosts wait for their turn."""
@@ -340,7 +341,7 @@ class AgentProcesses:
         At most ``MAX_CONNECTING`` connect at a time. The time of each host counts from the start of its own command, so that
         one that waits for its turn loses nothing.
         """
-        open_files.allow(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
+        processes.allow_open_files(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
         self.let_go(nodes)
         members: dict[int, Member] = {}
         findings: dict[int, Finding] = {}

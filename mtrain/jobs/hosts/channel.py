@@ -29,9 +29,8 @@ from typing import Any
 
 from mtrain.jobs.hosts.channel_thread import ChannelThread
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
+from mtrain.jobs.hosts.messages import Message
 from mtrain.spec.terminal import one_line
-
-Message = dict[str, Any]
 
 BEAT_S = 1.0
 """Seconds between two heartbeats."""

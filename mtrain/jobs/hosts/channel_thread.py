@@ -22,37 +22,29 @@ class Served(Protocol):
     @property
     def incoming(self) -> int:
         """Return the descriptor to read from."""
-        ...
 
     @property
     def outgoing(self) -> int | None:
         """Return the descriptor to write to while there is something to write, else None."""
-        ...
 
     @property
     def is_over(self) -> bool:
         """Return whether nothing is to be read or written any more."""
-        ...
 
     def tick(self, now: float) -> float:
         """Do what is due at the monotonic time ``now``; return when something is due next."""
-        ...
 
     def read(self) -> None:
         """Read what can be read."""
-        ...
 
     def write(self) -> None:
         """Write what can be written."""
-        ...
 
     def fail(self, error: Exception) -> None:
         """Note an error of the code itself, after which it is over."""
-        ...
 
     def finish(self) -> None:
         """Close the descriptors. It is the last call."""
-        ...
 
 
 class ChannelThread:

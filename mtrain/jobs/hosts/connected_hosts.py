@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import LaunchError, UsageError
-from mtrain.jobs.hosts import agent_warnings, packed_files
-from mtrain.jobs.hosts.channel import Message, ask_all
+from mtrain.jobs.hosts import messages
+from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.hosts import Gathering, Member
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import merge_findings
 from mtrain.jobs.run.attempt import Attempt, Limits, heed
@@ -60,7 +61,7 @@ class ConnectedHosts:
             UsageError: another job runs in the run folder.
             LaunchError: lost hosts did not come back.
         """
-        prepare(self.members, plan, packed_files.pack(self.files(plan)), cwd=self.cwd)
+        prepare(self.members, plan, messages.pack_files(self.files(plan)), cwd=self.cwd)
         self.display.note(f"run folder: {plan.run_dir}")
         code = UNEXPECTED
         try:
@@ -107,7 +108,7 @@ class ConnectedHosts:
             answer = ask(self.members, 0, "newest")
         except UsageError as error:  # The job has run, so this is no wrong use: its exit code must be 1, not 2.
             raise LaunchError(str(error)) from error
-        agent_warnings.show([(self.members[0].label, answer)], self.display.note)
+        messages.show_warnings([(self.members[0].label, answer)], self.display.note)
         return None if answer.get("checkpoint") is None else Path(answer["checkpoint"])
 
     def change(self, outcome: Outcome) -> str:
@@ -131,7 +132,7 @@ class ConnectedHosts:
         self._bring_back(absent)
         if absent and not self.end_requested():
             back = {node: self.members[node] for node in absent}
-            files = packed_files.pack(self.files(plan))
+            files = messages.pack_files(self.files(plan))
             prepare(back, plan, files, cwd=self.cwd, wait_s=self.limits.silence_s)
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
@@ -203,7 +204,7 @@ def ask(
 def prepare(
     members: Mapping[int, Member], plan: Plan, files: Mapping[str, Any], *, cwd: str | None, wait_s: float = 0.0
 ) -> None:
-    """Make and lock the run folder on all ``members``, and write ``files`` (``packed_files``) there.
+    """Make and lock the run folder on all ``members``, and write ``files`` (``messages.pack_files``) there.
 
     A host may wait ``wait_s`` for an agent of an earlier attempt to release the lock.
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.errors import LaunchError
-from mtrain.jobs.hosts import agent_warnings, packed_files
+from mtrain.jobs.hosts import messages
 from mtrain.jobs.hosts.candidates import Candidates
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import AGAIN_S, ASK_S, ConnectedHosts, prepare
-from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.run.attempt import Attempt
@@ -132,7 +132,7 @@ class ElasticHosts(ConnectedHosts):
         nodes = sorted(self.members)
         answers = ask_all([self.members[node].channel for node in nodes], "newest", timeout_s=ASK_S)
         labels = [self.members[node].label for node in nodes]
-        agent_warnings.show(list(zip(labels, answers, strict=True)), self._note_warning)
+        messages.show_warnings(list(zip(labels, answers, strict=True)), self._note_warning)
         found = {
             node: Path(each["checkpoint"]) for node, each in zip(nodes, answers, strict=True) if each.get("checkpoint")
         }
@@ -225,7 +225,7 @@ class ElasticHosts(ConnectedHosts):
         assert plan is not None
         with self._packing:  # All that come during an attempt receive the same files.
             if self._pack is None or self._pack[0] is not plan:
-                self._pack = plan, packed_files.pack(self.files(plan))
+                self._pack = plan, messages.pack_files(self.files(plan))
             files = self._pack[1]
         prepare({member.node: member}, plan, files, cwd=self.cwd, wait_s=wait_s)
 

@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from mtrain.jobs.hosts.farewell import Farewell
+from mtrain.jobs.hosts.messages import Farewell
 from mtrain.system.job_secret import CLUSTER_VARIABLE
 from mtrain.system.mutual_authentication import End
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mtrain.jobs.hosts.channel import Channel, Message
+from mtrain.jobs.hosts.channel import Channel
 from mtrain.jobs.hosts.disconnection import Disconnection
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.preflight.findings import Finding
 
 
@@ -34,12 +35,10 @@ class Participant(Protocol):
     @property
     def node(self) -> int | None:
         """Return the index of the host in the list of hosts; None: it is the only host of the job."""
-        ...
 
     @property
     def label(self) -> str:
         """Return the host's name for messages; empty if it is the only host of the job."""
-        ...
 
     @property
     def channel(self) -> Connection: ...  # noqa: D102
@@ -83,27 +82,21 @@ class Gathering(Protocol):
         Raises:
             UsageError: a host refuses this job, or is refused.
         """
-        ...
 
     def arrivals(self, nodes: Sequence[int]) -> dict[int, Member]:
         """Return which of the absent ``nodes`` have connected by now; returns at once, and is called again and again.
 
         An elastic job asks for hosts that were lost, or have not come yet, while it runs on the others.
         """
-        ...
 
     def leave_alone(self, node: int, *, seconds: float) -> None:
         """Let a host end that was asked to: ``arrivals`` does not fetch it for so long, but takes it if it comes."""
-        ...
 
     def last_words(self, node: int) -> str:
         """Return how the process that connected a host ended, or "" where that is unknown."""
-        ...
 
     def let_go(self, nodes: Sequence[int]) -> None:
         """Close the connections to hosts, beside one another, and wait until their processes have ended."""
-        ...
 
     def close(self) -> None:
         """Close the connections to all hosts."""
-        ...

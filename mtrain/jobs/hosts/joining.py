@@ -11,8 +11,8 @@ from mtrain.jobs.hosts.admission import MAX_REASON, Party
 from mtrain.jobs.hosts.agent import Agent, hello
 from mtrain.jobs.hosts.channel import Channel, Lost
 from mtrain.jobs.hosts.connections import CONNECT_S, SILENT_WAIT_S, channel_over, printable, source_for
-from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.handshake import Unproven, prove
+from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
 from mtrain.system import names, processes
 

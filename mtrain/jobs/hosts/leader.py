@@ -15,14 +15,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.brief import CHECKED, TRIAL, Brief
-from mtrain.jobs.hosts import agent_warnings, late_names
+from mtrain.jobs.hosts import messages
+from mtrain.jobs.hosts.candidates import ExpectedHosts
 from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
-from mtrain.jobs.hosts.expected_hosts import ExpectedHosts
-from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Gathering, Member
-from mtrain.jobs.hosts.survey import Survey, address_that_others_use
+from mtrain.jobs.hosts.messages import Farewell
+from mtrain.jobs.hosts.survey import Survey, address_that_others_use, await_names
 from mtrain.jobs.place import Where
 from mtrain.jobs.plan import means
 from mtrain.jobs.plan.machine import here
@@ -140,7 +140,7 @@ class Leader:
             raise NotStarted(missing)
         # Names of pods become known one by one, and the preflight would refuse those that are not known yet.
         wanted = [*(member.host for member in self._members.values()), *filter(None, [cluster.master_addr])]
-        late_names.await_names(
+        await_names(
             self._members,
             list(dict.fromkeys(wanted)),
             timeout_s=cluster.joining_s,
@@ -279,7 +279,7 @@ class Leader:
         port = self.brief.spec.cluster.master_port
         if port == "auto":  # A port that the spec fixes is checked by the preflight.
             address = self.brief.spec.cluster.master_addr or members[first].host
-            port = ask(members, first, "port", address=address, port=0)["port"]
+            port = ask(members, first, "port", address=address)["port"]
         named = list(self.brief.hosts)
         assumed = members[first] if like is None else like
         hellos = [members.get(node, assumed).hello for node in self._nodes()]
@@ -303,7 +303,7 @@ class Leader:
             first = min(self._members)
             place: dict[str, Any] = {"given": path, "base": base, "name": name, "copy_to": copy_to, "cwd": self._cwd()}
             answer = ask(self._members, first, "resume", timeout_s=timeout_s, own_node=first, **place)
-            agent_warnings.show([(self._members[first].label, answer)], self.display.note)
+            messages.show_warnings([(self._members[first].label, answer)], self.display.note)
             checkpoint = Path(answer["checkpoint"]) if answer["checkpoint"] else None
             return Where(run_dir=Path(answer["run"]), checkpoint=checkpoint)
         answers = ask_all(
@@ -344,7 +344,7 @@ class Leader:
         except MtrainError:
             self._end_if_requested()  # A request to end the job ends the waiting, too.
             raise
-        agent_warnings.show([(self._members[first].label, answer)], self.display.note)
+        messages.show_warnings([(self._members[first].label, answer)], self.display.note)
         for note in answer["notes"]:
             self.display.note(note)
 

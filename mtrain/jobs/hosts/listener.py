@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from mtrain.errors import UsageError
 from mtrain.jobs.hosts.admission import Party
-from mtrain.jobs.hosts.channel import Lost, Message
+from mtrain.jobs.hosts.channel import Lost
 from mtrain.jobs.hosts.connections import (
     CONNECT_S,
     HELLO_S,
@@ -25,6 +25,7 @@ from mtrain.jobs.hosts.connections import (
     source_for,
 )
 from mtrain.jobs.hosts.handshake import Unproven, prove, refuse
+from mtrain.jobs.hosts.messages import Message
 from mtrain.system import names, placement
 
 MAX_UNIDENTIFIED = {True: 64, False: 16}

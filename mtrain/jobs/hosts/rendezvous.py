@@ -16,11 +16,10 @@ from mtrain.errors import UsageError
 from mtrain.jobs.hosts.admission import Knowledge, Party, admit, claimed_host, is_job
 from mtrain.jobs.hosts.agent import FIRST_MESSAGE_S, hello
 from mtrain.jobs.hosts.agent_processes import CLOSING_S, Line, hear, open_own_line
-from mtrain.jobs.hosts.channel import Message
 from mtrain.jobs.hosts.connections import CONNECT_S, SILENT_WAIT_S, Addresses, Caller, printable
-from mtrain.jobs.hosts.farewell import Farewell
 from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.listener import POLL_S, Listener, listening_socket
+from mtrain.jobs.hosts.messages import Farewell, Message
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.spec.hostnames import few
 from mtrain.system import names

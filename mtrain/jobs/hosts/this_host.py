@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from mtrain.core.checkpoint import store
 from mtrain.jobs.brief import TRIAL, Brief
-from mtrain.jobs.hosts.channel import Message
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.run.attempt import Attempt, Limits
 from mtrain.jobs.run.host_command import HostCommand, Orders

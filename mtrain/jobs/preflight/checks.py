@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mtrain.jobs.hosts.channel import Channel, Message, ask_all
+from mtrain.jobs.hosts.channel import Channel, ask_all
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.preflight.comparison import HostFacts, compare, digests_of
 from mtrain.jobs.preflight.findings import Finding, merge_findings
 from mtrain.jobs.preflight.folder_listing import first_difference

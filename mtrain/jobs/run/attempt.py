@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtrain.errors import Interrupted
-from mtrain.jobs.hosts.channel import Message
 from mtrain.jobs.hosts.host_log import HostLog
 from mtrain.jobs.hosts.hosts import Participant
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.run.outcome import Loss, Outcome, Pause
 from mtrain.records.display import Display

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.jobs.hosts.channel import Message
 from mtrain.jobs.hosts.disconnection import Disconnection
 from mtrain.jobs.hosts.hosts import Participant
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.records.history import Record
 from mtrain.system import diagnosis

@@ -1,9 +1,15 @@
 """The files of a run folder that record the request: the spec, what was chosen, the plan and the environment."""
 
+import os
+import platform
+import re
+import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtrain.core.record_files import json_text
 from mtrain.errors import UsageError
@@ -12,7 +18,7 @@ from mtrain.jobs.resume import choices
 from mtrain.rank.script.settings import described_script
 from mtrain.spec import config, outputs
 from mtrain.spec.yaml_reader import dump
-from mtrain.system import described, environment, runfolder
+from mtrain.system import environment, runfolder
 from mtrain.system.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -76,5 +82,38 @@ def _spec_texts(loaded: "Loaded", run: RunFolder) -> dict[Path, str]:
     return {
         run.spec_json: config.resolved_json(loaded.spec) if loaded.script is None else json_text(values),
         run.spec_yml: dump(values),
-        run.path / "environment.json": json_text(described.describe_environment(environ, argv=argv)),
+        run.path / "environment.json": json_text(describe_environment(environ, argv=argv)),
+    }
+
+
+def _packages() -> list[str]:
+    """Return the names of this distribution and of its requirements, those of extras included."""
+    try:
+        requirements = metadata.requires("mtrain") or []
+    except metadata.PackageNotFoundError:  # mtrain runs from a clone that is not installed.
+        requirements = []
+    matches = (re.match(r"[\w.-]+", line) for line in ["mtrain", *requirements])
+    return sorted({match.group() for match in matches if match})
+
+
+def describe_environment(environ: Mapping[str, str], *, argv: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the versions of packages, facts about the machine, and ``environ`` and ``argv``.
+
+    The caller must have removed secrets from ``environ`` and from the command ``argv``.
+    """
+    versions = {}
+    for name in _packages():
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": sys.version,
+        "cores": os.cpu_count(),
+        "argv": list(argv),
+        "versions": versions,
+        "environment": dict(environ),
     }

@@ -57,7 +57,6 @@ class Hosts(Protocol):
         Raises:
             LaunchError: a command cannot be started at all.
         """
-        ...
 
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint of the run, or None.
@@ -65,14 +64,12 @@ class Hosts(Protocol):
         Raises:
             LaunchError: this cannot be found out.
         """
-        ...
 
     def change(self, outcome: Outcome) -> str:
         """Return why the job goes on with other hosts after this attempt, in words; "": it does not.
 
         Such a restart is not one of those that ``cluster.max_restarts`` allows.
         """
-        ...
 
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Make the hosts ready for another attempt; return early once somebody asks for the end of the job.
@@ -80,15 +77,12 @@ class Hosts(Protocol):
         Raises:
             LaunchError: hosts that were lost did not come back.
         """
-        ...
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt, from a checkpoint; None: from the beginning."""
-        ...
 
     def end_requested(self) -> bool:
         """Return whether somebody has asked for the end of the job. It must not be called during an attempt."""
-        ...
 
 
 def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display) -> Result:

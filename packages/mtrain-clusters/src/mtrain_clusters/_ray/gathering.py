@@ -7,8 +7,9 @@ from typing import Any
 import mtrain
 from mtrain.core.interfaces import HostedJob
 from mtrain.jobs.hosts import start_failures
-from mtrain.jobs.hosts.channel import Lost, Message
+from mtrain.jobs.hosts.channel import Lost
 from mtrain.jobs.hosts.hosts import Member
+from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.hosts.start_failures import Means
 from mtrain.jobs.preflight.findings import Finding
 from mtrain_clusters._ray.bridge import Bridge
