@@ -48,7 +48,7 @@ class Cut:
     is_shorter: bool
     """Whether what came after the range has moved to where it began; else there is a hole."""
 
-    def moved(self, offset: int) -> int:
+    def offset_after(self, offset: int) -> int:
         """Return where the byte that was at ``offset`` is now, or the next one that is left."""
         if not self.is_shorter or offset <= self.start:
             return offset
@@ -224,7 +224,7 @@ class Output:
     def skip(self, name: str, cut: Cut) -> None:
         """Go on after a range that was taken out of the log of that name."""
         if name == self._path.name:
-            self._offset = cut.moved(self._offset)
+            self._offset = cut.offset_after(self._offset)
 
 
 def left_out(count: int, *, where: object) -> bytes:

@@ -353,7 +353,7 @@ def told(member: Member) -> list[str]:
 def test_a_host_that_did_not_fit_is_asked_again_and_taken_once_the_reason_is_gone(clock):
     job = job_without_its_second_host(clock)
     job._candidates.look(job._absent())
-    assert job._candidates.refused == [1]
+    assert job._candidates.unfit == [1]
     job.reasons = []
     job._candidates.look(job._absent())
     assert job._candidates.fitting == [], "not before its pause is over"
@@ -387,7 +387,7 @@ def test_a_host_that_was_taken_and_is_refused_when_it_comes_back_is_told_of_agai
     assert list(job._candidates.take()) == [1]
     job.reasons, job.gathering.coming[1] = ["the disk is full"], member(1)
     job._candidates.look([1])
-    assert job._candidates.refused == [1]
+    assert job._candidates.unfit == [1]
     assert job.shown.getvalue().count("the disk is full") == 2
 
 
@@ -437,7 +437,7 @@ def test_the_pause_counts_from_the_last_of_several_hosts_and_their_patience_from
     candidates.findings_on = lambda member: [bad(member, "the disk is full")]
     clock.now = 20.0
     candidates.look(job._absent())
-    assert candidates.refused == [3]
+    assert candidates.unfit == [3]
     assert candidates.fitting_since == 11.5, "a host that does not fit puts nothing off"
 
 

@@ -53,10 +53,10 @@ def test_a_caller_is_no_impostor_before_the_name_of_its_host_is_known(monkeypatc
     monkeypatch.setattr(placement, "resolve", lambda host: known)
     monkeypatch.setattr("mtrain.jobs.hosts.connections.UNKNOWN_S", 0.0)
     addresses = Addresses(["n1"])
-    assert not addresses.known("n1")
+    assert not addresses.addresses_of("n1")
     assert not addresses.of("n1", "10.0.0.1")
     known.append("10.0.0.1")
-    assert addresses.known("n1")
+    assert addresses.addresses_of("n1")
     assert addresses.of("n1", "10.0.0.1")
     assert not addresses.of("n1", "10.0.0.2")
 

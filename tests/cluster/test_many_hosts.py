@@ -13,7 +13,7 @@ import mtrain
 from mtrain.errors import UsageError
 from mtrain.jobs.hosts import agent_processes
 from mtrain.jobs.hosts.disconnection import Cause, Disconnection
-from mtrain.jobs.run.attempt import heed
+from mtrain.jobs.run.attempt import note_request
 from mtrain.jobs.run.outcome import Loss, Outcome
 from mtrain.system import processes
 from mtrain.system.processes import Requests
@@ -82,7 +82,7 @@ def test_a_request_to_a_hundred_hosts_at_once_names_the_first_ones():
     for times in (1, 2):
         for node in range(100):
             message = {"signal": int(signal.SIGTERM), "times": times}
-            heed(message, Labelled(node), requests, display)
+            note_request(message, Labelled(node), requests, display)
     assert notes == [*(f"node{node} was asked to end the job" for node in range(3)), "so were other hosts"]
     assert requests.count == 2
 

@@ -186,7 +186,7 @@ def test_links_are_followed_once(tmp_path):
 def test_of_a_large_folder_all_names_and_some_sizes_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr("mtrain.jobs.preflight.folder_listing.MAX_SIZES", 100)
     listing = list_folder(fill(tmp_path, [f"{number:04}" for number in range(1000)]))
-    assert (len(listing.files), listing.sized, listing.complete) == (1000, 100, True)
+    assert (len(listing.files), listing.known_sizes, listing.complete) == (1000, 100, True)
     assert MAX_SIZES > 1000
 
 

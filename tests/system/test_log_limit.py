@@ -162,8 +162,8 @@ def test_without_a_limit_logs_are_kept_whole(tmp_path):
 
 @pytest.mark.parametrize(("offset", "after"), [(5, 5), (10, 10), (15, 10), (20, 10), (25, 15)])
 def test_a_place_in_a_log_moves_with_what_was_taken_out_before_it(offset, after):
-    assert Cut(10, 20, is_shorter=True).moved(offset) == after
-    assert Cut(10, 20, is_shorter=False).moved(offset) == offset
+    assert Cut(10, 20, is_shorter=True).offset_after(offset) == after
+    assert Cut(10, 20, is_shorter=False).offset_after(offset) == offset
 
 
 def test_the_output_of_a_rank_is_what_its_log_gains_and_its_last_line_gets_an_end(tmp_path):

@@ -101,6 +101,7 @@ def admit(known: Knowledge, message: Message, *, address: str, called: bool) -> 
     if message.get("event") != "hello" or not is_job(job):
         return Decision()
     node, own = job["node"], claimed_host(job)
+    # Before anything of the job is compared: a stranger that sends descriptions of jobs must not learn this one by trial.
     if not _is_host(known, own, address):
         return _impostor(known.party, printable(own), address)
     if node in known.parting:  # Typed again before the former command there has ended: it tries again.
@@ -109,6 +110,7 @@ def admit(known: Knowledge, message: Message, *, address: str, called: bool) -> 
     if problem is not None:
         label = f"{own} ({printable(message.get('host'))})"
         text = f"host {label} does not fit this job: {problem}; give the same command on every host"
+        # A host with index 0 may belong to another job whose list has the same first host, and must not end this one.
         of_this_job = node != 0 or sorted(job["hosts"]) == sorted(known.party.hosts)
         return Decision(refusal=text, ends_job=text if of_this_job and not known.complete else "")
     return Decision(accepted=node) if node in known.wanted else Decision()
@@ -161,6 +163,7 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, version: s
 
 def is_job(job: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether an untrusted value has the form that ``Party.job`` returns."""
+    # ``bool`` is an ``int`` for ``isinstance``, and True would be the index 1.
     return (
         isinstance(job, dict)
         and type(job.get("node")) is int

@@ -137,7 +137,7 @@ class Agent:
         Raises:
             Lost: the connection to the leader has ended; every process that was started has been ended.
         """
-        with self._resources:
+        with self._resources:  # Whatever ends this loop, the command is closed and the run folder is released.
             while self._farewell is None:
                 self._pass_on_requests()
                 if self._requests.count > 1 and self._run is None:
@@ -165,16 +165,14 @@ class Agent:
             self._command.obey(message)
 
     def _pass_on_requests(self) -> None:
-        """Report signals that this process has received: the leader then ends the whole job, or has it saved.
-
-        From the second signal on, the attempt on this host is ended at once, without waiting for the leader.
-        """
+        """Report signals that this process has received: the leader then ends the whole job, or has it saved."""
         if self._requests.count > self._sent:
             self._sent = self._requests.count
             number = int(self._requests.first or signal.SIGTERM)
             self._channel.send({"event": "asked", "signal": number, "times": self._requests.count})
             if self._command is not None:
-                # The leader's word may come after a starter that was signalled too has ended.
+                # The leader's word may come after a starter that was signalled too has ended. A second signal means that
+                # somebody wants the end now, even if the leader does not answer.
                 self._command.kill() if self._requests.count > 1 else self._command.ask_to_end(number)
         if self._requests.saves > self._saves_sent:
             self._saves_sent = self._requests.saves
@@ -225,6 +223,7 @@ class Agent:
         _enter(message.get("cwd"))
         log_dir = message.get("log_dir")
         run = RunFolder(Path(message["run_dir"]), Path(log_dir) if log_dir else None, node=message["node"])
+        # The leader prepares again for a restart with other files; the folder is made and locked once.
         if self._run is None:
             runfolder.keep_private()
             run.make()
@@ -241,6 +240,7 @@ class Agent:
 
     def _hold(self, run: RunFolder, node: int, *, wait_s: float) -> None:
         """Lock the folder, waiting up to ``wait_s`` for an agent of an earlier attempt that is still ending."""
+        # "resume" has locked the folder before the checkpoint was chosen, and "prepare" asks for the same lock.
         if self._held == (run.path.absolute(), node):
             return
         deadline = time.monotonic() + wait_s
@@ -293,6 +293,7 @@ class Agent:
 
     def _pass_on_events(self) -> None:
         """Send the new events of the command to the leader."""
+        # Ranks may print faster than the network takes it, and events that decide about the job must not wait behind that.
         with_output = self._channel.unsent_bytes < MOST_UNSENT_BYTES
         for event in self._command.events(with_output=with_output) if self._command is not None else ():
             self._channel.send(event)
@@ -302,6 +303,7 @@ class Agent:
 
 def command_environment(orders: Orders) -> dict[str, str]:
     """Return the environment of the command: this host's, the forwarded one, and its network interface."""
+    # gloo takes the interface of the host's own name, which on Debian and Ubuntu means 127.0.1.1 and reaches nobody.
     environ = {**environment.clean(environment.caller()), **orders.forwarded}
     addresses = placement.own_addresses()
     interface = placement.interface_of(addresses, [orders.host, *placement.resolve(orders.host)])
@@ -327,13 +329,11 @@ def _own_address(host: str) -> str:
 
 
 def _enter(folder: str | None) -> None:
-    """Make ``folder`` the working directory.
-
-    A missing one is created, because the run folder is created below it anyway.
-    """
+    """Make ``folder`` the working directory."""
     if folder is None:
         return
     try:
+        # A missing one is created, because the run folder is created below it anyway.
         os.makedirs(folder, exist_ok=True)
         os.chdir(folder)
     except OSError as error:
@@ -345,7 +345,8 @@ def _enter(folder: str | None) -> None:
 
 def main() -> int:
     """Serve the leader at the other end of standard input and output; return the exit code."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until ``Requests`` takes it
+    # A scheduler may send SIGUSR1 before ``Requests`` takes it, and by default it ends a process.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     incoming, outgoing = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

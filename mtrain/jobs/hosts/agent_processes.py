@@ -123,8 +123,7 @@ class Line:
     def end(self, *, wait_s: float) -> None:
         """Close the connection, upon which an agent that still runs ends what it has started.
 
-        The process may take ``wait_s`` to end; then it and its children are killed, such as an agent on this machine
-        that hangs.
+        The process may take ``wait_s`` to end; then it and its children are killed.
         """
         end_lines([self], wait_s=lambda line: wait_s)
 
@@ -162,6 +161,7 @@ def end_lines(lines: Sequence[Line], *, wait_s: Callable[[Line], float]) -> None
         for line, at in zip(lines, ends_at, strict=True)
         if not line.has_ended(wait_s=max(0.0, at - time.monotonic()))
     ]
+    # Such as an agent on this machine that hangs, or an ssh whose host has gone.
     processes.end_trees([line.process.pid for line in remaining])
     for line in lines:
         line.process.wait()
@@ -201,6 +201,7 @@ def open_line(  # noqa: PLR0913 - what a process and its channel need
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    # The channel owns copies of the descriptors: ``Popen`` would close its own while the thread may still read.
     thread = ChannelThread(f"channel {host}", many=True) if thread is None else thread
     with process.stdin as stdin, process.stdout as stdout, process.stderr as stderr:
         incoming, outgoing, errors = (os.dup(stream.fileno()) for stream in (stdout, stdin, stderr))
@@ -249,7 +250,7 @@ def _greeting(line: Line, *, wait_s: float = 0.0) -> Message | Finding | None:
 
 def _silence_finding(line: Line, timeout_s: float) -> Finding:
     """Return a finding on a host whose hello has not come within ``timeout_s``."""
-    printed = line.channel.printed
+    printed = line.channel.shell_output
     if printed:
         return _finding(
             line,
@@ -276,7 +277,8 @@ def _check_version(line: Line, hello: Message) -> Message | Finding:
 
 def _failure_finding(line: Line) -> Finding:
     """Return a finding that says why the process ended before its agent sent its hello."""
-    line.last_words()  # waits until the process has ended and its standard error was read
+    # It waits until the process has ended and its standard error was read, which may come after the end of the channel.
+    line.last_words()
     return start_failures.explain(
         line.host,
         status=line.process.poll(),
@@ -336,12 +338,9 @@ class AgentProcesses:
     def gather(
         self, nodes: Sequence[int], *, timeout_s: float, stop: Callable[[], bool]
     ) -> tuple[dict[int, Member], list[Finding]]:
-        """Start the agents of ``nodes``. Call it from the main thread, see ``open_line``.
-
-        At most ``MAX_CONNECTING`` connect at a time. The time of each host counts from the start of its own command, so that
-        one that waits for its turn loses nothing.
-        """
+        """Start the agents of ``nodes``, at most ``MAX_CONNECTING`` at a time. Call it from the main thread, see ``open_line``."""
         processes.allow_open_files(FILES_PER_HOST * len(self._job.hosts), what=f"{len(self._job.hosts)} hosts")
+        # Hosts that come back have a former connection, whose agent must end before a new one locks the run folder.
         self.let_go(nodes)
         members: dict[int, Member] = {}
         findings: dict[int, Finding] = {}
@@ -350,6 +349,7 @@ class AgentProcesses:
             while waiting and len(deadlines) < MAX_CONNECTING:
                 node = waiting.popleft()
                 self._lines[node] = self._open(node)
+                # Time counts from the start of a host's own command, so that one that waits for its turn loses nothing.
                 deadlines[node] = time.monotonic() + timeout_s
             stopped = stop()
             failed = []

@@ -43,6 +43,7 @@ def complete(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Loa
         return loaded
     if cluster.ips:
         return _with_place(loaded, allocation)
+    # A cluster such as ray knows the nodes of the allocation better than the allocation's variables do.
     if not allocation.copies and _chooses_hosts(loaded):
         return loaded
     names = allocations.host_names(allocation, environ) if _is_usable(loaded, allocation) else []
@@ -113,10 +114,8 @@ def _one_each(allocation: Allocation) -> bool:
 
 
 def _with_place(loaded: "Loaded", allocation: Allocation) -> "Loaded":
-    """Return ``loaded``, whose spec names hosts, with this host's place where the scheduler tells nothing else.
-
-    A scheduler that knows the hosts may have them in another order.
-    """
+    """Return ``loaded``, whose spec names hosts, with this host's place where the scheduler tells nothing else."""
+    # A scheduler that knows the hosts may have them in another order.
     cluster, place = loaded.spec.cluster, allocation.place
     if allocation.hosts is not None or not _one_each(allocation):
         return loaded
@@ -127,6 +126,7 @@ def _with_place(loaded: "Loaded", allocation: Allocation) -> "Loaded":
 
 def _with_hosts(loaded: "Loaded", allocation: Allocation, names: Sequence[str]) -> "Loaded":
     cluster = loaded.spec.cluster
+    # Without a cluster, the scheduler itself starts this command on each host, as people would by hand.
     by_hand = not allocation.cluster
     values: dict[str, tuple[str, Any]] = {"ips": ("host_names", list(names))}
     if allocation.cluster:

@@ -56,6 +56,7 @@ def recognise(environ: Mapping[str, str], *, registry: Registry | None = None) -
     Raises:
         PluginError: a plugin cannot be loaded, or fails.
     """
+    # The closest program counts: what torchrun starts inside a job of a scheduler is one process of several already.
     for reader in readers(registry):
         try:
             allocation = reader.read(environ)
@@ -87,7 +88,9 @@ def refuse_unread(environ: Mapping[str, str], *, registry: Registry) -> None:
 
 
 def _shows_several(environ: Mapping[str, str], variable: str, form: str) -> bool:
-    value = environ.get(variable, "")[:MAX_READ]
+    value = environ.get(variable, "")[
+        :MAX_READ
+    ]  # Anybody may set a variable to anything, and forms are searched in it.
     if value and variable.endswith("FILE"):  # of hosts, one of which may have several lines
         file, value = value, ""
         with suppress(OSError, ValueError):  # A shell that left its job may still have the variable, but not the file.
@@ -158,7 +161,8 @@ def _shortly(names: Sequence[str]) -> str:
 
 
 def _lines_of(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the lines that ``command`` prints; empty where it is missing or fails, as in a container."""
+    """Return the lines that ``command`` prints; empty where it is missing or fails."""
+    # In a container, a scheduler's variables are there and its programs are not. Its variables list the hosts, too.
     if not command:
         return []
     try:

@@ -49,7 +49,7 @@ class _Candidate:
         return self.concluded and not self.problems
 
     @property
-    def refused(self) -> bool:
+    def is_unfit(self) -> bool:
         return self.concluded and bool(self.problems)
 
 
@@ -82,8 +82,9 @@ class Candidates:
         concluded: list[_Candidate] = []
         places = MAX_CHECKING - sum(each.checking and not each.waits for each in self._by_node.values())
         for node, candidate in self._by_node.items():
-            if candidate.refused and self.clock() >= candidate.again_at:
+            if candidate.is_unfit and self.clock() >= candidate.again_at:
                 self._begin(candidate)
+            # Hundreds may come together, and each check is a thread that hashes files there and waits for answers here.
             if candidate.waits and places > 0:
                 places -= 1
                 self._check(candidate)
@@ -115,9 +116,9 @@ class Candidates:
         return min((candidate.concluded_at for candidate in self._by_node.values() if candidate.fits), default=0.0)
 
     @property
-    def refused(self) -> list[int]:
+    def unfit(self) -> list[int]:
         """Return the hosts that do not fit at present."""
-        return [node for node, candidate in self._by_node.items() if candidate.refused]
+        return [node for node, candidate in self._by_node.items() if candidate.is_unfit]
 
     @property
     def checking(self) -> bool:
@@ -126,7 +127,7 @@ class Candidates:
 
     def problems(self) -> list[str]:
         """Return why hosts do not fit at present, what many have in common once."""
-        return [finding.line() for finding in _in_few([self._noted[node] for node in self.refused])]
+        return [finding.line() for finding in _in_few([self._noted[node] for node in self.unfit])]
 
     def take(self) -> dict[int, Member]:
         """Return the hosts that can take part; they are candidates no longer."""
@@ -135,7 +136,7 @@ class Candidates:
             self._noted.pop(node, None)
         return {node: member for node, member in taken.items() if member.channel.lost is None}
 
-    def connected(self) -> dict[int, Member]:
+    def all_members(self) -> dict[int, Member]:
         """Return all hosts that have come and do not take part yet."""
         return {node: candidate.member for node, candidate in self._by_node.items()}
 
@@ -171,7 +172,7 @@ class Candidates:
         _tell(
             member, f"this host cannot take part at present: {reason}; it is checked again in {candidate.pause_s:.0f} s"
         )
-        candidate.pause_s = min(2 * candidate.pause_s, MAX_PAUSE_S)
+        candidate.pause_s = min(2 * candidate.pause_s, MAX_PAUSE_S)  # What does not pass soon seldom passes by itself.
 
     def _note_refused(self, refused: Sequence[_Candidate]) -> None:
         """Show the user of this process what keeps hosts from taking part, unless it was shown before."""
@@ -268,4 +269,5 @@ class ExpectedHosts:
 
 def _what_a_plan_uses(member: Member) -> Any:
     """Return what a plan of all hosts uses of what one of them has told, beside its addresses."""
+    # Ranks follow from devices, and devices from these two. Addresses are put in afterwards.
     return int(member.hello["devices"]), bool(member.hello["hidden"])

@@ -98,6 +98,7 @@ class Channel:
         """Seconds without a byte from the peer after which it is lost; may be changed at any time."""
         self.noise: deque[str] = deque(maxlen=NOISE_LINES)
         """The last lines that came before the first message and are no messages."""
+        # Each is closed by itself, and a socket that is both would be closed twice.
         self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
         self._beat_s = beat_s
         self._last_read = self._ticked_at = time.monotonic()
@@ -132,7 +133,7 @@ class Channel:
         return self._spoken
 
     @property
-    def printed(self) -> list[str]:
+    def shell_output(self) -> list[str]:
         """Return the lines that came before a first message, an unfinished one included.
 
         Empty once a message has come.
@@ -216,6 +217,7 @@ class Channel:
             Lost: the channel has ended.
             TimeoutError: no answer arrived within ``timeout_s``, or before ``stop`` returned True.
         """
+        # Even with no time left, an answer that has arrived already is taken: ``ask_all`` waits for one peer after the other.
         remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
         with self._changed:
             while not self._changed.wait_for(
@@ -279,6 +281,7 @@ class Channel:
         if now >= self._next_beat and not self._closing:
             self._next_beat = now + self._beat_s
             with self._changed:
+                # What waits to be sent shows the peer that this end lives, so no heartbeat is put behind it.
                 self._unsent += b"" if self._unsent else b"{}\n"
         if self._unsent:
             self.write()
@@ -302,10 +305,8 @@ class Channel:
             self._changed.notify_all()
 
     def _awaits_peer_close(self) -> bool:
-        """Return whether the peer must close first, which holds for sockets.
-
-        Also signals it that nothing more is sent.
-        """
+        """Return whether the peer must close first, which holds for sockets; it is told that nothing more is sent."""
+        # TCP resets a connection that is closed with unread bytes, and the last message would be lost with it.
         if not stat.S_ISSOCK(os.fstat(self._outgoing).st_mode):
             return False
         with suppress(OSError), socket.socket(fileno=os.dup(self._outgoing)) as connection:

@@ -71,6 +71,7 @@ class ChannelThread:
             if not self.is_idle:
                 self._wake()
                 return
+            # The thread ends with the last of what it serves, so that no thread is left where no job is.
             wake_read, self._wake_write = os.pipe()
             os.set_blocking(wake_read, False)
             os.set_blocking(self._wake_write, False)
@@ -179,6 +180,7 @@ class _Round:
         except Exception as error:  # If this thread just died, all peers would be blamed for the silence.
             end.fail(error)
         outgoing = None if end.is_over else end.outgoing
+        # A descriptor is watched for writing only while something waits, or ``select`` would return at once each time.
         if outgoing is None and end in self._writing:
             self._selector.unregister(self._writing.pop(end))
         elif outgoing is not None and end not in self._writing:

@@ -13,7 +13,7 @@ from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import merge_findings
-from mtrain.jobs.run.attempt import Attempt, Limits, heed
+from mtrain.jobs.run.attempt import Attempt, Limits, note_request
 from mtrain.jobs.run.metrics import READ_S
 from mtrain.jobs.run.outcome import Outcome
 from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
@@ -61,6 +61,7 @@ class ConnectedHosts:
             UsageError: another job runs in the run folder.
             LaunchError: lost hosts did not come back.
         """
+        # Every host locks the folder before any of them starts ranks, so a second job of that name changes nothing.
         prepare(self.members, plan, messages.pack_files(self.files(plan)), cwd=self.cwd)
         self.display.note(f"run folder: {plan.run_dir}")
         code = UNEXPECTED
@@ -69,27 +70,14 @@ class ConnectedHosts:
             code = result.code
         finally:
             if code in FAILURES and plan.metrics is not None:
-                self._tell_failure()
+                # The hosts tell Prometheus, and answer once that was read: afterwards nobody serves metrics.
+                channels = [member.channel for member in self.members.values() if member.channel.lost is None]
+                ask_all(channels, "failed", timeout_s=READ_S + ASK_S, stop=self.requests.any)
         return result
-
-    def _tell_failure(self) -> None:
-        """Let the hosts tell Prometheus that the job has failed, and wait until that was read."""
-        channels = [member.channel for member in self.members.values() if member.channel.lost is None]
-        ask_all(channels, "failed", timeout_s=READ_S + ASK_S, stop=self.requests.any)
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan's command on every host; note hosts on which processes may still run."""
-        self.attempts += 1
-        outcome = Attempt(
-            plan=plan,
-            restarts=self.attempts - 1,
-            members=self.members,
-            display=self.display,
-            requests=self.requests,
-            limits=self.limits,
-            forwarded={**self.forwarded, **job_secret.draw_secret()},
-            last_words=self.gathering.last_words,
-        ).run()
+        outcome = self._attempt(plan, members=self.members, last_words=self.gathering.last_words)
         unheard = outcome.unheard()
         if unheard:
             self.display.note(
@@ -97,6 +85,20 @@ class ConnectedHosts:
                 f"has heard nothing for {self.limits.silence_s:.0f} s"
             )
         return outcome
+
+    def _attempt(self, plan: Plan, **more: Any) -> Outcome:
+        """Run the plan once; ``more``: see ``Attempt``."""
+        self.attempts += 1
+        return Attempt(
+            plan=plan,
+            restarts=self.attempts - 1,
+            display=self.display,
+            requests=self.requests,
+            limits=self.limits,
+            # Each attempt has a secret of its own: ranks of a former one that still run can then take no part in it.
+            forwarded={**self.forwarded, **job_secret.draw_secret()},
+            **more,
+        ).run()
 
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint on the first host, or None.
@@ -121,6 +123,7 @@ class ConnectedHosts:
         Raises:
             LaunchError: hosts are still missing after ``back_s``.
         """
+        # A host that has not reported the end of its command may still run ranks, so its agent must be a new one.
         absent = [
             node
             for node, member in self.members.items()
@@ -133,6 +136,7 @@ class ConnectedHosts:
         if absent and not self.end_requested():
             back = {node: self.members[node] for node in absent}
             files = messages.pack_files(self.files(plan))
+            # The former agent of a host that fell silent holds the run folder until it has missed the leader for as long.
             prepare(back, plan, files, cwd=self.cwd, wait_s=self.limits.silence_s)
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
@@ -151,6 +155,7 @@ class ConnectedHosts:
         """
         deadline = time.monotonic() + self.back_s
         missing = list(absent)
+        # ssh may refuse a host at once while it boots, so hosts are tried again until the time is over.
         self.gathering.let_go(missing)
         while missing and not self.end_requested():
             back, findings = self.gathering.gather(
@@ -172,10 +177,11 @@ def end_requested(members: Mapping[int, Member], requests: processes.Requests, d
 
     Call it only while no attempt runs: it takes all messages out of the channels.
     """
+    # What else agents send between attempts, a request to save, concerns nobody then.
     for member in members.values():
         for message in member.channel.receive():
             if message.get("event") == "asked":
-                heed(message, member, requests, display)
+                note_request(message, member, requests, display)
     return requests.any()
 
 

@@ -38,6 +38,7 @@ def address_of(peer: Sequence[Any]) -> str:
 
 def channel_over(connection: socket.socket, *, peer: str) -> Channel:
     """Return a channel that takes over the connection."""
+    # Messages are short, and each would wait for the answer to the one before (Nagle's algorithm).
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     descriptor = connection.detach()
     return Channel(descriptor, descriptor, peer=peer, silence_s=FIRST_MESSAGE_S)
@@ -46,13 +47,13 @@ def channel_over(connection: socket.socket, *, peer: str) -> Channel:
 def source_for(own: str, target: str) -> tuple[str, int] | None:
     """Return the (address, port) to call ``target`` from, so that it sees this host's address in the list of hosts.
 
-    ``own`` is that address. None: the system chooses, because no address of ``own`` is usable. A machine may have
-    several addresses in the network of ``target``. An address that the name means on this machine alone, such as
-    127.0.1.1, is of no use.
+    ``own`` is that address. None: the system chooses, because no address of ``own`` is usable.
     """
+    # A machine may have several addresses in the network of ``target``, and the system may choose one that nobody knows.
     targets = placement.resolve(target)
     for address in placement.resolve(own):
         same_family = any((":" in address) == (":" in each) for each in targets)
+        # What the name means on this machine alone, such as 127.0.1.1, reaches no other one.
         only_local = placement.is_loopback(address) and not any(placement.is_loopback(each) for each in targets)
         if same_family and not only_local and placement.is_own(address):
             return address, 0
@@ -83,7 +84,7 @@ class Addresses:
             self._lookups[host] = time.monotonic(), addresses
         return addresses
 
-    def known(self, host: str) -> Sequence[str]:
+    def addresses_of(self, host: str) -> Sequence[str]:
         """Return the addresses of ``host``; where there are none, no caller can be taken for it or not."""
         return sorted(self._of(host, unless=""))
 

@@ -23,11 +23,9 @@ from mtrain.jobs.hosts.hosts import Member
 from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
-from mtrain.jobs.run.attempt import Attempt
 from mtrain.jobs.run.outcome import Outcome
 from mtrain.jobs.run.supervisor import EXIT_CODES, Result
 from mtrain.spec.hostnames import few
-from mtrain.system import job_secret
 
 LOOK_S = 1.0
 """Seconds between two looks for hosts that come."""
@@ -92,7 +90,7 @@ class ElasticHosts(ConnectedHosts):
         try:
             return super().run(plan)
         finally:
-            self.members |= self._candidates.connected()
+            self.members |= self._candidates.all_members()
 
     def attempt(self, plan: Plan) -> Outcome:
         """Run the plan on the hosts that take part, and look for others meanwhile."""
@@ -100,19 +98,13 @@ class ElasticHosts(ConnectedHosts):
         self._note_absent()
         if plan.resume is not None:
             self._saved = max(self._saved, store.update_named(plan.resume))
-        self.attempts += 1
-        outcome = Attempt(
-            plan=plan,
-            restarts=self.attempts - 1,
+        outcome = self._attempt(
+            plan,
             members={place: self.members[node] for place, node in enumerate(order)},
-            display=self.display,
-            requests=self.requests,
-            limits=self.limits,
-            forwarded={**self.forwarded, **job_secret.draw_secret()},
             last_words=lambda place: self.gathering.last_words(order[place]),
             reform=self._why_reform,
             leaves=lambda place: self._leaves(order[place]),
-        ).run()
+        )
         self._saved = max(self._saved, outcome.saved)
         return outcome
 
@@ -137,12 +129,14 @@ class ElasticHosts(ConnectedHosts):
             node: Path(each["checkpoint"]) for node, each in zip(nodes, answers, strict=True) if each.get("checkpoint")
         }
         best = max(map(store.update_named, found.values()), default=-1)
+        # To begin anew, or from an older one, would train over updates that are only out of reach.
         if best < self._saved:
             raise LaunchError(
                 f"the newest checkpoint, of update {self._saved}, is on none of the hosts that are there; start the host "
                 "that has it, and go on with --resume, or let all hosts share the run folder"
             )
         holders = [node for node in nodes if node in found and store.update_named(found[node]) == best]
+        # Rank 0 reads the checkpoint and sends it to ranks that lack it, so a host that has it comes first.
         held = set(holders)
         self._holders = held, best
         self._order = [*holders, *(node for node in nodes if node not in held)]
@@ -176,9 +170,10 @@ class ElasticHosts(ConnectedHosts):
         """Return whether the job goes on with the hosts that are there, after waiting so long for the others."""
         if len(self.members) < self.fewest:
             return False
+        # A host whose check is nearly over would otherwise cost a second start right after this one.
         if patience_s and self._candidates.checking:
             patience_s += CHECK_S
-        none_comes = len(self._absent()) == len(self._candidates.refused)
+        none_comes = len(self._absent()) == len(self._candidates.unfit)
         return (waited >= patience_s or none_comes) and self._have_newest()
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
@@ -187,16 +182,15 @@ class ElasticHosts(ConnectedHosts):
 
     # --------------------------------------------------------------------------------------------- hosts that come, or go
     def _why_reform(self, outcome: Outcome) -> str:
-        """Look for hosts now and then; return who has come or leaves, once the job is to be started again with them.
-
-        A start is let through to its first update, or a host that comes and goes would end each one before anything is made.
-        """
+        """Look for hosts now and then; return who has come or leaves, once the job is to be started again with them."""
         if self._leaving:
             return f"{self._name_hosts(self._leaving)} asked to end, and leaves"
         now, candidates = time.monotonic(), self._candidates
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             candidates.look(self._absent())
+        # A start is let through to its first update, or a host that comes and goes would end each one before anything is
+        # made.
         fitting = candidates.fitting if self._is_under_way(outcome) else []
         if fitting and (len(fitting) == len(self._absent()) or self._have_come()):
             return f"{self._name_hosts(fitting)} here"
@@ -220,7 +214,8 @@ class ElasticHosts(ConnectedHosts):
         return now - candidates.fitting_since > SETTLE_S
 
     def _prepare(self, member: Member) -> None:
-        """Prepare a host that has come. A former agent there may need some time to let the run folder go."""
+        """Prepare a host that has come."""
+        # A former agent there may need some time to let the run folder go.
         plan, wait_s = self._plan, self.limits.silence_s
         assert plan is not None
         with self._packing:  # All that come during an attempt receive the same files.
@@ -234,6 +229,7 @@ class ElasticHosts(ConnectedHosts):
         if len(self._order) - len({*self._leaving, node}) < self.fewest or self.requests.any():
             return False
         self._leaving.add(node)
+        # A host that is asked to end again and again, as one that its owner needs, is left alone for longer each time.
         self._left[node] = self._left.get(node, 0) + 1
         self.gathering.leave_alone(node, seconds=LEFT_S * 2 ** (self._left[node] - 1))
         return True
@@ -249,7 +245,7 @@ class ElasticHosts(ConnectedHosts):
         self._leaving = set()
 
     def _forget_holders(self, gone: Iterable[int]) -> None:
-        """A host that comes back may have been replaced by a machine without the checkpoint."""
+        # A host that comes back may have been replaced by a machine without the checkpoint.
         held, update = self._holders
         self._holders = held.difference(gone), update
 

@@ -40,7 +40,7 @@ async def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
         Unproven: the other end does not know the secret.
         OSError: the connection failed.
     """
-    connection.settimeout(0.0)
+    connection.settimeout(0.0)  # An event loop takes no socket that blocks.
     end = End(secret.encode(errors="surrogateescape"), "joins" if joins else "leads")
     try:
         async with asyncio.timeout(PROVE_S):
@@ -50,6 +50,7 @@ async def prove(connection: socket.socket, secret: str, *, joins: bool) -> None:
             proof = str((await _receive(connection)).get("seal"))
     except TimeoutError:
         raise TimeoutError("timed out") from None
+    # Both have sent their proofs by now, so that an end with another secret learns the reason, and not just a closed socket.
     if not end.accepts(theirs, proof):
         raise Unproven(f"it has another {CLUSTER_VARIABLE}; {REMEDY}")
 

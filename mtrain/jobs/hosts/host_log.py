@@ -34,7 +34,7 @@ class HostLog:
     def began(self, hosts: Sequence[str], *, restarts: int) -> None:
         """Note the hosts that take part from now on. Of a file that has become long, the older half of the lines goes first."""
         with contextlib.suppress(OSError):
-            self._forget_old()
+            self._forget_old()  # Here alone: in the middle of an attempt, a reader may look for the line with its hosts.
         self._add({"hosts": list(hosts), "restarts": restarts})
 
     def lost(self, host: str, why: str) -> None:
@@ -85,6 +85,7 @@ class HostLog:
                 while True:
                     file.seek(max(0, size_bytes - tail_bytes))
                     lines = _whole_lines(file.read())
+                    # A line names all hosts of a job, so an attempt of a thousand may begin far from the end of the file.
                     if tail_bytes >= min(size_bytes, 2 * MAX_BYTES) or any("hosts" in line for line in lines):
                         return lines
                     tail_bytes *= 2

@@ -35,6 +35,7 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
             channel = _reach_first(party, deadline=deadline, timeout_s=timeout_s, note=note, requests=requests)
             if channel is None:
                 return Farewell(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING)
+            # The description goes with the hello, so that a host that would train something else is refused before it waits.
             channel.send(hello(job=party.job()))
             try:
                 farewell = Agent(channel, requests, note=lambda text: note(printable(text, MAX_REASON))).serve()
@@ -69,6 +70,7 @@ def _reach_first(
     note_at = time.monotonic() + SILENT_WAIT_S
     while not requests.count:
         try:
+            # The first host knows the others by the addresses of the list, and may refuse a call from another one.
             source = source_for(party.hosts[party.node], party.first)
             connection = socket.create_connection((party.first, party.port), timeout=CONNECT_S, source_address=source)
             if party.secret:

@@ -111,6 +111,7 @@ class Leader:
             farewell = Farewell.for_error(reason, code=error.exit_code)
             raise
         finally:
+            # Agents print the reason where people started them, and exit with the code of the job.
             for member in self._members.values():
                 member.channel.send(farewell.message())
             self.gathering.close()
@@ -150,6 +151,7 @@ class Leader:
         self._end_if_requested()
         where = self._place()
         self._present = list(self._nodes()) if fewest is None else sorted(self._members)
+        # An elastic job begins with the hosts that are there; what keeps the others away is no reason against it.
         if fewest is not None:
             for finding in missing:
                 self.display.note(f"the job begins without a host: {finding.line()}")
@@ -198,7 +200,7 @@ class Leader:
     def run(self, plan: Plan, where: Where) -> Result:
         """Run the plan to its end, with all its attempts."""
         del where
-        self._end_if_requested()
+        self._end_if_requested()  # The checks may have taken minutes.
         return self._hosts().run(plan)
 
     # ------------------------------------------------------------------------------------------------------------- parts
@@ -277,6 +279,7 @@ class Leader:
         members = dict(self._members if members is None else members)
         first = next(node for node in nodes if node in members)
         port = self.brief.spec.cluster.master_port
+        # The first host knows which port is free there, and looks again for each plan, since ranks of others may take it.
         if port == "auto":  # A port that the spec fixes is checked by the preflight.
             address = self.brief.spec.cluster.master_addr or members[first].host
             port = ask(members, first, "port", address=address)["port"]
@@ -300,6 +303,7 @@ class Leader:
             copy_to = self.brief.spec.checkpoint.copy_to
             is_remote = copy_to is not None or is_address(resumed)
             timeout_s = FETCH_S if is_remote else ASK_S
+            # The host of rank 0 decides: it reads the checkpoint, and the others need none.
             first = min(self._members)
             place: dict[str, Any] = {"given": path, "base": base, "name": name, "copy_to": copy_to, "cwd": self._cwd()}
             answer = ask(self._members, first, "resume", timeout_s=timeout_s, own_node=first, **place)
@@ -309,6 +313,7 @@ class Leader:
         answers = ask_all(
             [member.channel for member in self._members.values()], "names", timeout_s=ASK_S, base=base, name=name
         )
+        # Hosts that share a disk see the same names; on disks of their own, the folder must have one name on all of them.
         names_there = {each for answer in answers for each in answer.get("names", ())}
         names_here = runfolder.names_like(self.brief.base, name)
         free = runfolder.free_name(name, {*names_there, *names_here})

@@ -60,6 +60,7 @@ def listening_socket(party: Party, *, note: Callable[[str], None], timeout_s: fl
             "started; correct --ips, or --node-rank"
         )
     listening = socket.socket(_family(address))
+    # Without it, the port would count as taken for a while after the job before (TIME_WAIT).
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((address, party.port))
@@ -116,7 +117,7 @@ class Listener:
     def run(self, waiting: Callable[[], Awaitable[Result]]) -> Result:
         """Hear callers until ``waiting`` returns; return its result."""
 
-        async def listened() -> Result:
+        async def hear_meanwhile() -> Result:
             listening = asyncio.create_task(self._listen())
             try:
                 return await waiting()
@@ -124,7 +125,7 @@ class Listener:
                 listening.cancel()
                 await asyncio.wait([listening])
 
-        return self._loop.run_until_complete(listened())
+        return self._loop.run_until_complete(hear_meanwhile())
 
     def call(self, host: str) -> None:
         """Connect to a host, to find out whether it takes itself for the first host as well and waits for others."""
@@ -143,10 +144,7 @@ class Listener:
         self._listening.close()
 
     async def _listen(self) -> None:
-        """Accept connections.
-
-        Those from the hosts' addresses and from others are counted separately, so strangers cannot keep a host out.
-        """
+        """Accept connections."""
         while True:
             try:
                 connection, peer = await self._loop.sock_accept(self._listening)
@@ -154,6 +152,7 @@ class Listener:
                 await asyncio.sleep(POLL_S)
                 continue
             address = address_of(peer)
+            # Those from the hosts' addresses and from others are counted separately, so strangers cannot keep a host out.
             expected = self._addresses.holds(address)
             if sum(each == expected for each in self._callers.values()) >= MAX_UNIDENTIFIED[expected]:
                 connection.close()
@@ -184,11 +183,9 @@ class Listener:
             return
 
     async def _look_up(self, host: str) -> list[str]:
-        """Return the addresses of a host; no address of the list is looked up.
-
-        Where no name server answers, that takes up to half a minute and cannot be stopped, and the threads of an executor
-        would delay the end of this process.
-        """
+        """Return the addresses of a host; no address of the list is looked up."""
+        # Where no name server answers, that takes up to half a minute and cannot be stopped, and the threads of an executor
+        # would delay the end of this process.
         if placement.is_address(host):
             return [host]
         found: asyncio.Future[list[str]] = self._loop.create_future()

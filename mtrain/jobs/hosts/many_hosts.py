@@ -118,7 +118,8 @@ def _run_trials(brief: Brief, draft: Plan) -> micro_batch.Trials | None:
 
 
 def _with_shards(brief: Brief, shards: int) -> Brief:
-    """Return the brief of an elastic job with its number of shards, so that its run folder keeps it."""
+    """Return the brief of an elastic job with its number of shards."""
+    # The run folder keeps the number: a resumed job may begin with fewer hosts, and must compute the same.
     cluster, loaded = brief.spec.cluster, brief.loaded
     if cluster.min_nodes is None or cluster.shards is not None:
         return brief
@@ -150,6 +151,7 @@ def _party(brief: Brief, *, node: int) -> Party:
         port = cluster.control_port
     else:
         master = SEVERAL_HOSTS_PORT if cluster.master_port == "auto" else cluster.master_port
+        # All hosts derive it from the spec, because nobody can tell them before they have met.
         port = master + 1 if master < LAST_PORT else master - 1
     if port == cluster.master_port:
         raise UsageError(

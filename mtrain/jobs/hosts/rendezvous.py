@@ -99,6 +99,7 @@ class Meeting:
             UsageError: a host disagrees with this job, or has the index of another, and not all hosts have been here
                 before.
         """
+        # The first host has an agent like every other one, so that the leader treats its ranks in the same way.
         findings = self._start_own() if 0 in nodes else []
         members = self._gather(nodes, timeout_s=timeout_s, stop=stop)
         self._complete = self._complete or not self._missing(range(len(self.party.hosts)))
@@ -130,6 +131,7 @@ class Meeting:
             now = time.monotonic()
             if now > next_call:
                 next_call = now + CONNECT_S
+                # Two hosts may both take themselves for the first one, and then neither would ever be called.
                 for host in self._hosts(missing):
                     self._listener.call(host)
             if now > note_at:
@@ -181,7 +183,9 @@ class Meeting:
 
     def _unknown(self, nodes: Sequence[int]) -> list[str]:
         """Return the names of ``nodes`` that have no address here; a host with the secret needs none."""
-        return [] if self.party.secret else [host for host in self._hosts(nodes) if not self._addresses.known(host)]
+        return (
+            [] if self.party.secret else [host for host in self._hosts(nodes) if not self._addresses.addresses_of(host)]
+        )
 
     def _hosts(self, nodes: Sequence[int]) -> list[str]:
         return [self.party.hosts[node] for node in nodes]
@@ -225,6 +229,7 @@ class Meeting:
     async def _answer(self, caller: Caller, message: Message) -> None:
         """Accept a caller or refuse it; once the job ends, tell it why if it may be a host of the job."""
         channel = caller.channel
+        # A name of a pod becomes known some time after the pod runs, and until then its call looks like a stranger's.
         if not await self._is_name_known(caller, message):
             channel.close()
             return
@@ -266,7 +271,7 @@ class Meeting:
         own = claimed_host(job) if is_job(job) else ""
         try:
             while own in self.party.hosts and not self.party.secret and not self._refusal:
-                if self._addresses.known(own):
+                if self._addresses.addresses_of(own):
                     break
                 if caller.channel.lost is not None:
                     return False

@@ -102,10 +102,12 @@ def explain(
     text = "\n".join(lines)
     last = lines[-1].removeprefix(f"{means.name}: ") if lines else f"exit code {status}"
     other_python = f", or name the interpreter that has {{}}: -o {means.python_key}=PATH" if means.python_key else ""
+    # ssh itself ends with 255, and so does a command that does; the first is far more likely, and its output says which.
     if status is not None and status == means.failed and not local:
         remedy = next((remedy for pattern, remedy in means.causes if re.search(pattern, text, re.IGNORECASE)), "")
         remedy = (remedy or means.trial).format(host=shlex.quote(host))
         return _finding(means, host, f"cannot be reached by {means.name}: {last}", remedy)
+    # ``processes.start_piped`` runs commands through setpriv, whose own error would hide the name of the program.
     if broken := next((line for line in lines if line.startswith("setpriv: ")), ""):
         remedy = f"try here: {means.name} -V"
         return _finding(means, host, f"{means.name} cannot be executed on this machine: {broken}", remedy)

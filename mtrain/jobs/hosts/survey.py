@@ -71,6 +71,7 @@ def address_that_others_use(host: str, hello: Mapping[str, Any], *, interface: s
     Raises:
         UsageError: it is not known which address of the host the others can use.
     """
+    # A name of the host's own often means 127.0.1.1 there, and a link-local address needs an interface to be of use.
     own: dict[str, str] = {
         address: name
         for name, address in hello["addresses"]
@@ -122,6 +123,8 @@ def await_names(
 
 def _names_for(members: Mapping[int, Member], wanted: Sequence[str]) -> dict[int, list[str]]:
     """Return the names that each host must know: of a few hosts all ``wanted``, of many those of its partners."""
+    # Ranks of many hosts connect to the first one and to their neighbours; all names at all hosts would be the square of
+    # their number.
     if len(members) <= EVERYBODY:
         return {node: list(wanted) for node in members}
     hosts = [member.host for member in members.values()]

@@ -86,19 +86,19 @@ def commands_of(team: Team, machine: Machine, launcher: Launcher, words: Sequenc
         SpecError: the launcher cannot start ranks on these hosts, or on fewer of them if the job is elastic.
     """
 
-    def planned(hosts: Sequence[Host]) -> Sequence[Command]:
+    def plan(hosts: Sequence[Host]) -> Sequence[Command]:
         return launcher.plan(words, hosts, max(host.slots for host in hosts))
 
     made = [
         place(dataclasses.replace(command, host=host.address), team, machine)
-        for command, host in zip(planned(team.as_launcher_takes(team.hosts, machine)), team.hosts, strict=True)
+        for command, host in zip(plan(team.as_launcher_takes(team.hosts, machine)), team.hosts, strict=True)
     ]
     if elastic.has_rank_per_shard(team.spec, on_cpu=team.devices.on_cpu):
         elastic.check_every_number(
             team.as_launcher_takes(team.all_hosts, machine),
             fewest=team.spec.cluster.min_nodes or 1,
             shards=team.shards,
-            plan=planned,
+            plan=plan,
         )
     return made
 

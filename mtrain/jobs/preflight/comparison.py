@@ -56,10 +56,10 @@ class HostFacts:
 
         None: the address in the spec is not this host's.
         """
-        candidates = [each for each in self.named(self.address) if each in self.own or _is_loopback(each)]
+        candidates = [each for each in self.addresses_of(self.address) if each in self.own or _is_loopback(each)]
         return min(candidates, key=_is_loopback, default=None)
 
-    def named(self, name: str) -> list[str]:
+    def addresses_of(self, name: str) -> list[str]:
         """Return the addresses that a name has on this host."""
         return list(self.facts["names"].get(name, ()))
 
@@ -120,14 +120,14 @@ def _address_in_words(host: HostFacts) -> str:
     too.
     """
     name, address = host.facts["host"], host.meeting_address or ""
-    unused = [each for each in host.named(name) if _is_loopback(each)]
+    unused = [each for each in host.addresses_of(name) if _is_loopback(each)]
     return f"{name} {host.own.get(address, address)}" + (f" (not {unused[0]}, as its own name says)" if unused else "")
 
 
 def _own_address(host: HostFacts, *, one_machine: bool) -> Finding | None:
     """Return a problem unless the host's address in the spec is its own, and one that the others can use."""
     mine = ", ".join(f"{address} ({name})" for address, name in host.own.items() if not _is_local(address)) or "none"
-    addresses = host.named(host.address)
+    addresses = host.addresses_of(host.address)
     if not addresses:
         remedy = "give its address in cluster.ips, or enter the name in its /etc/hosts"
         return _bad(
@@ -149,7 +149,7 @@ def _name_of_other(host: HostFacts, other: HostFacts) -> Finding | None:
     """Return a problem unless the name of ``other`` leads there from ``host``."""
     if is_address(other.address):
         return None
-    addresses = host.named(other.address)
+    addresses = host.addresses_of(other.address)
     if not addresses:
         text = f"does not know the name {other.address}{_describe_wait(host)}"
         return _bad("address", host, text, "give addresses in cluster.ips, or enter the name in its /etc/hosts")
@@ -381,7 +381,7 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     present = [host.facts["devices"]["present"] for host in hosts]
     problems = []
     for host, count in zip(hosts, present, strict=True):
-        needed, why = _need(host.required, any_there=any(present))
+        needed, why = _least_gpus(host.required, any_there=any(present))
         if count < needed:
             text = f"{count} GPUs are there, {needed} are asked for ({why})"
             problems.append(_bad("devices", host, text, "correct that, or let ranks compute on the CPU: --devices cpu"))
@@ -402,7 +402,7 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     return f"{min(present)} GPUs or more" if any(present) else "no GPUs: ranks compute on the CPU"
 
 
-def _need(required: Mapping[str, Any], *, any_there: bool) -> tuple[int, str]:
+def _least_gpus(required: Mapping[str, Any], *, any_there: bool) -> tuple[int, str]:
     """Return how many GPUs a host must have, and which setting requires them."""
     if required["device"] == "cpu" or required["devices"] == []:
         return 0, ""

@@ -243,7 +243,7 @@ def _data(requirement: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str
         "root": str(root),
         "complete": listing.complete,
         "files": len(listing.files),
-        "sized": listing.sized,
+        "sized": listing.known_sizes,
         "bytes": listing.nbytes,
         "digests": listing.digests(),
     }, listing

@@ -33,7 +33,7 @@ class Listing:
     """False: the folder was too large or too slow to be listed, and ``files`` is empty."""
 
     @property
-    def sized(self) -> int:
+    def known_sizes(self) -> int:
         """Return how many files have a known size."""
         return sum(size is not None for _, size in self.files)
 

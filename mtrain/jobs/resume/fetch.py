@@ -41,7 +41,7 @@ class Source:
     """The one copy that it names; None: all of the run."""
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """Return the address for messages."""
         return self.copies.place.in_words + (f"/{self.step}" if self.step else "")
 
@@ -80,7 +80,7 @@ class Source:
         except PlaceError as error:
             raise self.unreadable(error) from error
         hint = f"; it holds {', '.join(runs[:8])}: add one of these names" if runs else ""
-        raise CheckpointError(f"{self.shown}: no copies of a run are there{hint}")
+        raise CheckpointError(f"{self.label}: no copies of a run are there{hint}")
 
     def list_copies(self) -> tuple[list[Copy], dict[str, str]]:
         """Return the copies that the address names, the newest first, and for each other folder why it is none.
@@ -105,7 +105,7 @@ class Source:
         for name, why in bad.items():
             self.pass_over(name, why)
         if not copies:
-            raise CheckpointError(f"{self.shown}: no intact copy of a checkpoint is there")
+            raise CheckpointError(f"{self.label}: no intact copy of a checkpoint is there")
         return newest_first(copies, best=best)
 
     def pass_over(self, name: str, why: object) -> None:
@@ -114,7 +114,7 @@ class Source:
 
     def unreadable(self, error: Exception) -> CheckpointError:
         """Return the error of an address that cannot be reached."""
-        return CheckpointError(f"{self.shown}: cannot be read: {error}")
+        return CheckpointError(f"{self.label}: cannot be read: {error}")
 
 
 def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
@@ -133,7 +133,7 @@ def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
     own = form.own_id(folder.path)
     if own != run and folder.path.exists() and any(folder.path.iterdir()):
         raise CheckpointError(
-            f"{folder.path} is another run than {source.shown}; move it away, or restore elsewhere with -o report.dir=FOLDER"
+            f"{folder.path} is another run than {source.label}; move it away, or restore elsewhere with -o report.dir=FOLDER"
         )
     for copy in source.candidates(best=best):
         try:
@@ -146,7 +146,7 @@ def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
         except OSError as error:
             raise CheckpointError(f"{folder.path}: cannot be written to: {error.strerror or error}") from error
         return Resume(folder.path, checkpoint)
-    raise CheckpointError(f"{source.shown}: no intact copy of a checkpoint is there; see the warnings above")
+    raise CheckpointError(f"{source.label}: no intact copy of a checkpoint is there; see the warnings above")
 
 
 def _fetch(copies: RunCopies, copy: Copy, folder: RunFolder, run: str) -> Path:
@@ -298,7 +298,7 @@ def spec_at(address: str) -> Path:
         except PlaceError as error:
             raise source.unreadable(error) from error
         return folder / "spec.yml"
-    raise CheckpointError(f"{source.shown}: no intact copy of a run's spec is there; give the spec with -c")
+    raise CheckpointError(f"{source.label}: no intact copy of a run's spec is there; give the spec with -c")
 
 
 def states(address: str) -> tuple[Source, Sequence[Copy], dict[str, str]]:

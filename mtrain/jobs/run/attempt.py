@@ -99,6 +99,7 @@ class Attempt:
     def run(self) -> Outcome:
         """Start the command on every host, and watch until all have ended or were lost."""
         self._outcome = Outcome(plan=self.plan, members=self.members)
+        # A request to save from before the ranks start is answered by nobody, and the attempt begins from what is saved.
         self._saves_passed_on = self.requests.saves
         self._host_log = HostLog(self.plan.run_dir)
         if len(self.members) > 1:
@@ -112,7 +113,7 @@ class Attempt:
             self._answer()
             for node in self._open():
                 self._hear(node)
-            if self._over():
+            if not self._open() or time.monotonic() > self._final:
                 return self._outcome
             self._pass_on_saves()
             self._reform()
@@ -123,6 +124,7 @@ class Attempt:
     def _note_pause(self, turned_at: float) -> float:
         """Note a time in which this process did not run, and the hosts could hear nothing from it; return the time now."""
         now = time.monotonic()
+        # Hosts give this process up after ``silence_s`` without a message. Half of it is certainly no slow turn of the loop.
         if now - turned_at > self.limits.silence_s / 2:
             self._outcome.pause = Pause(seconds=now - turned_at, until=now)
         return now
@@ -178,6 +180,7 @@ class Attempt:
             rank = int(message["rank"]) if self.plan.shown == "all" else None
             self.display.output(str(message["text"]).encode("latin-1"), rank=rank)
         elif event == "failure":
+            # Clocks of hosts differ, so a host tells an age, and failures are ordered by this process's time.
             self._outcome.failures.append({**message["failure"], "when": now - float(message["age_s"])})
         elif event == "ended":
             deaths = self.plan.launcher.deaths(str(message["log"]), int(message["status"]))
@@ -187,13 +190,14 @@ class Attempt:
         elif event == "save":
             self.requests.saves += 1
         elif event == "asked" and not self.leaves(node):
-            heed(message, self.members[node], self.requests, self.display)
+            note_request(message, self.members[node], self.requests, self.display)
 
     def _record(self, record: Record) -> None:
         if record.get("kind") == "start":
             self._outcome.started_at = time.monotonic()
         self._outcome.has_updated |= record.get("kind") == "update"
         if record.get("kind") == "checkpoint":
+            # The record says that a save begins. That it is complete is known when the next one begins, or at the end.
             self._outcome.saved, self._outcome.begun = self._outcome.begun, int(record["update"])
             self._writing = self._writing or record.get("why") == "ending"
         if record.get("kind") == "end":
@@ -229,6 +233,7 @@ class Attempt:
     def _reform(self) -> None:
         """Ask the ranks to save and end once the job is to go on with other hosts."""
         outcome = self._outcome
+        # What fails ends the attempt anyway; ranks that were told to save meanwhile would wait for those that are gone.
         failing = outcome.lost or outcome.ended or diagnosis.real(outcome.failures)
         if outcome.reformed or failing or self._ending or self.requests.any():
             return
@@ -259,9 +264,11 @@ class Attempt:
         wait = self._patience()
         if wait is not None:
             self._deadline = min(self._deadline, now + wait)
+            # A rank elsewhere fails some seconds before the silence of a lost host is long enough to count as its loss.
             if wait <= self.limits.settle_s and not self._outcome.suspects and not self._ending:
                 silent = {node: self.members[node].channel.silent_s for node in self._open()}
                 self._outcome.suspects = {node: s for node, s in silent.items() if s > SUSPECT_S}
+        # Ranks that have collected their last state hang no longer, and writing it may take as long as the disk needs.
         if now > self._grace_ends and not self._ending and not self._writing:
             self._outcome.grace_s = self.limits.grace_s
             name = (self.requests.first or signal.SIGTERM).name
@@ -275,6 +282,7 @@ class Attempt:
     def _patience(self) -> float | None:
         """Return how many seconds the other hosts have from now on; None: no host has failed or ended yet."""
         outcome = self._outcome
+        # Silence has been waited for already, and such a host reports nothing more.
         if any(loss.why.is_silence for loss in outcome.lost.values()):
             return 0.0
         if any(message["killed"] and not message["told"] for message in outcome.ended.values()):
@@ -297,15 +305,10 @@ class Attempt:
         for node in self._open():
             self.members[node].channel.send({"do": "end"})
 
-    def _over(self) -> bool:
-        return not self._open() or time.monotonic() > self._final
 
-
-def heed(message: Message, member: Participant, requests: processes.Requests, display: Display) -> None:
-    """Count and show a signal to end the job that another host has received and reported with an "asked" event.
-
-    A scheduler signals all hosts at once, so only the first ones are named.
-    """
+def note_request(message: Message, member: Participant, requests: processes.Requests, display: Display) -> None:
+    """Count and show a signal to end the job that another host has received and reported with an "asked" event."""
+    # A scheduler signals all hosts at once, so only the first ones are named.
     known = requests.places
     requests.take(
         signal.Signals(int(message["signal"])), place=f"host {member.node}", times=int(message.get("times", 1))

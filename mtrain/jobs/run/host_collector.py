@@ -78,8 +78,9 @@ class HostCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
-        facts = self._facts()
+        facts, now = self._facts(), self._clock()
         ranks = {rank: _read(live_file(self._run_dir, rank)) for rank in facts.ranks}
+        # Ranks agree on the values of the job. The newest file is from the rank that wrote last, and others may hang.
         newest = max(ranks.values(), key=lambda metrics: metrics.get("updated_at", 0.0), default={})
         run = self._run_dir.name
         job = InfoMetricFamily("mtrain_job", "What is trained, and with what", labels=["run"])
@@ -103,12 +104,11 @@ class HostCollector(Collector):
             "seconds_since_update",
             "Seconds since a rank has finished an update or an evaluation, or since the job began",
             ["run", "rank"],
-            {(run, str(n)): self._age(metrics) for n, metrics in ranks.items()},
+            {
+                (run, str(n)): max(0.0, now - max(float(f.get("updated_at", 0.0)), self._began))
+                for n, f in ranks.items()
+            },
         )
-
-    def _age(self, metrics: Mapping[str, Any]) -> float:
-        """Return the seconds since the last sign of progress."""
-        return max(0.0, self._clock() - max(float(metrics.get("updated_at", 0.0)), self._began))
 
 
 def _gauge(name: str, text: str, labels: list[str], values: Mapping[Any, Any]) -> Metric:

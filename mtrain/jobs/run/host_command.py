@@ -92,10 +92,12 @@ class HostCommand:
         """When the remaining ranks are killed, in monotonic time."""
         self._reported: set[tuple[Any, Any]] = set()
         """Rank and time of the failures that were reported."""
+        # What this process runs besides, such as agents of other hosts or a warm copy, must outlive the command.
         self._spare = frozenset(process.pid for process in processes.descendants())
         attempts.await_former_ranks(run.path, run.node)
         self._mark = attempts.draw_mark(run.node)
         failures.set_aside_failures(run, ranks=self._ranks)
+        # Logs are appended to by each attempt, and the verdict on this one may use only what it wrote.
         self._former_sizes = runfolder.sizes(run.logs)
         ranks = {"none": range(0), "first": range(max(0, 1 - first)), "all": range(orders.ranks)}[orders.shown]
         self._outputs = {rank: Output(run.rank_log(rank)) for rank in (first + index for index in ranks)}
@@ -107,6 +109,7 @@ class HostCommand:
         self._tail = Tail(run.metrics)
         try:
             env = {**environment.join_variables(environ, orders.env), **self._mark.variables()}
+            # A warm process has imported the framework already; a copy of it saves a short job most of its start.
             copy = warm.start(orders.argv, env=env, log=run.starter_log)
             self._process = copy or processes.start(orders.argv, env=env, log=run.starter_log)
         except OSError as error:
@@ -120,6 +123,7 @@ class HostCommand:
 
         It must be called several times a second: what is due is done here. ``with_output``: False, what ranks print waits.
         """
+        # A starter may end before ranks that save. Their records and failures come until the last of them has ended.
         has_ended = self._process.poll() is not None and not self._ranks_are_saving()
         if has_ended:
             self.close()
@@ -147,15 +151,13 @@ class HostCommand:
             self.kill()
 
     def ask_to_end(self, number: int) -> None:
-        """Send SIGTERM to the ranks, which then save and end; a script that does not know mtrain gets the signal ``number``.
-
-        Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own. One that
-        forwards signals does so in a script's job, or it would send another one as soon as the first rank has ended.
-        """
+        """Send SIGTERM to the ranks, which then save and end; a script that does not know mtrain gets the signal ``number``."""
         asked, self._asked_to_end = self._asked_to_end, True
         if self._orders.knows_mtrain:
+            # Their starter gets no signal: it would kill them, and their loader processes, after a time limit of its own.
             processes.send(self._rank_processes(), signal.SIGTERM)
         elif not asked:
+            # A starter that forwards signals gets this one, or it would send another as soon as the first rank has ended.
             leader = processes.by_id(self._process.pid) if self._orders.forwards_signals else ()
             processes.send(leader or self._rank_processes(), signal.Signals(number))
 
@@ -167,11 +169,8 @@ class HostCommand:
         return ranks or processes.by_id(leader)
 
     def _ranks_are_saving(self) -> bool:
-        """Return whether ranks that were asked to end have outlived their starter.
-
-        A scheduler may signal starters too, and some of them end before their ranks. The leader decides how long the ranks
-        may take.
-        """
+        """Return whether ranks that were asked to end have outlived their starter; the leader decides how long they may take."""
+        # A scheduler may signal starters too, and some of them end before their ranks.
         if not self._asked_to_end or self._killed or not self._orders.starts_ranks:
             return False
         ranks = processes.children_with(os.getpid(), _worker_arguments(self._orders.argv))
@@ -190,7 +189,8 @@ class HostCommand:
         processes.reap(spare=self._process.pid)
 
     def _new_output(self, *, at_end: bool) -> list[dict[str, Any]]:
-        """Return what ranks have printed, as bytes in the form of text: ISO 8859-1 has a character for each."""
+        """Return what ranks have printed, as bytes in the form of text."""
+        # JSON carries text alone, and a piece may end within a character of UTF-8. ISO 8859-1 has a character for each byte.
         pieces = ((rank, piece) for rank, output in self._outputs.items() for piece in output.read(at_end=at_end))
         return [{"event": "output", "rank": rank, "text": piece.decode("latin-1")} for rank, piece in pieces]
 
@@ -198,7 +198,7 @@ class HostCommand:
         for name, cut in self._logs.look(now=now).items():
             for output in self._outputs.values():
                 output.skip(name, cut)
-            self._former_sizes[name] = cut.moved(self._former_sizes.get(name, 0))
+            self._former_sizes[name] = cut.offset_after(self._former_sizes.get(name, 0))
 
     def _new_failures(self) -> list[dict[str, Any]]:
         events = []

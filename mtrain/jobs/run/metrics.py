@@ -57,7 +57,8 @@ class HostMetrics:
     def begin(self, facts: AttemptFacts) -> None:
         """Answer with the facts of the attempt that begins now; forget ranks that this host no longer has."""
         if self._folder is not None:
-            kept = self._facts.ranks if facts.restarts else range(0)  # A resumed run has files of its former job.
+            # A resumed run has files of its former job, whose values would be served until ranks write their first.
+            kept = self._facts.ranks if facts.restarts else range(0)
             for rank in facts.ranks:
                 if rank not in kept:
                     live_file(self._folder, rank).unlink(missing_ok=True)
@@ -65,13 +66,11 @@ class HostMetrics:
         self._ranks.update(facts.ranks)
 
     def fail(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Tell that the job has failed, and wait until that was read, for ``READ_S`` at most.
-
-        Otherwise the port would be closed before, and nobody could tell a job that has failed from one that is done. Where
-        nobody has read any metrics so far, nobody is waited for; ``stop`` ends the waiting by returning True.
-        """
+        """Tell that the job has failed, and wait until that was read, for ``READ_S`` at most; ``stop`` returning True ends that."""
         self._failed = True
-        if self._server is not None and self._server.asked:
+        # The port would be closed before, and nobody could tell a job that has failed from one that is done. Where nobody has
+        # read any metrics so far, nobody is waited for.
+        if self._server is not None and self._server.was_asked:
             self._server.wait_for_reader(timeout_s=READ_S, stop=stop)
 
     def close(self) -> None:
@@ -116,7 +115,9 @@ def check(spec: Spec) -> None:
         return
     check_library()
     if place.address != OWN:  # The address of a host is one that it has, and the port is tried when the job begins.
-        refuse_taken(place.address, place.port)
+        from mtrain.jobs.run.metrics_server import listening
+
+        listening(place.address, place.port).close()
 
 
 def check_library() -> None:
@@ -129,14 +130,3 @@ def check_library() -> None:
         raise UsageError(
             f"{KEY}: the package prometheus_client is not installed; install it with: {remedies.install('prometheus')}"
         )
-
-
-def refuse_taken(address: str, port: int) -> None:
-    """Refuse an address at which no server can listen.
-
-    Raises:
-        UsageError: none can.
-    """
-    from mtrain.jobs.run.metrics_server import listening
-
-    listening(address, port).close()

@@ -72,7 +72,7 @@ class MetricsServer:
         self._thread.start()
 
     @property
-    def asked(self) -> bool:
+    def was_asked(self) -> bool:
         """Return whether anybody has asked for the metrics yet."""
         return self._server.begun > 0
 
@@ -140,13 +140,15 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         return self._app(environ, start_response)
 
     def service_actions(self) -> None:
-        """End connections whose time is over. A time-out of the socket would begin anew with each byte that drips in."""
+        """End connections whose time is over."""
+        # A time-out of the socket would begin anew with each byte that drips in.
         now = time.monotonic()
         self.end([request for request, (_, ends_at) in self.connections().items() if now > ends_at])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
             connections = self.connections()
+            # Whoever opens many connections loses one of its own, so that Prometheus is not shut out by another address.
             crowds = Counter(address for address, _ in connections.values())
             self.end([max(connections, key=lambda each: crowds[connections[each][0]])] if connections else [])
             if not self._free.acquire(timeout=ENDING_S):
@@ -165,7 +167,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def shutdown_request(self, request: Any) -> None:
-        """End a connection, which is forgotten before its file descriptor can be that of another one."""
+        """End a connection."""
+        # It is forgotten first: once closed, its file descriptor can be that of another connection.
         with self._counting:
             self._open.pop(request, None)
         super().shutdown_request(request)
@@ -177,6 +180,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def end(self, requests: Iterable[socket.socket]) -> None:
         """Wake the threads that read from connections, or write to them; each closes its own."""
         with self._counting:
+            # Only the thread that answers a connection may close it, or it would read from another one with the same number.
             for request in requests:
                 if self._open.pop(request, None) is not None:
                     with contextlib.suppress(OSError):  # the caller has gone away

@@ -101,6 +101,7 @@ class Outcome:
 
     def judge(self) -> Verdict:
         """Return why the attempt failed: an agent's error, else a lost host, else a killed starter, else a rank."""
+        # A command that never ran explains everything that others say of its ranks.
         for node, message in self.ended.items():
             if message.get("error"):
                 text = f"{self.members[node].label}: {message['error']}"
@@ -108,6 +109,7 @@ class Outcome:
         lost_node = self._lost_node()
         if lost_node is not None:
             return self._verdict_on_lost_host(lost_node)
+        # Ranks of a starter that was killed report broken connections, which follow from it.
         return self._verdict_on_killed_starter() or diagnosis.conclude(self._evidence())
 
     def killed_starters(self) -> list[int]:
@@ -122,10 +124,7 @@ class Outcome:
         ]
 
     def _verdict_on_killed_starter(self) -> Verdict | None:
-        """Return the verdict where a host's command was killed from outside, else None.
-
-        Errors of ranks then follow from it.
-        """
+        """Return the verdict where a host's command was killed from outside, else None."""
         for node in self.killed_starters():
             message = self.ended[node]
             log = self._starter_log(node, message)
@@ -134,6 +133,7 @@ class Outcome:
 
     def _lost_node(self) -> int | None:
         """Return the host whose loss is the cause: the first one lost that had no failed rank before."""
+        # Of a host that was lost after one of its ranks had failed, the failure is the cause.
         first_failure: dict[int, float] = {}
         for failure in self.real_failures():
             first_failure.setdefault(self._node_of(failure["rank"]), failure["when"])
@@ -169,10 +169,7 @@ class Outcome:
         return Verdict(code=1, headline=head, text="\n".join(lines), from_outside=True)
 
     def _evidence(self) -> Evidence:
-        """Collect what the diagnosis of failed ranks needs.
-
-        The command that ended with an error first speaks for all.
-        """
+        """Collect what the diagnosis of failed ranks needs."""
         deaths = [
             death
             for message in self.ended.values()
@@ -182,6 +179,7 @@ class Outcome:
             ((message["when"], node, message) for node, message in self.ended.items() if message["status"]),
             key=lambda item: item[:2],
         )
+        # The command that ended with an error first speaks for all: the others follow when its ranks are gone.
         nothing: Message = {"status": 1, "log": ""}
         _, node, first = failed[0] if failed else (0.0, 0, nothing)
         return Evidence(

@@ -95,6 +95,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
     while True:
         outcome = hosts.attempt(plan)
         verdict = explain(outcome, requests, newest=hosts.newest)
+        # A change of hosts is no fault of the job, so it takes none of the restarts that the user allows.
         change = hosts.change(outcome)
         goes_on = bool(change) and verdict.code != 0
         if hosts.end_requested() or not (goes_on or (verdict.code == 1 and restarts_left > 0)):
@@ -102,6 +103,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
         restarts_left -= 0 if goes_on else 1
         if not outcome.reformed:  # else the attempt has told it
             display.note(verdict.headline)
+        # Waiting for lost hosts may take minutes, in which somebody may give up.
         hosts.restore(plan, outcome)
         if hosts.end_requested():
             verdict = _ended_between_attempts(plan, requests)
@@ -132,6 +134,7 @@ def supervise(hosts: Hosts, plan: Plan, *, requests: Requests, display: Display)
 def _with_way_on(verdict: Verdict, outcome: Outcome, *, newest: Callable[[], Path | None]) -> str:
     """Return what a job says that has ended; where another start may help and none is allowed, how it goes on."""
     plan = outcome.plan
+    # Where no rank has trained, the same start fails in the same way.
     has_trained = outcome.started_at is not None
     may_help = verdict.code == 1 and verdict.from_outside and "--resume" not in verdict.text
     checkpoint = _newest(newest) if may_help and has_trained and not plan.max_restarts else None
@@ -172,6 +175,7 @@ def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path |
         return Verdict(code=EXIT_CODES[requests.first], headline="ended", text=text)
     if requests.first is None or _failed_before(failures, requests):
         return outcome.judge()  # The user who pressed Ctrl-C after the failure still needs its reason.
+    # A rank that refuses the spec while it is asked to end refuses it at the next start too, so its reason counts.
     refused = any(failure.get("expected") for failure in failures)
     if requests.count > 1 or not refused:
         cause = ""
