@@ -238,7 +238,7 @@ def test_what_looks_like_a_message_before_the_hello_of_an_agent_is_passed_over_t
     ("printed", "shown"), [(["Choose a shell", "(1 or 2)"], "Choose a shell / (1 or 2)"), ([], "")]
 )
 def test_an_agent_that_does_not_come_is_told_with_what_its_login_shell_printed(printed, shown):
-    channel = SimpleNamespace(wait=lambda wait_s: None, printed=printed)
+    channel = SimpleNamespace(wait=lambda wait_s: None, shell_output=printed)
     found = hear(Line(host="node2", node=1, channel=channel, process=None, stderr=None), timeout_s=0.0)
     assert shown in found.line()
     assert ("no agent has come up" in found.line(), "has said nothing" in found.line()) == (bool(printed), not printed)

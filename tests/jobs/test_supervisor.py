@@ -16,11 +16,12 @@ from mtrain.commands import main
 from mtrain.errors import CheckpointError, DataError, Interrupted, UsageError
 from mtrain.jobs.resume import find
 from mtrain.jobs.run.outcome import Outcome
+from mtrain.jobs.run.request_files import describe_environment
 from mtrain.jobs.run.supervisor import explain
 from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.spec.model import CheckpointSpec
-from mtrain.system import described, disk, placement, processes, runfolder
+from mtrain.system import disk, placement, processes, runfolder
 from mtrain.system.diagnosis import Verdict
 from mtrain.system.environment import clean, redact
 from mtrain.system.failures import read_failures, set_aside_failures, write_failure
@@ -252,7 +253,7 @@ def test_a_port_that_something_listens_on_is_refused_and_one_of_another_machine_
 
 
 def test_versions_of_what_the_distribution_requires_are_recorded():
-    environment = described.describe_environment({})
+    environment = describe_environment({})
     assert {"mtrain", "numpy", "pydantic"} <= set(environment["versions"])
 
 

@@ -108,7 +108,7 @@ ALLOWED = {
         "system/placement.py system/vectors.py data/once_per_host.py"
     ),
     "files that the same job has just written": (
-        "jobs/plan/micro_batch.py commands/predict.py jobs/run/start.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
+        "jobs/plan/micro_batch.py commands/predict.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
         "mtrain_deploy/exporting/job.py mtrain_deploy/commands/prune.py mtrain_deploy/pruning/worker.py "
         "mtrain_deploy/exporting/rank.py rank/spec/predict.py rank/worker.py "
         "records/reporters/tensorboard.py mtrain_ui/trackers/tracker.py mtrain_ui/trackers/visualdl.py system/runfolder.py "

@@ -258,7 +258,7 @@ ELSEWHERE = {
 OWN = {
     "of this start": (
         "commands/predict", "mtrain_deploy/exporting/job", "mtrain_deploy/exporting/rank", "mtrain_deploy/commands/prune",
-        "mtrain_deploy/pruning/worker", "jobs/plan/micro_batch", "jobs/run/start", "launchers/withheld", "rank/spec/predict", "rank/worker",
+        "mtrain_deploy/pruning/worker", "jobs/plan/micro_batch", "launchers/withheld", "rank/spec/predict", "rank/worker",
         "compare/jobs", "records/reporters/tensorboard", "mtrain_ui/trackers/tracker", "mtrain_ui/trackers/visualdl",
         "mtrain_clusters/_slurm/queue", "system/log_limit",
         "system/copied",
