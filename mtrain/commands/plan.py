@@ -94,7 +94,7 @@ def diff_plans(requests: Sequence[tuple[str, TrainRequest]]) -> str:
         loaded = allocated_hosts.complete(request.load())
         machine = replace(machine or here(loaded), line=_line_for(backend, typed_line()))
         where = locate(loaded, resume=request.resume)
-        text = make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine).text()
+        text = make_plan(loaded, run_dir=where.run, resume=where.checkpoint, machine=machine).text()
         # A flag on each line, so that the diff shows the flag that differs and not the whole command.
         texts.append(text.replace(" --", "\n    --").splitlines(keepends=True))
     first, second = (backend for backend, _ in requests)
@@ -122,7 +122,7 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
         tell(note)
     _check_model(loaded, tell)
     where = locate(loaded, resume=request.resume)
-    planned = make_plan(loaded, run_dir=where.run_dir, resume=where.checkpoint)
+    planned = make_plan(loaded, run_dir=where.run, resume=where.checkpoint)
     more = {
         **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
         **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),

@@ -19,7 +19,7 @@ from mtrain.jobs.plan import means, micro_batch
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.resume import find
-from mtrain.jobs.resume.find import Resume
+from mtrain.jobs.resume.find import Where
 from mtrain.jobs.run import closing
 from mtrain.jobs.run.supervisor import Result
 from mtrain.spec import terminal
@@ -153,7 +153,7 @@ def carry_out(hosts: "OnlyHost | Leader") -> Result:
     is_settled = _settle_micro_batch(hosts, plan)
     created = hosts.create(where)
     # The plan holds both, and ranks read the micro batch from the spec that is written with it.
-    if is_settled or created.run_dir != plan.run_dir:
+    if is_settled or created.run != plan.run_dir:
         plan = hosts.plan(created)
     return hosts.run(plan, created)
 
@@ -177,7 +177,7 @@ def _folder_here(result: Result) -> Path | None:
     return result.run_dir if not result.first_host or placement.is_here(result.first_address) else None
 
 
-def _newest_run(loaded: "Loaded") -> Resume:
+def _newest_run(loaded: "Loaded") -> Where:
     """Return the newest run of the spec.
 
     Raises:

@@ -3,30 +3,19 @@
 import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrain.jobs.brief import Brief
 from mtrain.jobs.plan.host_ranks import TYPED
 from mtrain.jobs.resume import find
-from mtrain.jobs.resume.find import IF_ANY, Resume
+from mtrain.jobs.resume.find import IF_ANY, Where
 from mtrain.spec.identifiers import checked_run_name
 from mtrain.system import environment, runfolder
 from mtrain.system.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
-    """The folder of a run, and the checkpoint it starts from."""
-
-    run_dir: Path
-    checkpoint: Path | None
-    held: bool = False
-    """This process has locked the folder."""
 
 
 def run_name(loaded: "Loaded") -> str:
@@ -66,9 +55,8 @@ def locate(loaded: "Loaded", *, resume: str | None) -> Where:
         CheckpointError: there is nothing intact to resume from.
     """
     if resume is None:
-        return Where(run_dir=runfolder.next_name(Path(loaded.spec.report.dir), run_name(loaded)), checkpoint=None)
-    found = resolve_resume(loaded, resume=resume)
-    return Where(run_dir=found.run, checkpoint=found.checkpoint)
+        return Where(runfolder.next_name(Path(loaded.spec.report.dir), run_name(loaded)), None)
+    return resolve_resume(loaded, resume=resume)
 
 
 @contextmanager
@@ -81,8 +69,7 @@ def hold_place(brief: Brief) -> Iterator[Where]:
     """
     loaded, resume = brief.loaded, brief.resume
     if resume is None:
-        run_dir = runfolder.next_name(Path(brief.spec.report.dir), brief.name)
-        yield Where(run_dir=run_dir, checkpoint=brief.start_from)
+        yield Where(runfolder.next_name(Path(brief.spec.report.dir), brief.name), brief.start_from)
         return
     locks: list[Path] = []
     with ExitStack() as stack:
@@ -92,10 +79,10 @@ def hold_place(brief: Brief) -> Iterator[Where]:
             locks.append(run)
 
         found = find.choose_under_lock(lambda: resolve_resume(loaded, resume=resume), hold)
-        yield Where(run_dir=found.run, checkpoint=found.checkpoint, held=found.run in locks)
+        yield dataclasses.replace(found, is_held=found.run in locks)
 
 
-def resolve_resume(loaded: "Loaded", *, resume: str) -> Resume:
+def resolve_resume(loaded: "Loaded", *, resume: str) -> Where:
     """Return the run and checkpoint that ``--resume`` names, see ``fetch.fetch_resume``; what only a copy has is fetched.
 
     ``auto``: the newest run of this name. ``if-any``: the run of exactly this name, which need not exist.
@@ -110,11 +97,11 @@ def resolve_resume(loaded: "Loaded", *, resume: str) -> Resume:
 def create_place(brief: Brief, where: Where) -> Where:
     """Return ``where`` with an existing run folder: the resumed one, or a new one with the next free name."""
     if brief.resume == IF_ANY:
-        runfolder.make(where.run_dir)
+        runfolder.make(where.run)
     elif brief.resume is not None:
-        runfolder.point_latest(where.run_dir)
+        runfolder.point_latest(where.run)
     else:
         # Between the plan and here, another job may have taken the name that was free then.
-        run_dir = runfolder.create(Path(brief.spec.report.dir), brief.name, latest=brief.latest)
-        return dataclasses.replace(where, run_dir=run_dir)
+        run = runfolder.create(Path(brief.spec.report.dir), brief.name, latest=brief.latest)
+        return dataclasses.replace(where, run=run)
     return where

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.diagnosis import status_of_shell
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.placement import LaunchOptions, rank_environment, run_dir_in
 from mtrain.system.rank_starter import read_deaths
 
 
@@ -45,7 +45,7 @@ class DeepSpeedLauncher(Launcher):
         options = self.options
         return (
             *(options.python, "-m", "mtrain.backends._deepspeed.starter"),
-            f"--hostfile={_run_dir(argv) / 'hostfile'}",
+            f"--hostfile={(run_dir_in(argv) or Path()) / 'hostfile'}",
             *(f"--host={host.address} slots={host.slots}" for host in hosts),
             f"--node-rank={node}",
             f"--master-addr={options.master_addr}",
@@ -59,9 +59,3 @@ class DeepSpeedLauncher(Launcher):
         A rank with SIGTERM may have been ended by DeepSpeed's launcher.
         """
         return sorted({rank: status_of_shell(code) for rank, code in read_deaths(log)}.items())
-
-
-def _run_dir(argv: Sequence[str]) -> Path:
-    """Return the run folder from the ranks' arguments."""
-    words = list(argv)
-    return Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else Path()

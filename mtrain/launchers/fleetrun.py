@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.system.placement import QUIET_PORTS, LaunchOptions, rank_environment
+from mtrain.launchers.withheld import withholding
+from mtrain.system.placement import QUIET_PORTS, LaunchOptions, rank_environment, run_dir_in
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
 """Paddle's line about the first failed process in its order: the rank within this host, and the exit status."""
@@ -103,6 +104,7 @@ class Fleetrun(Launcher):
 
     def _starter(self, host: Host, nodes: int, node: int, ranks: int, argv: Sequence[str]) -> tuple[str, ...]:
         options = self.options
+        logs = str((run_dir_in(argv) or Path()) / "logs" / LOG_FOLDER)
         words = {
             "--master": f"{options.master_addr}:{options.master_port}",
             "--nnodes": str(nodes),
@@ -113,17 +115,14 @@ class Fleetrun(Launcher):
             "--start_port": None if options.start_port is None else str(options.start_port),
             "--run_mode": "collective",
             "--max_restart": "0",
-            "--log_dir": _log_folder(argv) if nodes == 1 else f"{_log_folder(argv)}-{node}",
+            "--log_dir": logs if nodes == 1 else f"{logs}-{node}",
         }
         flags = [word for name, value in words.items() if value is not None for word in (name, value)]
-        return (*self._withheld("keep"), options.python, "-m", "paddle.distributed.launch", *flags)
+        # Paddle writes its environment into its log folder, so it does not get to see the user's.
+        return (*withholding("keep", options.python), options.python, "-m", "paddle.distributed.launch", *flags)
 
     def _rank(self, argv: Sequence[str]) -> tuple[str, ...]:
-        return (*self._withheld("restore"), self.options.python, *argv)
-
-    def _withheld(self, verb: str) -> tuple[str, ...]:
-        """Return the prefix that hides the user's environment from Paddle, which writes it into its log folder."""
-        return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
+        return (*withholding("restore", self.options.python), self.options.python, *argv)
 
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
         """Return the failed rank that Paddle names: one, even where several have failed."""
@@ -134,10 +133,3 @@ class Fleetrun(Launcher):
     def own_logs(self, command: Command) -> str | None:
         """Return Paddle's log folder: where there are GPUs, its launcher adds a line for each every five seconds."""
         return command.argv[list(command.argv).index("--log_dir") + 1]
-
-
-def _log_folder(argv: Sequence[str]) -> str:
-    """Return Paddle's log folder, inside the run folder that the ranks' arguments name."""
-    words = list(argv)
-    run_dir = Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else Path()
-    return str(run_dir / "logs" / LOG_FOLDER)

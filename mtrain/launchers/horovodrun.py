@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
+from mtrain.launchers.withheld import withholding
 from mtrain.system.diagnosis import status_of_shell
 from mtrain.system.placement import LaunchOptions, rank_environment
 from mtrain.system.rank_starter import read_deaths
@@ -53,24 +54,16 @@ class Horovodrun(Launcher):
         ]
 
     def _alone(self, host: Host, ranks: int) -> tuple[str, ...]:
-        """Return the command that starts all ranks on one host.
-
-        horovodrun chooses the port of its rendezvous itself; for one host it uses the loopback interface and refuses
-        any other. ``mtrain.backends._horovod.single_host_starter`` makes the rendezvous listen at that interface only,
-        too.
-        """
+        """Return the command that starts all ranks on one host."""
+        # horovodrun chooses the port of its rendezvous itself; for one host it uses the loopback interface and refuses any
+        # other. This module makes the rendezvous listen at that interface only, too.
         # The cache would create ~/.horovod; without it, horovodrun checks this host at each start, which is quick.
         module = ("-m", "mtrain.backends._horovod.single_host_starter")
         starter = (self.options.python, *module, "--gloo", "--disable-cache", "-np", str(ranks))
         place = ("-H", f"{host.address}:{ranks}")
-        return (*self._withheld("keep"), *starter, *place, *KEPT_SHELL, *self._withheld("restore"))
-
-    def _withheld(self, verb: str) -> tuple[str, ...]:
-        """Return the prefix that hides the user's environment from horovodrun.
-
-        horovodrun writes its whole environment into the command line of each rank's shell, which every user can read.
-        """
-        return (self.options.python, "-m", "mtrain.launchers.withheld", verb)
+        # horovodrun writes its whole environment into the command line of each rank's shell, which every user can read.
+        keep, restore = (withholding(verb, self.options.python) for verb in ("keep", "restore"))
+        return (*keep, *starter, *place, *KEPT_SHELL, *restore)
 
     def _together(self, hosts: str, node: int) -> tuple[str, ...]:
         """Return the command that starts the ranks of one of several hosts; ``hosts``: all of them with their ranks."""

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.placement import LaunchOptions, rank_environment, run_dir_in
 from mtrain.system.rank_starter import read_deaths
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -39,11 +38,13 @@ class Torchrun(Launcher):
 
         They differ in ``--node-rank``, and in the number of ranks where hosts differ in it.
         """
-        env = rank_environment(self.options)
+        env, run_dir = rank_environment(self.options), run_dir_in(argv)
+        # By default, torchrun leaves its log folders in TMPDIR.
+        logs = () if run_dir is None else (f"--log-dir={run_dir / 'logs' / LOG_FOLDER}",)
         return [
             Command(
                 host=host.address,
-                argv=(*self._starter(len(hosts), node, host.slots), *_log_folder(argv), *argv),
+                argv=(*self._starter(len(hosts), node, host.slots), *logs, *argv),
                 env=env,
             )
             for node, host in enumerate(hosts)
@@ -52,14 +53,8 @@ class Torchrun(Launcher):
     def _starter(self, nodes: int, node: int, ranks: int) -> tuple[str, ...]:
         place = () if nodes == 1 else (f"--node-rank={node}",)
         return (
-            *(
-                self.options.python,
-                "-m",
-                "mtrain.backends._torch.ranks.starter",
-                f"--nnodes={nodes}",
-                *place,
-                f"--nproc-per-node={ranks}",
-            ),
+            *(self.options.python, "-m", "mtrain.backends._torch.ranks.starter"),
+            *(f"--nnodes={nodes}", *place, f"--nproc-per-node={ranks}"),
             f"--master-addr={self.options.master_addr}",
             f"--master-port={self.options.master_port}",
             "--max-restarts=0",
@@ -69,11 +64,3 @@ class Torchrun(Launcher):
         """Return failed ranks as torchrun or the starter reports them, all of them where several have failed at once."""
         of_torchrun = {int(rank): int(code) for rank, code in FAILED_RANK.findall(log)}
         return sorted({**of_torchrun, **dict(read_deaths(log))}.items())
-
-
-def _log_folder(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the flag that puts torchrun's log folders inside the run folder; by default it leaves them in TMPDIR."""
-    words = list(argv)
-    if "--run-dir" not in words:
-        return ()
-    return (f"--log-dir={Path(words[words.index('--run-dir') + 1]) / 'logs' / LOG_FOLDER}",)

@@ -21,6 +21,11 @@ CANNOT_EXECUTE = 127
 """Exit status of a shell for a command that does not exist."""
 
 
+def withholding(verb: str, python: str) -> tuple[str, ...]:
+    """Return the beginning of a command that hides the environment from a starter ("keep"), or gives it back ("restore")."""
+    return (python, "-m", "mtrain.launchers.withheld", verb)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run ``keep`` or ``restore``; returns only where the command cannot be executed."""
     verb, *command = argv
@@ -46,6 +51,7 @@ def restore(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         OSError: the starter has ended, or runs under another account.
     """
+    # Through ``/proc``, which only the same account and root can do.
     stored = Path(environ[VARIABLE]).read_bytes()
     pairs = (os.fsdecode(entry).partition("=") for entry in stored.split(b"\0") if entry)
     restored = {name: value for name, _, value in pairs} | dict(environ)

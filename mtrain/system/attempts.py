@@ -69,13 +69,11 @@ def read(environ: Mapping[str, str]) -> Mark | None:
 
 # ------------------------------------------------------------------------------------------------------------ in a rank
 def join(mark: Mark | None, run: Path) -> None:
-    """Take part in an attempt: end with its owner where there are several hosts, and hold the lock of the ranks.
-
-    On the only host, ranks whose owner dies are asked to end by their starter, and save first; the next attempt waits
-    for the lock. A rank of several hosts cannot save by itself, and the hosts that are left may start again at once.
-    """
+    """Take part in an attempt: end with its owner where there are several hosts, and hold the lock of the ranks."""
     if mark is None:
         return
+    # On the only host, ranks whose owner dies are asked to end by their starter, and save first; the next attempt waits for
+    # the lock. A rank of several hosts cannot save by itself, and the hosts that are left may start again at once.
     if mark.node is not None:
         _die_with(mark)
     with suppress(OSError):  # no locks on this file system, or no room: the attempt must run all the same

@@ -183,11 +183,9 @@ def tail(log: Path, *, lines: int = TAIL_LINES, start: int = 0) -> str:
 
 
 def starter_excerpt(text: str, *, lines: int = TAIL_LINES) -> str:
-    """Return the first traceback in the output of a starter, or else its last ``lines`` lines, indented.
-
-    A rank that fails before it has its own log, for example on an import, leaves its traceback in that output. The end
-    of the output is of less use, because a starter prints much after a rank has failed.
-    """
+    """Return the first traceback in the output of a starter, or else its last ``lines`` lines, indented."""
+    # A rank that fails before it has its own log, for example on an import, leaves its traceback in that output. The end of
+    # the output is of less use, because a starter prints much after a rank has failed.
     output = text.rstrip().splitlines()
     first = next((i for i, line in enumerate(output) if TRACEBACK in line), None)
     if first is None:

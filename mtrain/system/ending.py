@@ -13,10 +13,10 @@ from typing import NoReturn
 def end_with(program: Callable[[], int]) -> NoReturn:
     """Run the program of a rank, and end this process with the status that it returns.
 
-    After status 0 the functions run that the program has registered with ``atexit``, and then the process is gone: no
-    library is taken apart. Threads of gloo and of other native libraries may still run then, and what they use would be
-    freed under them. Now and then one of them crashed, and a job that had finished counted as failed.
+    After status 0 the functions run that the program has registered with ``atexit``, and then the process is gone.
     """
+    # No library is taken apart: threads of gloo and of other native libraries may still run then, and what they use would be
+    # freed under them. Now and then one of them crashed, and a job that had finished counted as failed.
     finished: list[int] = []
 
     def leave() -> None:

@@ -114,11 +114,9 @@ def harmless(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` for a file that people pass on, with ``***`` for values that are not known to be harmless.
-
-    A secret cannot be recognised by its value, and often not by its name. So only values of names that are known to be
-    harmless are shown, instead of all values that do not look secret.
-    """
+    """Return ``environ`` for a file that people pass on, with ``***`` for values that are not known to be harmless."""
+    # A secret cannot be recognised by its value, and often not by its name. So only values of names that are known to be
+    # harmless are shown, instead of all values that do not look secret.
     return {
         name: PASSWORD_IN_URL.sub("://***@", value) if _is_known(name) and not _looks_secret(name, value) else "***"
         for name, value in sorted(environ.items())

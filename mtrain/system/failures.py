@@ -61,9 +61,10 @@ def set_aside_failures(run: RunFolder, *, ranks: range | None = None) -> None:
 def read_failures(run: RunFolder, *, ranks: range | None = None, attempt: str | None = None) -> list[dict[str, Any]]:
     """Return the failures that ``ranks`` (None: all) have written, the earliest first, without unreadable files.
 
-    With ``attempt``, only those of that attempt: a rank of an earlier one may still run, on this host or on another
-    one that shares the folder, and write after this attempt has begun.
+    ``attempt``: only those of that attempt.
     """
+    # A rank of an earlier attempt may still run, on this host or on another one that shares the folder, and write after this
+    # attempt has begun.
     failures = []
     for path in _failure_files(run, ranks):
         try:

@@ -21,20 +21,20 @@ _TUNED_BY_CALLER = re.compile(r"glibc\.malloc\.(mmap_threshold|trim_threshold|to
 def keep_memory() -> None:
     """Ask glibc to keep freed memory, because a step on the CPU needs as much as the step before.
 
-    By default glibc returns large blocks to the kernel, which clears them page by page when the next step requests them
-    again. This takes a tenth to a quarter of a step of YOLOv5n. What the caller's environment says of these limits stays.
-    With another C library the function does nothing.
+    What the caller's environment says of these limits stays. With another C library the function does nothing.
     """
+    # By default glibc returns large blocks to the kernel, which clears them page by page when the next step requests them
+    # again. This takes a tenth to a quarter of a step of YOLOv5n.
     _limit(mmap=_LARGEST_THRESHOLD, trim=(1 << 31) - 1, pad=64 << 20)
 
 
 def return_memory() -> None:
     """Ask glibc to return freed blocks to the kernel from 1 MiB on, so that a process takes little more than it uses.
 
-    By default glibc raises that size to the largest block freed so far, up to 32 MiB. Smaller ones share a heap, which keeps
-    the gaps between blocks that live longer. What the caller's environment says of these limits stays. With another C
-    library the function does nothing.
+    What the caller's environment says of these limits stays. With another C library the function does nothing.
     """
+    # By default glibc raises that size to the largest block freed so far, up to 32 MiB. Smaller ones share a heap, which keeps
+    # the gaps between blocks that live longer.
     _limit(mmap=_RETURNED, trim=_RETURNED, pad=_RETURNED)
 
 

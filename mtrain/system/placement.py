@@ -42,15 +42,13 @@ class LaunchOptions(BaseModel):
 
 
 def rank_environment(options: LaunchOptions) -> dict[str, str]:
-    """Return the environment variables that every rank needs, whichever launcher starts it.
-
-    ``OMP_WAIT_POLICY`` is set because OpenMP threads that spin while they wait multiply the CPU time by five where
-    ranks share cores. ``GLIBC_TUNABLES`` asks for huge pages, with which the same memory needs 512 times fewer entries
-    in the processor's page tables; the caller's own settings are added to it (``environment.join_variables``).
-    """
+    """Return the environment variables that every rank needs, whichever launcher starts it."""
     threads = str(options.threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    # OpenMP threads that spin while they wait multiply the CPU time by five where ranks share cores.
     env = dict.fromkeys(names, threads) | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    # With huge pages, the same memory needs 512 times fewer entries in the processor's page tables. The caller's own settings
+    # are added to this one (``environment.join_variables``).
     env |= {TUNABLES: HUGE_PAGES}
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in options.devices)
@@ -59,15 +57,20 @@ def rank_environment(options: LaunchOptions) -> dict[str, str]:
     return env
 
 
+def run_dir_in(argv: Sequence[str]) -> Path | None:
+    """Return the run folder that the arguments of a rank name; None: they name none."""
+    words = list(argv)
+    return Path(words[words.index("--run-dir") + 1]) if "--run-dir" in words else None
+
+
 def free_port(address: str = LOOPBACK) -> int:
     """Return a TCP port of ``address`` that nothing uses at the moment, nor the few ports behind it.
-
-    It lies below the ports that systems give to outgoing connections, one of which could take it before the ranks
-    listen there. If all those tried are in use, the system chooses.
 
     Raises:
         OSError: ``address`` is not one of this machine.
     """
+    # It lies below the ports that systems give to outgoing connections, one of which could take it before the ranks listen
+    # there. If all those tried are in use, the system chooses.
     for _ in range(_ATTEMPTS):
         port = QUIET_PORTS.start + secrets.randbelow(len(QUIET_PORTS) - _ROW)
         if all(_is_free(address, port + following) for following in range(_ROW)):
@@ -91,23 +94,37 @@ def _bound_port(address: str, port: int) -> int:
         return int(listener.getsockname()[1])
 
 
+def listen_at(address: str, port: int, *, backlog: int = 1) -> socket.socket:
+    """Return a socket that listens at an address of this machine; at port 0, on one that the system chooses.
+
+    Raises:
+        OSError: it cannot.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        # Without SO_REUSEADDR a port would count as taken for a while after a job that used it has ended (TIME_WAIT).
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def check_port(address: str, port: int) -> None:
     """Refuse a rendezvous port on which another program listens. An address of another machine cannot be checked.
 
     Raises:
         UsageError: the port is in use.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as listener:
-        # Without SO_REUSEADDR a port would count as taken for a while after a job that used it has ended (TIME_WAIT).
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UsageError(
-                    f"cluster.master_port: {port} is in use on {address}; give another one, or end what listens there"
-                ) from error
+    try:
+        listen_at(address, port).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"cluster.master_port: {port} is in use on {address}; give another one, or end what listens there"
+            ) from error
 
 
 def own_addresses() -> list[tuple[str, str]]:

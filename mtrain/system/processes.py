@@ -58,10 +58,6 @@ def start(
 def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Start a command like ``start``, but with pipes to its standard input, output and error.
 
-    A leader of a thousand hosts starts a thousand, and a function that runs before the command makes Python copy the tables of this
-    process's memory for each (fork instead of vfork). So ``setpriv`` asks for the signal in its place, where it is installed; other threads
-    than the main one, which alone may set aside a signal, go the long way.
-
     Raises:
         OSError: the program cannot be executed.
     """
@@ -73,6 +69,9 @@ def start_piped(argv: Sequence[str], *, env: Mapping[str, str]) -> "subprocess.P
         "bufsize": 0,
         "start_new_session": True,
     }
+    # A leader of a thousand hosts starts a thousand, and a function that runs before the command makes Python copy the tables
+    # of this process's memory for each (fork instead of vfork). So ``setpriv`` asks for the signal in its place, where it is
+    # installed; other threads than the main one, which alone may set aside a signal, go the long way.
     before = _asking_for_signal() if threading.current_thread() is threading.main_thread() else None
     if before is None:
         return subprocess.Popen(list(argv), **common, preexec_fn=preparation())  # noqa: S603
@@ -97,16 +96,13 @@ def _asking_for_signal() -> tuple[str, ...] | None:
 
 
 def preparation() -> Callable[[], None]:
-    """Return what a new process does before it executes its command.
-
-    It asks for SIGTERM when its parent dies, and takes no notice of SIGUSR1, by which a scheduler or a user asks a job to
-    save and to go on: the starters of ranks would die of it. The signal is blocked, so that a rank finds one that was
-    sent to it while it started (Linux keeps a blocked signal though it is ignored), and ignored, because some shells
-    unblock everything.
-    """
+    """Return what a new process does before it executes its command: it gets SIGTERM when its parent dies, and SIGUSR1 does not end it."""
     control = _prctl()
 
     def prepare() -> None:
+        # By SIGUSR1 a scheduler or a user asks a job to save and to go on, and the starters of ranks would die of it. It is
+        # blocked, so that a rank finds one that was sent to it while it started (Linux keeps a blocked signal though it is
+        # ignored), and ignored, because some shells unblock everything.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if control:
@@ -129,10 +125,8 @@ def sparing_children() -> Iterator[None]:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Return a context in which descendants whose parent dies become children of this process (on Linux).
-
-    Otherwise they would become children of another process and could not be found any more.
-    """
+    """Return a context in which descendants whose parent dies become children of this process (on Linux)."""
+    # Otherwise they would become children of another process and could not be found any more.
     control = _prctl()
     if control:
         control(SET_CHILD_SUBREAPER, 1)
@@ -262,11 +256,9 @@ def by_id(pid: int) -> list[psutil.Process]:
 
 
 def reap(*, spare: int) -> None:
-    """Reap adopted processes that have ended, except ``spare``, whose exit status the caller collects itself.
-
-    The kernel is asked for a process that has ended, because searching all processes of the machine ten times a second
-    would take CPU time away from the ranks.
-    """
+    """Reap adopted processes that have ended, except ``spare``, whose exit status the caller collects itself."""
+    # The kernel is asked for one that has ended: searching all processes of the machine ten times a second would take CPU
+    # time away from the ranks.
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -35,11 +35,8 @@ ROUNDS = "rounds.json"
 
 
 def keep_private() -> None:
-    """Make every file that this process and its children create readable by its owner alone.
-
-    The process's mask (umask) is set because frameworks, launchers and libraries write files too, and only the mask
-    applies to all of them.
-    """
+    """Make every file that this process and its children create readable by its owner alone."""
+    # Frameworks, launchers and libraries write files too, and only the process's mask applies to all of them.
     os.umask(0o077)
 
 
@@ -278,11 +275,10 @@ def take_folder(run: RunFolder, *, node: int = 0) -> Iterator[None]:
 def refuse_running(run: Path) -> None:
     """Refuse a run folder in which a job runs, as whichever host.
 
-    Otherwise a second start would choose a checkpoint that the first one deletes meanwhile, and speak of that.
-
     Raises:
         UsageError: a process holds a lock of the folder.
     """
+    # Otherwise a second start would choose a checkpoint that the first one deletes meanwhile, and speak of that.
     for path in run.glob(".lock-*"):
         try:  # Somebody else's folder may have a pipe or a link of that name.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

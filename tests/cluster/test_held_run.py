@@ -43,7 +43,7 @@ def chosen_here(given: str | None) -> tuple[str, bool]:
     brief = Brief(loaded=loaded, mode="train", name="mine", resume=given or "auto")
     with hold_place(brief) as where:
         assert where.checkpoint is not None
-        return where.checkpoint.name, is_locked(where.run_dir)
+        return where.checkpoint.name, is_locked(where.run)
 
 
 def chosen_by_an_agent(given: str | None) -> tuple[str, bool]:

@@ -141,9 +141,9 @@ def test_resume_takes_a_checkpoint_a_run_folder_or_the_newest_run_of_the_name(tm
     save(second, 3)
     newest = second / "checkpoints" / "step-00000003"
     older = second / "checkpoints" / "step-00000002"
-    assert find.find_resume(None, base=tmp_path, name="a") == find.Resume(second, newest)
-    assert find.find_resume(str(second), base=tmp_path, name="x") == find.Resume(second, newest)
-    assert find.find_resume(str(older), base=tmp_path, name="x") == find.Resume(second, older)
+    assert find.find_resume(None, base=tmp_path, name="a") == find.Where(second, newest)
+    assert find.find_resume(str(second), base=tmp_path, name="x") == find.Where(second, newest)
+    assert find.find_resume(str(older), base=tmp_path, name="x") == find.Where(second, older)
 
 
 def test_resume_from_a_damaged_checkpoint_is_refused_and_from_its_run_takes_the_one_before(tmp_path):

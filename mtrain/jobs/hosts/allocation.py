@@ -117,9 +117,10 @@ def host_names(allocation: Allocation, environ: Mapping[str, str]) -> list[str]:
     """
     names = _lines_of(allocation.expand, environ) or list(allocation.host_names)
     if names and allocation.hosts is not None and len(names) != allocation.hosts:
+        shown = ", ".join(names[:MAX_TYPED]) + (", ..." if len(names) > MAX_TYPED else "")
         raise UsageError(
             f"{allocation.scheduler} has given this job {allocation.hosts} hosts ({allocation.evidence}), but names "
-            f"{len(names)}: {_shortly(names)} ({allocation.source('host_names')}); name them with --ips A,B,..."
+            f"{len(names)}: {shown} ({allocation.source('host_names')}); name them with --ips A,B,..."
         )
     if len(names) > MAX_HOSTS:
         raise UsageError(
@@ -154,10 +155,6 @@ def _remedy(allocation: Allocation) -> str:
         names = f"--ips {','.join(allocation.host_names)}"
         return f"{once} with {names}" if allocation.copies else f"add --cluster ssh {names}, or {once} with {names}"
     return f"{once} with --ips A,B,... with the addresses of its hosts, the same for each"
-
-
-def _shortly(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_TYPED]) + (", ..." if len(names) > MAX_TYPED else "")
 
 
 def _lines_of(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -66,7 +66,7 @@ class Addresses:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
         self._names = [host for host in hosts if not placement.is_address(host)]
-        self._literal = {_canonical(host) for host in hosts if placement.is_address(host)}
+        self._literal = {address_of([ipaddress.ip_address(host)]) for host in hosts if placement.is_address(host)}
         """Addresses of the hosts that are given by address, as callers have them: one look finds a caller among thousands."""
         self._lookups: dict[str, tuple[float, frozenset[str]]] = {}
         """Host -> monotonic time of the last lookup, and the addresses that it returned."""
@@ -91,10 +91,6 @@ class Addresses:
     def holds(self, address: str) -> bool:
         """Return whether any of the hosts has ``address``."""
         return address in self._literal or any(self.of(host, address) for host in self._names)
-
-
-def _canonical(address: str) -> str:
-    return address_of([ipaddress.ip_address(address)])
 
 
 @dataclass(kw_only=True, eq=False)

@@ -255,7 +255,8 @@ class ElasticHosts(ConnectedHosts):
         absent = self._absent()
         if absent:
             names = self._name_hosts(absent, verb=False)
-            self._note_once(f"the job runs without {names}, and goes on with {_them(absent)} once there again")
+            them = "it" if len(absent) == 1 else "them"
+            self._note_once(f"the job runs without {names}, and goes on with {them} once there again")
 
     def _note_waiting(self) -> None:
         """Say which hosts a job that cannot run waits for, and why."""
@@ -320,7 +321,3 @@ class ElasticHosts(ConnectedHosts):
     def _name_hosts(self, nodes: Iterable[int], *, verb: bool = True) -> str:
         names = [self.members[node].label if node in self.members else self.names[node] for node in sorted(nodes)]
         return few(names) + (f" {'is' if len(names) == 1 else 'are'}" if verb else "")
-
-
-def _them(nodes: Sequence[int]) -> str:
-    return "it" if len(nodes) == 1 else "them"

@@ -23,12 +23,12 @@ from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Gathering, Member
 from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.hosts.survey import Survey, address_that_others_use, await_names
-from mtrain.jobs.place import Where
 from mtrain.jobs.plan import means
 from mtrain.jobs.plan.machine import here
 from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.preflight import checks, findings
 from mtrain.jobs.preflight.findings import Finding
+from mtrain.jobs.resume.find import Where
 from mtrain.jobs.run.attempt import Limits
 from mtrain.jobs.run.request_files import write_folder
 from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING, Result
@@ -237,7 +237,7 @@ class Leader:
     def _required_with(self, members: Mapping[int, Member], come: Member) -> list[dict[str, Any]]:
         """Return the requirements on all hosts where those that are missing are like one that has come."""
         survey = self._survey(self._nodes(), {**members, come.node: come}, like=come)
-        return self._requirements(self._plan(survey, Where(run_dir=self.brief.base / self.brief.name, checkpoint=None)))
+        return self._requirements(self._plan(survey, Where(self.brief.base / self.brief.name, None)))
 
     def _requirements(self, plan: Plan) -> list[dict[str, Any]]:
         return checks.requirements(self.brief.job, plan, cwd=self.brief.cwd, is_script=self.brief.mode == "script")
@@ -255,7 +255,7 @@ class Leader:
     def _plan(self, survey: Survey, where: Where) -> Plan:
         machine = survey.machine(here(self.brief.loaded), interface=self.brief.spec.cluster.interface)
         return make_plan(
-            self.brief.loaded, run_dir=where.run_dir, resume=where.checkpoint, machine=machine, mode=self.brief.mode
+            self.brief.loaded, run_dir=where.run, resume=where.checkpoint, machine=machine, mode=self.brief.mode
         )
 
     def _write_folder(self, plan: Plan) -> Mapping[str, str]:
@@ -266,7 +266,7 @@ class Leader:
         return files
 
     def _replan(self, plan: Plan, checkpoint: Path | None, nodes: Sequence[int]) -> Plan:
-        where = Where(run_dir=plan.run_dir, checkpoint=checkpoint or self._start_from())
+        where = Where(plan.run_dir, checkpoint or self._start_from())
         return self._plan(self._survey(nodes), where)
 
     def _survey(
@@ -309,7 +309,7 @@ class Leader:
             answer = ask(self._members, first, "resume", timeout_s=timeout_s, own_node=first, **place)
             messages.show_warnings([(self._members[first].label, answer)], self.display.note)
             checkpoint = Path(answer["checkpoint"]) if answer["checkpoint"] else None
-            return Where(run_dir=Path(answer["run"]), checkpoint=checkpoint)
+            return Where(Path(answer["run"]), checkpoint)
         answers = ask_all(
             [member.channel for member in self._members.values()], "names", timeout_s=ASK_S, base=base, name=name
         )
@@ -317,7 +317,7 @@ class Leader:
         names_there = {each for answer in answers for each in answer.get("names", ())}
         names_here = runfolder.names_like(self.brief.base, name)
         free = runfolder.free_name(name, {*names_there, *names_here})
-        return Where(run_dir=self.brief.base / free, checkpoint=self._start_from())
+        return Where(self.brief.base / free, self._start_from())
 
     def _start_from(self) -> Path | None:
         return None if self.brief.start_from is None else self.brief.start_from.absolute()

@@ -59,24 +59,15 @@ def listening_socket(party: Party, *, note: Callable[[str], None], timeout_s: fl
             f"--ips {','.join(party.hosts)}: {first} is no address of this machine, on which the first host of the job was "
             "started; correct --ips, or --node-rank"
         )
-    listening = socket.socket(_family(address))
-    # Without it, the port would count as taken for a while after the job before (TIME_WAIT).
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((address, party.port))
-        listening.listen(64)
+        listening = placement.listen_at(address, party.port, backlog=64)
     except OSError as error:
-        listening.close()
         raise UsageError(
             f"cluster.control_port: the hosts cannot meet at port {party.port} of {address}: {error.strerror or error}; give "
             "another --control-port on all hosts, or end what listens there"
         ) from error
     listening.settimeout(0.0)
     return listening
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class Listener:
@@ -166,7 +157,7 @@ class Listener:
 
     async def _reach_in_turn(self, host: str) -> None:
         for address in await self._look_up(host):
-            connection = socket.socket(_family(address))
+            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             connection.settimeout(0.0)
             try:
                 source = source_for(self._party.first, address)

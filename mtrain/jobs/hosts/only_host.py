@@ -8,11 +8,11 @@ from typing import IO
 from mtrain.jobs import place
 from mtrain.jobs.brief import CHECKED, Brief
 from mtrain.jobs.hosts.this_host import run_plan
-from mtrain.jobs.place import Where
 from mtrain.jobs.plan import micro_batch
 from mtrain.jobs.plan.means import own_node
 from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.preflight import job_checks
+from mtrain.jobs.resume.find import Where
 from mtrain.jobs.run.supervisor import Result
 from mtrain.spec.config import Loaded
 
@@ -42,7 +42,7 @@ class OnlyHost:
 
     def plan(self, where: Where) -> Plan:
         """Return the plan of the job."""
-        return make_plan(self.brief.loaded, run_dir=where.run_dir, resume=where.checkpoint, mode=self.brief.mode)
+        return make_plan(self.brief.loaded, run_dir=where.run, resume=where.checkpoint, mode=self.brief.mode)
 
     def check(self, plan: Plan) -> None:
         """Refuse a job that cannot succeed; what the user should know becomes notes, since there is no display yet."""
@@ -64,7 +64,7 @@ class OnlyHost:
 
     def run(self, plan: Plan, where: Where) -> Result:
         """Run the plan to its end."""
-        notes = [*self.brief.notes, f"run folder: {where.run_dir}"]
+        notes = [*self.brief.notes, f"run folder: {where.run}"]
         if self.brief.resume is not None and where.checkpoint is not None:
             notes.append(f"goes on from {where.checkpoint}")
-        return run_plan(replace(self.brief, notes=notes), plan, stream=self.stream, holds_folder=where.held)
+        return run_plan(replace(self.brief, notes=notes), plan, stream=self.stream, holds_folder=where.is_held)

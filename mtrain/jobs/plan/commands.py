@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.core.interfaces import Cluster, Command, Host, HostedJob, Launcher
+from mtrain.core.interfaces import Command, Host, HostedJob, Launcher
 from mtrain.jobs.plan import elastic
 from mtrain.jobs.plan.host_ranks import address_of
 from mtrain.jobs.plan.machine import Machine
@@ -49,6 +49,7 @@ def launch_options(team: Team, machine: Machine, *, python: str) -> dict[str, An
         port = machine.free_port if alone and not machine.present else machine.meeting_port
     else:
         port = cluster.master_port
+    # Ranks of one host meet at its loopback address, which no firewall and no change of network reaches.
     own = placement.loopback_like(cluster.ips[0]) if cluster.ips else LOOPBACK
     interface = cluster.interface
     if interface is None:
@@ -66,11 +67,6 @@ def launch_options(team: Team, machine: Machine, *, python: str) -> dict[str, An
         "devices": team.devices.visible,
         "interface": interface,
     }
-
-
-def python_on_hosts(team: Team, machine: Machine) -> str:
-    """Return the path of the hosts' interpreter that has mtrain: the cluster's, else the path used here."""
-    return (None if team.cluster is None else team.cluster.python) or machine.python
 
 
 def commands_of(team: Team, machine: Machine, launcher: Launcher, words: Sequence[str]) -> list[Command]:
@@ -116,18 +112,9 @@ def hosted_job_of(team: Team, machine: Machine, *, python: str) -> HostedJob | N
     )
 
 
-def brought_by(cluster: Cluster | None, job: HostedJob | None) -> list[Sequence[str]]:
-    """Return the cluster's command for each host."""
-    if cluster is None or job is None:
-        return []
-    return [cluster.command(node, job) for node in range(len(job.hosts))]
-
-
 def place(command: Command, team: Team, machine: Machine) -> Command:
-    """Return the command without the name of this machine's network interface if it is for another host.
-
-    The interface may have another name there. One that the spec sets is kept.
-    """
+    """Return the command without the name of this machine's network interface if it is for another host."""
+    # The interface may have another name there, and its agent finds it out. One that the spec sets is kept.
     mine = {address for _, address in machine.addresses}
     if len(team.hosts) == 1 or team.spec.cluster.interface is not None or command.host in mine:
         return command

@@ -132,8 +132,7 @@ def check_every_number(
 ) -> None:
     """Refuse, before anything is started, a job whose launcher could not start it on fewer hosts.
 
-    All commands of every number of hosts would be a million for 1,000 hosts. What a launcher refuses are numbers of ranks, so
-    of each number of hosts it is asked for the first one with each number of ranks, and once for the same numbers.
+    Of each number of hosts it is asked for the first one with each number of ranks, and once for the same numbers.
 
     Args:
         hosts: All hosts of the job.
@@ -144,6 +143,7 @@ def check_every_number(
     Raises:
         SpecError: the launcher refuses some number of hosts; the message says which.
     """
+    # All commands of every number of hosts would be a million for 1,000 hosts. What a launcher refuses are numbers of ranks.
     own, seen = [host.slots for host in hosts], set[tuple[int, ...]]()
     are_alike = len(set(own)) == 1
     for count in range(len(hosts), fewest - 1, -1):

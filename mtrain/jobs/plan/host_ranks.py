@@ -53,6 +53,7 @@ def with_hosts(spec: Spec, hosts: Sequence[str]) -> Spec:
 
 def all_hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> list[Host]:
     """Return the hosts of the job with their numbers of ranks; ``single``: the backend trains in one process."""
+    # Of a host named twice, nothing could tell which of the two an agent there is.
     cluster = spec.cluster
     addresses = cluster.ips or [LOOPBACK]
     repeated = sorted(address for address, times in Counter(addresses).items() if times > 1)

@@ -90,6 +90,7 @@ def launcher_of(job: Resolved) -> tuple[str, type[Launcher]]:
     entries = registry.usable("launchers")
     names = [entry.name for entry in sorted(entries, key=lambda entry: not entry.is_own)]
     broken: list[str] = []
+    # mtrain's own come first, so that installing a plugin changes no job; those that ask to be last are tried last.
     for automatic, name in itertools.product((True, False), names):
         try:
             launcher = with_defaults(registry.load("launchers", name), Launcher)
@@ -116,6 +117,7 @@ def made_launcher(name: str, launcher_class: type[Launcher], facts: Mapping[str,
         SpecError: ``launcher.options`` has a key that the launcher does not know, or that the plan sets.
     """
     own_options = {**job.registry.defaults("launchers", name).options, **job.spec.launcher.options}
+    # A launcher with another address or port than the plan's would start ranks that never meet.
     reserved = sorted(own_options.keys() & LaunchOptions.model_fields.keys())
     if reserved:
         raise SpecError(

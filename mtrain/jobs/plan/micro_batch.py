@@ -65,6 +65,7 @@ def grown(share: int, measure: Callable[[int], int | None], *, budget: Callable[
     measured: dict[int, int] = {}
     too_large = None
     for number, micro in enumerate(_trials(divisors(share))):
+        # A trial that runs out of memory may take other processes of the host with it, so none is started that is expected to.
         expected = expectation(measured, micro)
         too_much = expected is not None and expected > budget()
         needed = None if too_much else measure(micro)
@@ -105,6 +106,7 @@ def expectation(measured: Mapping[int, int], micro: int) -> float | None:
     if len(measured) < 2:
         return None
     low, high = sorted(measured)[-2:]
+    # A slope below 0 is an error of measurement, with which any micro batch would seem to fit.
     slope = max(measured[high] - measured[low], 0) / (high - low)
     return measured[high] + slope * (micro - high)
 

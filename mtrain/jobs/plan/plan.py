@@ -135,11 +135,15 @@ def make_plan(
     team = team_of(loaded, machine)
     own_code = own_code_of(loaded, framework=team.backend.framework)
     recipe = _recipe(loaded, team, mode=mode)
-    python = commands.python_on_hosts(team, machine)
+    # The cluster may know where the hosts' interpreter is that has mtrain; else it has the path that it has here.
+    python = (None if team.cluster is None else team.cluster.python) or machine.python
     facts = commands.launch_options(team, machine, python=python)
     launcher = means.made_launcher(team.launcher_name, team.launcher_class, facts, loaded.job)
     words = commands.rank_words(loaded, run_dir=run_dir, resume=resume, mode=mode)
     hosted_job = commands.hosted_job_of(team, machine, python=python)
+    brought: list[Sequence[str]] = []
+    if team.cluster is not None and hosted_job is not None:
+        brought = [team.cluster.command(node, hosted_job) for node in range(len(hosted_job.hosts))]
     metrics = MetricsPlace.of(team.spec, mode)
     return Plan(
         title=title_of(loaded, name=run_dir.name),
@@ -154,7 +158,7 @@ def make_plan(
         cluster_name="" if team.cluster is None else team.spec.cluster.name,
         cluster=team.cluster,
         hosted_job=hosted_job,
-        brought=commands.brought_by(team.cluster, hosted_job),
+        brought=brought,
         max_restarts=team.spec.cluster.max_restarts,
         log_dir=Path(team.spec.cluster.log_dir).absolute() if team.spec.cluster.log_dir else None,
         log_bytes=None if team.spec.report.log_mb is None else team.spec.report.log_mb << 20,
@@ -202,6 +206,7 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
         _check_precision(loaded)
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
+    # A mesh is checked before the backend's own rules, whose messages take for granted that its groups exist.
     meshes.check_backend(spec, takes_meshes=team.backend.takes_meshes)
     meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)

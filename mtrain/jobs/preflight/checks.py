@@ -51,6 +51,7 @@ def preflight(
         else:
             hosts.append(HostFacts(index=index, required=required[index], facts=answer["facts"]))
             host_channels.append(channel)
+    # Both ask all hosts once more, and what they find out is compared together with the facts.
     between = _between(hosts, host_channels, now)
     _compare_data(hosts, host_channels)
     compared = [*compare(hosts), *between]
@@ -130,9 +131,11 @@ def _compare_data(hosts: Sequence[HostFacts], channels: Sequence[Channel]) -> No
     usual = reference(listed, digests_of)
     words: dict[Hashable, str] = {}
     for host in listed:
-        bucket = _first_bucket(usual.facts["data"]["digests"], host.facts["data"]["digests"])
+        both_digests = zip(usual.facts["data"]["digests"], host.facts["data"]["digests"], strict=True)
+        bucket = next((number for number, (one, other) in enumerate(both_digests) if one != other), None)
         if bucket is None:
             continue
+        # Hosts with the same data have the same first difference, and hundreds may share a copy that is old.
         if digests_of(host) in words:
             host.first_difference = words[digests_of(host)]
             continue
@@ -143,11 +146,6 @@ def _compare_data(hosts: Sequence[HostFacts], channels: Sequence[Channel]) -> No
         difference = first_difference([tuple(each) for each in expected], [tuple(each) for each in actual])
         if difference is not None:
             host.first_difference = words[digests_of(host)] = _in_words(*difference)
-
-
-def _first_bucket(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Return the number of the first bucket whose digests differ, or None."""
-    return next((number for number, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
 
 
 def _in_words(name: str, expected: int | None, actual: int | None) -> str:

@@ -1,6 +1,5 @@
 """Compare the facts of all hosts: one finding for each problem, and one for each check without problems."""
 
-import ipaddress
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.preflight.partners import partners
 from mtrain.spec import remedies
 from mtrain.spec.hostnames import FEW
-from mtrain.system.placement import is_address
+from mtrain.system.placement import is_address, is_link_local, is_loopback
 
 SKEW_S = 2.0
 """Largest accepted difference between clocks, in seconds. A larger one confuses logs and the order of checkpoints."""
@@ -56,8 +55,8 @@ class HostFacts:
 
         None: the address in the spec is not this host's.
         """
-        candidates = [each for each in self.addresses_of(self.address) if each in self.own or _is_loopback(each)]
-        return min(candidates, key=_is_loopback, default=None)
+        candidates = [each for each in self.addresses_of(self.address) if each in self.own or is_loopback(each)]
+        return min(candidates, key=is_loopback, default=None)
 
     def addresses_of(self, name: str) -> list[str]:
         """Return the addresses that a name has on this host."""
@@ -88,7 +87,7 @@ def _warning(check: str, host: HostFacts, text: str, remedy: str) -> Finding:
 # ---------------------------------------------------------------------------------------------------- addresses, clocks
 def _addresses(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     # If every host has a loopback address, all of them are meant to be on this machine, which is a trial.
-    one_machine = all(_is_loopback(host.meeting_address or "::") for host in hosts)
+    one_machine = all(is_loopback(host.meeting_address or "::") for host in hosts)
     problems = [problem for host in hosts if (problem := _own_address(host, one_machine=one_machine))]
     if not one_machine:
         problems += [
@@ -114,19 +113,18 @@ def _twins(hosts: Sequence[HostFacts]) -> list[tuple[HostFacts, HostFacts]]:
 
 
 def _address_in_words(host: HostFacts) -> str:
-    """Word where a host is reached.
-
-    Debian and Ubuntu map a host's own name to 127.0.1.1, which no other host can use; that it is not used is worded,
-    too.
-    """
+    """Word where a host is reached, and which address is not used though its own name says so."""
+    # Debian and Ubuntu map a host's own name to 127.0.1.1, which no other host can use.
     name, address = host.facts["host"], host.meeting_address or ""
-    unused = [each for each in host.addresses_of(name) if _is_loopback(each)]
+    unused = [each for each in host.addresses_of(name) if is_loopback(each)]
     return f"{name} {host.own.get(address, address)}" + (f" (not {unused[0]}, as its own name says)" if unused else "")
 
 
 def _own_address(host: HostFacts, *, one_machine: bool) -> Finding | None:
     """Return a problem unless the host's address in the spec is its own, and one that the others can use."""
-    mine = ", ".join(f"{address} ({name})" for address, name in host.own.items() if not _is_local(address)) or "none"
+    # Nobody would put a loopback or link-local address into the spec, so a message names the others.
+    usable = {each: name for each, name in host.own.items() if not (is_loopback(each) or is_link_local(each))}
+    mine = ", ".join(f"{address} ({name})" for address, name in usable.items()) or "none"
     addresses = host.addresses_of(host.address)
     if not addresses:
         remedy = "give its address in cluster.ips, or enter the name in its /etc/hosts"
@@ -136,7 +134,7 @@ def _own_address(host: HostFacts, *, one_machine: bool) -> Finding | None:
     if host.meeting_address is None:
         text = f"{host.address} is no address of this host; it has {mine}"
         return _bad("address", host, text, "correct cluster.ips")
-    if not one_machine and _is_loopback(host.meeting_address):
+    if not one_machine and is_loopback(host.meeting_address):
         text = (
             f"{host.address} means {host.meeting_address} on that host itself, where no other host reaches it; it has "
             f"{mine}"
@@ -153,7 +151,7 @@ def _name_of_other(host: HostFacts, other: HostFacts) -> Finding | None:
     if not addresses:
         text = f"does not know the name {other.address}{_describe_wait(host)}"
         return _bad("address", host, text, "give addresses in cluster.ips, or enter the name in its /etc/hosts")
-    if not set(addresses) & {address for address in other.own if not _is_loopback(address)}:
+    if not set(addresses) & {address for address in other.own if not is_loopback(address)}:
         text = f"takes {other.address} for {', '.join(addresses)}, which is no address of that host"
         return _bad("address", host, text, "give addresses in cluster.ips, or correct its /etc/hosts")
     return None
@@ -165,21 +163,12 @@ def _describe_wait(host: HostFacts) -> str:
     return "" if waited_s is None else f", also not within {waited_s} s"
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _is_local(address: str) -> bool:
-    """Return whether an address is loopback or link-local, which no user would put into the spec."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    return parsed.is_loopback or parsed.is_link_local
-
-
 def _clocks(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     """Compare clocks with the first host's, counting only differences that the round trip cannot explain."""
     first = hosts[0]
     problems = []
     for host in hosts[1:]:
+        # Answers take their time, so each difference is known within bounds. Only what is certain counts.
         low, high = host.skew_s[0] - first.skew_s[1], host.skew_s[1] - first.skew_s[0]
         certain = low if low > 0 else -high if high < 0 else 0.0
         if certain > SKEW_S:
@@ -203,6 +192,7 @@ def _pythons(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     for host in usable:
         version = host.facts["python"]["python"]
         if version != expected:
+            # Another minor release may lack what code of plugins needs; patch releases only mend.
             near = version.split(".")[:2] == expected.split(".")[:2]
             text = f"{host.facts['python']['executable']} is Python {version}, expected {expected} as on {usual.label}"
             problems.append((_warning if near else _bad)("python", host, text, REMEDY))
@@ -246,6 +236,7 @@ def _packages(hosts: Sequence[HostFacts]) -> list[Finding] | str:
     usable = _with_python(hosts)
     if not usable:
         return ""
+    # What the backend imports must be the same on all hosts, or ranks may not even meet.
     for name in usable[0].required["modules"]:
         expected = majority.reference(usable, lambda host: host.facts["python"]["modules"][name] or "")  # noqa: B023
         for host in usable:
@@ -259,6 +250,7 @@ def _packages(hosts: Sequence[HostFacts]) -> list[Finding] | str:
                     f"{expected.label}"
                 )
                 problems.append(_bad("packages", host, text, REMEDY))
+    # What reporters and readers of data import may differ: only rank 0, or each rank by itself, uses it.
     for host in usable:
         for name, remedy in host.required.get("plugin_modules", {}).items():
             if host.facts["python"]["modules"][name] is None:
@@ -388,6 +380,7 @@ def _devices(hosts: Sequence[HostFacts]) -> list[Finding] | str:
         elif needed and host.facts["shm"].get("total", SHM_BYTES) < SHM_BYTES:
             text = f"/dev/shm holds {_size(host.facts['shm']['total'])}, NCCL may need {_size(SHM_BYTES)}"  # noqa: S108 - named only
             problems.append(_warning("devices", host, text, "enlarge it, in a container with --shm-size=1g"))
+    # A step ends with its slowest rank.
     kinds = {tuple(sorted(set(host.facts["devices"]["models"]))) for host in hosts}
     if problems:
         return problems

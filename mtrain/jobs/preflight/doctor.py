@@ -102,6 +102,7 @@ class _Examination:
     def run(self) -> Checkup:
         self._check_this_host()
         code = self._check_hosts() if self._hosts else 0
+        # Where hosts do not reach one another, each all-reduce would only wait for its time to pass.
         if code == 0 and not self._request.quick:
             for entry in self._entries():
                 code = self._run_all_reduce(entry)
@@ -175,7 +176,7 @@ class _Examination:
     def _spec(self) -> list[Finding]:
         """Return what keeps the spec from training here, in the words of ``mtrain train``."""
         try:
-            plan = make_plan(self._loaded, run_dir=place.locate(self._loaded, resume=None).run_dir)
+            plan = make_plan(self._loaded, run_dir=place.locate(self._loaded, resume=None).run)
             notes = job_checks.check(self._loaded.job, size=plan.size)
         except UsageError as error:
             return [Finding(check="spec", state="bad", text=line) for line in str(error).splitlines()]

@@ -136,6 +136,7 @@ def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dic
     ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
     """
     question: dict[str, Any] = {"packages": list(PACKAGES), "modules": list(modules), "code": "mtrain"}
+    # As a rule the agent runs in the interpreter of the ranks, and can look itself.
     if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
         return interpreter_probe.probe(**question)
     text = Path(interpreter_probe.__file__).read_text(encoding="utf-8")
@@ -165,19 +166,12 @@ def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dic
 # ------------------------------------------------------------------------------------------------- ports, disk, devices
 def _taken_by(address: str, port: int) -> str:
     """Return why no server can listen at ``port`` of ``address``, or "" if one can."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for bound_address in (
-        address,
-        "",
-    ):  # Some rendezvous servers listen at every address, whichever one they are given.
-        with socket.socket(family) as listener:
-            # Without this, a port would count as taken for a while after the job that used it has ended (TIME_WAIT).
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((bound_address, port))
-                listener.listen(1)
-            except OSError as error:
-                return _listener_at(port) or error.strerror or str(error)
+    # Some rendezvous servers listen at every address, whichever one they are given.
+    for each in (address, "::" if ":" in address else "0.0.0.0"):  # noqa: S104 - closed at once
+        try:
+            placement.listen_at(each, port).close()
+        except OSError as error:
+            return _listener_at(port) or error.strerror or str(error)
     return ""
 
 
@@ -193,6 +187,7 @@ def _listener_at(port: int) -> str:
 
 def _disk(path: Path) -> dict[str, Any]:
     """Return the free bytes of the disk on which a folder is or would be created, and whether it can be written."""
+    # The run folder is made later; it will be on the disk of the nearest folder above that exists.
     existing = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
     return {**_free(existing), "path": str(existing), "writable": os.access(existing, os.W_OK | os.X_OK)}
 
@@ -278,14 +273,7 @@ class Listeners:
         Raises:
             OSError: the address is none of this machine's.
         """
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.socket(family)
-        try:
-            listener.bind((address, 0))
-            listener.listen(64)
-        except OSError:
-            listener.close()
-            raise
+        listener = placement.listen_at(address, 0, backlog=64)
         word = secrets.token_hex(TOKEN_BYTES)
         self._open.append(listener)
         threading.Thread(target=_serve, args=(listener, word.encode()), daemon=True).start()
@@ -295,7 +283,7 @@ class Listeners:
         """Stop listening. Can be called twice."""
         for listener in self._open:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+                listener.shutdown(socket.SHUT_RDWR)  # Closing alone does not wake a thread that waits in accept.
             listener.close()
         self._open.clear()
 

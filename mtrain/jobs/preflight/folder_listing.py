@@ -50,8 +50,11 @@ class Listing:
         return [total.hexdigest()[:16] for total in totals]
 
     def bucket(self, number: int) -> list[tuple[str, int | None]]:
-        """Return the (name, size) of each file in one bucket; names are text that JSON can carry."""
-        return [(_sendable(name), size) for name, size in self.files if bucket_of(name) == number]
+        """Return the (name, size) of each file in one bucket; in names, bytes that are no UTF-8 are escaped, for JSON."""
+        files = [
+            (name.encode(errors="surrogateescape"), size) for name, size in self.files if bucket_of(name) == number
+        ]
+        return [(name.decode(errors="backslashreplace"), size) for name, size in files]
 
 
 def bucket_of(name: str) -> int:
@@ -134,8 +137,3 @@ def _size(entry: "os.DirEntry[str]") -> int:
         return entry.stat().st_size
     except OSError:
         return -1
-
-
-def _sendable(name: str) -> str:
-    """Return a file name in which bytes that are no UTF-8 are escaped."""
-    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

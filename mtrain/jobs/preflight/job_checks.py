@@ -67,16 +67,18 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
     if resumed is not None and not (resumed / MANIFEST).is_file():
         raise CheckpointError(f"{resumed}: no checkpoint on {os.uname().nodename}, where rank 0 is; copy it there")
     make_recipe(spec, size=size)
+    # What is missing in the interpreter would make the messages below misleading, so it is told first.
     interpreter.check(job)
     plugin_packages.check(job)
     _check_port(job)
     if training:
         _check_copies(spec)
         metrics.check(spec)
+    # Users' code may import a framework, which this process must not.
     if job.task.in_ranks:
         return _check_in_ranks(job, training=training, resumed=resumed)
     task = open_task(job, training=training)
-    task.verify()
+    task.verify()  # All unreadable images are named at once; a rank would fail at the first one, maybe hours later.
     scored = spec.evaluate.enabled or not training
     if scored:
         _check_score(spec, task.evaluator())
@@ -172,6 +174,7 @@ def _check_room(spec: Spec, resumed: Path | None, outline: SpecOutline) -> None:
         disk.check_room(resumed.parent, spec.checkpoint, each_bytes=size_of(resumed), existing_bytes=existing_bytes)
         return
     folder = Path(spec.report.dir)
+    # The size of the model takes a second to compute, and is not asked for where any model fits.
     if disk.free_bytes(folder) >= disk.AMPLE_BYTES:
         return
     each_bytes = checkpoint_bytes(spec, outline)

@@ -99,6 +99,7 @@ def libraries(
         remedy = "set backend.python to the interpreter of the ranks"
         return [Finding(check="libraries", state="bad", text=interpreter_facts["error"], remedy=remedy)]
     present = [module for module, provider in interpreter_facts["modules"].items() if provider is not None]
+    # An import of a framework takes seconds, and two frameworks in one process clash, so each has a process of its own.
     with ThreadPoolExecutor(max_workers=max(1, min(len(present), placement.usable_cores()))) as pool:
         findings_of = dict(
             zip(

@@ -10,10 +10,8 @@ T = TypeVar("T")
 
 
 def reference(items: Sequence[T], key: Callable[[T], Hashable]) -> T:
-    """Return the first of the items whose ``key`` is the most frequent one; of equally frequent keys the first counts.
-
-    Differences are told from what most hosts have, so that one odd host is named and not all others.
-    """
+    """Return the first of the items whose ``key`` is the most frequent one; of equally frequent keys the first counts."""
+    # Differences are told from what most hosts have, so that one odd host is named and not all others.
     counts = Counter(map(key, items))
     return max(items, key=lambda item: counts[key(item)])
 

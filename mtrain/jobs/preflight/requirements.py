@@ -89,13 +89,10 @@ def _ports(spec: Spec, plan: Plan, index: int) -> list[tuple[int, str]]:
 
 
 def _room(resume: Path | None, rule: CheckpointSpec) -> dict[str, int]:
-    """Return the free bytes of disk below which a host is refused ("least"), or is warned about ("plenty").
-
-    A job that goes on has checkpoints already, which rotate. Rank 0 writes new ones, and its host checks the room for them
-    itself; the others write records and logs.
-    """
+    """Return the free bytes of disk below which a host is refused ("least"), or is warned about ("plenty")."""
     if resume is None or not resume.is_dir():
         return {"least": LEAST_BYTES, "plenty": PLENTY_BYTES}
+    # A job that goes on has checkpoints already, which rotate, so a full disk need not be in its way.
     needed = disk.needed_bytes(rule, each_bytes=size_of(resume), existing_bytes=reusable_bytes(resume.parent))
     return {"least": max(needed, disk.RECORDS_BYTES), "plenty": PLENTY_BYTES}
 

@@ -129,6 +129,7 @@ def _check_moments(spec: Spec, saved: Mapping[str, Any], folder: Path, weights: 
             f"optimizer.rule: {spec.optimizer.rule} given, but {folder} holds the moments of another rule "
             f"({', '.join(saved_moments)}); go on with the rule it was trained with, {remedy}"
         )
+    # Patterns that are written otherwise may freeze the same parameters, so the parameters are compared.
     before = (saved.get("train") or {}).get("freeze", spec.train.freeze)
     if _frozen(weights, spec.train.freeze) != _frozen(weights, before):
         raise CheckpointError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint import store
 from mtrain.errors import CheckpointError
-from mtrain.jobs.resume.find import IF_ANY, Resume, find_resume
+from mtrain.jobs.resume.find import IF_ANY, Where, find_resume
 from mtrain.spec import outputs
 from mtrain.spec.addresses import is_address
 from mtrain.spec.files import MAX_OWN_BYTES, read_bytes
@@ -117,7 +117,7 @@ class Source:
         return CheckpointError(f"{self.label}: cannot be read: {error}")
 
 
-def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
+def restore_run(address: str, base: Path, *, best: bool = False) -> Where:
     """Restore a run from an address into ``base``: its newest intact copy, or with ``best`` that of the best score.
 
     A checkpoint that is in the run folder already is not fetched again. What is fetched is compared with its digests
@@ -145,7 +145,7 @@ def restore_run(address: str, base: Path, *, best: bool = False) -> Resume:
             raise CheckpointError(f"{source.copies.place.in_words}/{copy.name}: cannot be read: {error}") from error
         except OSError as error:
             raise CheckpointError(f"{folder.path}: cannot be written to: {error.strerror or error}") from error
-        return Resume(folder.path, checkpoint)
+        return Where(folder.path, checkpoint)
     raise CheckpointError(f"{source.label}: no intact copy of a checkpoint is there; see the warnings above")
 
 
@@ -227,7 +227,7 @@ def _download(place: StorageFolder, name: str, entry: FileDigest, path: Path) ->
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
-def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str | None) -> Resume:
+def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str | None) -> Where:
     """Find the run to resume and its newest intact checkpoint, on this host or at an address; see ``find_resume``.
 
     ``requested``: also an address. None and ``IF_ANY``: where ``copy_to`` has newer copies of the run than this host, or this
@@ -244,7 +244,7 @@ def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str |
     try:
         here = find_resume(requested, base=base, name=name)
     except CheckpointError as error:
-        here, missing = Resume(base / name, None), error
+        here, missing = Where(base / name, None), error
     try:
         source = Source.of(f"{copy_to}/{here.run.name}")
         run = source.find_run()
@@ -254,13 +254,14 @@ def fetch_resume(requested: str | None, *, base: Path, name: str, copy_to: str |
             here if run is None or not _is_newer(source, run, here) else restore_run(source.copies.place.address, base)
         )
     except CheckpointError as error:
+        # An address that is out of reach must not stop a job that can go on from this disk.
         if here.checkpoint is None:
             raise
         log.warning("copies are not looked at, the job goes on from what this host has: %s", error)
         return here
 
 
-def _is_newer(source: Source, run: str, here: Resume) -> bool:
+def _is_newer(source: Source, run: str, here: Where) -> bool:
     """Return whether there is a newer copy of the run ``run`` than this host has, which may have another run.
 
     Raises:
@@ -337,5 +338,5 @@ class TrainedWeights:
         return named
 
 
-def _restore_best(address: str) -> Resume:
+def _restore_best(address: str) -> Where:
     return restore_run(address, Path("runs"), best=True)

@@ -20,16 +20,18 @@ IF_ANY = "if-any"
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
-    """The run that a job continues, and the checkpoint that it starts from."""
+class Where:
+    """Where a job runs: the folder of its run, and the checkpoint that it starts from."""
 
     run: Path
-    """Run folder in which the job was started and goes on."""
+    """Run folder in which the job was started and goes on, or in which it begins."""
     checkpoint: Path | None
-    """None with ``IF_ANY``: there is no intact one, so the job begins."""
+    """None: the job begins; with ``IF_ANY``, because there is no intact one."""
+    is_held: bool = False
+    """Whether this process has locked the folder."""
 
 
-def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
+def find_resume(requested: str | None, *, base: Path, name: str) -> Where:
     """Find the run to resume and its newest intact checkpoint.
 
     Args:
@@ -40,18 +42,18 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
         CheckpointError: there is no intact checkpoint; every folder that was searched is named.
     """
     if requested == IF_ANY:
-        return Resume(base / name, store.newest(base / name / "checkpoints"))
+        return Where(base / name, store.newest(base / name / "checkpoints"))
     given = None if requested is None else runfolder.follow_latest(Path(requested))
     if given is not None and store.is_checkpoint(path := given):
         if problems := store.verify(path):
             raise CheckpointError(
                 f"--resume {requested}: {'; '.join(problems)}; give the run folder to use its newest intact one"
             )
-        return Resume(run_of(path), path)
+        return Where(run_of(path), path)
     runs = _runs_of(base, name) if given is None else [run_of(given)]
     for run in runs:
         if newest := store.newest(run / "checkpoints"):
-            return Resume(run, newest)
+            return Where(run, newest)
     if requested is not None:
         raise CheckpointError(f"--resume {requested}: {_nothing_in(runs[0], Path(requested))}")
     searched_folders = ", ".join(str(run / "checkpoints") for run in runs) or f"{base / name} (no such run)"
@@ -60,10 +62,8 @@ def find_resume(requested: str | None, *, base: Path, name: str) -> Resume:
     )
 
 
-def choose_under_lock(find: Callable[[], Resume], hold: Callable[[Path], object]) -> Resume:
+def choose_under_lock(find: Callable[[], Where], hold: Callable[[Path], object]) -> Where:
     """Return what ``find`` finds once the run folder is held, so that no other job writes or deletes a checkpoint then.
-
-    A job that was ending may have saved its last checkpoint, and deleted older ones, between the first look and the lock.
 
     Args:
         find: looks for the run and its checkpoint.
@@ -73,6 +73,7 @@ def choose_under_lock(find: Callable[[], Resume], hold: Callable[[Path], object]
         UsageError: another job runs in the folder.
         CheckpointError: there is no intact checkpoint.
     """
+    # A job that was ending may have saved its last checkpoint, and deleted older ones, between the first look and the lock.
     resume = find()
     held: set[Path] = set()
     while resume.run not in held:
@@ -86,8 +87,9 @@ def choose_under_lock(find: Callable[[], Resume], hold: Callable[[Path], object]
     return resume
 
 
-def _is_newest(resume: Resume) -> bool:
+def _is_newest(resume: Where) -> bool:
     """Return whether the checkpoint is still there and none is newer, which costs no digests."""
+    # Digests of checkpoints of many GiB take minutes, and ``find`` has checked them. A size that fits is enough here.
     whole = [path for path in store.list_all(resume.run / "checkpoints") if store.looks_whole(path)]
     if resume.checkpoint is None or not whole:
         return resume.checkpoint is None and not whole

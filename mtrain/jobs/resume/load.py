@@ -77,12 +77,14 @@ def load_spec(
     if chosen is None:
         return first or read_spec(None)
     shown = resume if is_address(resume) else str(chosen.folder)
+    # Another start may be on other hosts, whose addresses and ports are not those of the run.
     stale = _stale_facts(chosen, is_queued=is_queued)
     if first is None and config is None and not chosen.is_of_script:  # the spec of the run is read, with all its values
         values, unknown = _defaults_of(stale), ""
     else:
         chosen, unknown = _with_unknown(chosen, read_spec, first=first, shown=shown)
         values = {path: value for path, value in chosen.chosen_values().items() if path not in (*stale, *PLACE)}
+    # Below what is typed now and above the files, so that each choice of the run holds until somebody makes another.
     loaded = read_spec(RunValues(file=str(chosen.folder / "spec.yml"), values=values))
     _check_kind(loaded, chosen)
     if first is None:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from mtrain.errors import UsageError
 from mtrain.spec.hostnames import bracketed, is_named
+from mtrain.system import placement
 
 MAX_REQUESTS = 16
 """Largest number of requests that are answered at once; a further one ends the oldest of the address that has the most."""
@@ -33,14 +34,9 @@ def listening(address: str, port: int) -> socket.socket:
     Raises:
         UsageError: it cannot.
     """
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
-        # Without it, a port would count as taken for a while after the job that used it has ended (TIME_WAIT).
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(MAX_REQUESTS)
+        return placement.listen_at(address, port, backlog=MAX_REQUESTS)
     except OSError as error:
-        listener.close()
         shown = bracketed(address)
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
@@ -51,7 +47,6 @@ def listening(address: str, port: int) -> socket.socket:
             f"report.metrics_port: no server can listen at {shown}:{port}: {error.strerror or error}; correct "
             "report.metrics_address, or give another port"
         ) from error
-    return listener
 
 
 class MetricsServer:

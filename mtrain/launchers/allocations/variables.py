@@ -15,11 +15,11 @@ def number(environ: Mapping[str, str], *names: str) -> int | None:
 
 def evidence(environ: Mapping[str, str], *names: str) -> str:
     """Return the variables among ``names`` that are set, with their values, for a message."""
-    return ", ".join(f"{name}={_show_value(environ[name])}" for name in names if name in environ)
-
-
-def _show_value(value: str) -> str:
-    return value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}... ({len(value)} characters)"
+    values = {name: environ[name] for name in names if name in environ}
+    return ", ".join(
+        f"{name}={value if len(value) <= _MAX_SHOWN else f'{value[:_MAX_SHOWN]}... ({len(value)} characters)'}"
+        for name, value in values.items()
+    )
 
 
 def several_processes(
