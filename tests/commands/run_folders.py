@@ -18,7 +18,7 @@ def make_run(spec: str, name: str, *overrides: str) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "spec.json").write_text(config.resolved_json(loaded.spec))
     (folder / "spec.yml").write_text(yaml.safe_dump(dict(loaded.values)))
-    (folder / "chosen.json").write_text(json.dumps(choices.describe(loaded, framework="torch")))
+    (folder / "chosen.json").write_text(json.dumps(choices.describe(loaded, ())))
     saved = Saved(state=State(weights={}), progress=Progress(update=1), spec={})
     write(folder / "checkpoints/step-00000001", saved)
     return folder

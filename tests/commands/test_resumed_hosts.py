@@ -39,7 +39,7 @@ def started(folder: Path, *overrides: str) -> None:
     (run / "checkpoints").mkdir(parents=True)
     (run / "spec.json").write_text(config.resolved_json(loaded.spec))
     (run / "spec.yml").write_text(yaml.safe_dump(dict(loaded.values)))
-    (run / "chosen.json").write_text(json.dumps(choices.describe(loaded, framework="torch")))
+    (run / "chosen.json").write_text(json.dumps(choices.describe(loaded, ())))
     write(run / "checkpoints/step-00000001", Saved(state=State(weights={}), progress=Progress(update=1), spec={}))
 
 
@@ -107,7 +107,7 @@ def test_hosts_that_a_scheduler_gave_are_asked_for_anew(
     run = here / "runs/own"
     (run / "spec.json").write_text(config.resolved_json(first.spec))
     (run / "spec.yml").write_text(yaml.safe_dump(dict(first.values)))
-    (run / "chosen.json").write_text(json.dumps(choices.describe(first, framework="torch")))
+    (run / "chosen.json").write_text(json.dumps(choices.describe(first, ())))
     for name, value in allocation("b[3-4]", "8").items():
         monkeypatch.setenv(name, value)
     assert main(["plan", "--json", "--resume", "runs/own"]) == 0

@@ -39,7 +39,9 @@ def complete(loaded: "Loaded", environ: Mapping[str, str] | None = None) -> "Loa
     if allocation is None:
         if not cluster.ips:
             allocations.refuse_unread(environ, registry=loaded.registry)
-        _refuse_unnamed(loaded)
+            # What was typed is obeyed or refused, never ignored.
+            if cluster.nodes not in (None, 1) and loaded.origin(NODES).kind in TYPED and cluster.name == AUTO:
+                raise UsageError(f"{_with_origin(loaded, NODES)}: no host is named; give --ips HOST,HOST")
         return loaded
     if cluster.ips:
         return _with_place(loaded, allocation)
@@ -63,14 +65,6 @@ def complete_if_possible(loaded: "Loaded") -> "Loaded":
         return complete(loaded)
     except UsageError:
         return loaded
-
-
-def _refuse_unnamed(loaded: "Loaded") -> None:
-    """Refuse a number of hosts that was typed, where no host is named and no scheduler is asked for any."""
-    cluster = loaded.spec.cluster
-    wanted = cluster.nodes not in (None, 1) and loaded.origin(NODES).kind in TYPED
-    if wanted and not cluster.ips and cluster.name == AUTO:
-        raise UsageError(f"{_with_origin(loaded, NODES)}: no host is named; give --ips HOST,HOST")
 
 
 def _refusal(loaded: "Loaded", allocation: Allocation) -> str:

@@ -16,7 +16,7 @@ from mtrain.jobs.preflight.findings import merge_findings
 from mtrain.jobs.run.attempt import Attempt, Limits, note_request
 from mtrain.jobs.run.metrics import READ_S
 from mtrain.jobs.run.outcome import Outcome
-from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
+from mtrain.jobs.run.supervisor import FAILURES, Hosts, Result, supervise
 from mtrain.records.display import Display
 from mtrain.spec.hostnames import few
 from mtrain.system import job_secret, processes
@@ -30,7 +30,7 @@ AGAIN_S = 1.0
 
 
 @dataclass(kw_only=True)
-class ConnectedHosts:
+class ConnectedHosts(Hosts):
     """The hosts of a job, each with an agent, see ``supervisor.Hosts``."""
 
     members: dict[int, Member]
@@ -112,10 +112,6 @@ class ConnectedHosts:
             raise LaunchError(str(error)) from error
         messages.show_warnings([(self.members[0].label, answer)], self.display.note)
         return None if answer.get("checkpoint") is None else Path(answer["checkpoint"])
-
-    def change(self, outcome: Outcome) -> str:
-        """Return nothing: the hosts of this job do not change."""
-        return ""
 
     def restore(self, plan: Plan, outcome: Outcome) -> None:
         """Wait until every host is connected again, and prepare those that were lost.

@@ -112,22 +112,20 @@ def pack_files(files: Mapping[str, str]) -> dict[str, Any]:
     """Return files by name as values of a message, compressed where that makes them smaller."""
     # The spec of a job names all of its hosts, so what all hosts together receive grows with the square of their number.
     # Compressed, a host takes about three bytes of it.
-    return {name: _pack(text) for name, text in files.items()}
+    contents = {name: (text, text.encode("utf-8", "surrogateescape")) for name, text in files.items()}
+    return {
+        name: text
+        if len(content) < LEAST_BYTES
+        else {PACKED: base64.b64encode(zlib.compress(content, 9)).decode("ascii")}
+        for name, (text, content) in contents.items()
+    }
 
 
 def unpack_files(files: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files that ``pack_files`` has packed."""
-    return {name: _unpack(value) for name, value in files.items()}
-
-
-def _pack(text: str) -> Any:
-    content = text.encode("utf-8", "surrogateescape")
-    if len(content) < LEAST_BYTES:
-        return text
-    return {PACKED: base64.b64encode(zlib.compress(content, 9)).decode("ascii")}
-
-
-def _unpack(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return zlib.decompress(base64.b64decode(value[PACKED])).decode("utf-8", "surrogateescape")
+    return {
+        name: value
+        if isinstance(value, str)
+        else zlib.decompress(base64.b64decode(value[PACKED])).decode("utf-8", "surrogateescape")
+        for name, value in files.items()
+    }

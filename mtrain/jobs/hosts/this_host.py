@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mtrain.core.checkpoint import store
-from mtrain.jobs.brief import TRIAL, Brief
+from mtrain.jobs.brief import Brief
 from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan, make_plan
 from mtrain.jobs.run.attempt import Attempt, Limits
@@ -17,7 +17,7 @@ from mtrain.jobs.run.metrics import HostMetrics
 from mtrain.jobs.run.metrics_place import AttemptFacts
 from mtrain.jobs.run.outcome import Outcome
 from mtrain.jobs.run.request_files import write_folder
-from mtrain.jobs.run.supervisor import FAILURES, Result, supervise
+from mtrain.jobs.run.supervisor import FAILURES, Hosts, Result, supervise
 from mtrain.records.console import make_display
 from mtrain.records.display import Display
 from mtrain.spec import terminal
@@ -48,6 +48,7 @@ def run_job(
         LaunchError: the job could not be started.
         UsageError: a package of a plugin is missing.
     """
+    plugin_packages.check(loaded.job, is_script=loaded.script is not None)
     brief = Brief(loaded=loaded, mode=mode, name=run_dir.name, start_from=checkpoint, quiet=quiet)
     return run_plan(brief, make_plan(loaded, run_dir=run_dir, resume=checkpoint, mode=mode), stream=stream)
 
@@ -55,8 +56,6 @@ def run_job(
 def run_plan(brief: Brief, plan: Plan, *, stream: IO[str] | None, holds_folder: bool = False) -> Result:
     """Write the run folder, run the plan, and show its progress."""
     loaded, first = brief.loaded, plan.resume
-    if brief.mode != TRIAL:
-        plugin_packages.check(brief.job, is_script=loaded.script is not None)
     write_folder(loaded, plan)
     display = make_display(brief.display, title=plan.title, stream=stream)
     for note in (*loaded.notes, *brief.notes):
@@ -73,7 +72,7 @@ def run_plan(brief: Brief, plan: Plan, *, stream: IO[str] | None, holds_folder: 
 
 
 @dataclass(kw_only=True)
-class ThisHost:
+class ThisHost(Hosts):
     """The only host of a job, see ``supervisor.Hosts``."""
 
     display: Display
@@ -139,13 +138,6 @@ class ThisHost:
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint in the run folder."""
         return store.newest(self._run_folder.checkpoints)
-
-    def change(self, outcome: Outcome) -> str:
-        """Return nothing: the hosts of this job do not change."""
-        return ""
-
-    def restore(self, plan: Plan, outcome: Outcome) -> None:
-        """Nothing: this host cannot be lost."""
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt."""

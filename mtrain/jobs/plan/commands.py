@@ -25,17 +25,13 @@ def rank_words(loaded: Loaded, *, run_dir: Path, resume: Path | None, mode: str)
     is_program = "." in mode
     chosen_mode = ["--mode", mode] if mode != "train" and not is_program else []
     program = ["-m", mode] if is_program else ["-m", "mtrain.rank.worker"]
-    return [*program, "--run-dir", str(run_dir), *chosen_mode, *resumed, *script_words(loaded)]
-
-
-def script_words(loaded: Loaded) -> list[str]:
-    """Return the arguments of a rank that name the user's script; none for other jobs."""
+    words = [*program, "--run-dir", str(run_dir), *chosen_mode, *resumed]
     script = loaded.script
     if script is None:
-        return []
+        return words
     outside_paths = ["--outside-paths", ",".join(script.outside_paths)] if script.outside_paths else []
     trial = [] if script.trial is None else ["--trial", script.trial.text()]
-    return ["--script-digest", script.digest, *outside_paths, *trial, "--", str(script.path), *script.arguments]
+    return [*words, "--script-digest", script.digest, *outside_paths, *trial, "--", str(script.path), *script.arguments]
 
 
 def launch_options(team: Team, machine: Machine, *, python: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mtrain.jobs.plan import rows as plan_rows
 from mtrain.jobs.plan.machine import Machine, here
 from mtrain.jobs.plan.team import Team, team_of
 from mtrain.jobs.run.metrics_place import MetricsPlace
-from mtrain.jobs.run.own_code import files_of, own_code_of
+from mtrain.jobs.run.own_code import own_code_of
 from mtrain.spec.config import Loaded, ScriptCall
 from mtrain.spec.model import Spec
 from mtrain.spec.references import Reference
@@ -134,6 +134,8 @@ def make_plan(
     machine = machine or here(loaded)
     team = team_of(loaded, machine)
     own_code = own_code_of(loaded, framework=team.backend.framework)
+    files = {} if loaded.script is None else {"the script": str(loaded.script.path)}
+    files |= {key: str(reference.file) for key, reference in own_code.items() if reference.file is not None}
     recipe = _recipe(loaded, team, mode=mode)
     # The cluster may know where the hosts' interpreter is that has mtrain; else it has the path that it has here.
     python = (None if team.cluster is None else team.cluster.python) or machine.python
@@ -162,7 +164,7 @@ def make_plan(
         max_restarts=team.spec.cluster.max_restarts,
         log_dir=Path(team.spec.cluster.log_dir).absolute() if team.spec.cluster.log_dir else None,
         log_bytes=None if team.spec.report.log_mb is None else team.spec.report.log_mb << 20,
-        files=files_of(loaded, own_code),
+        files=files,
         own_code=tuple(own_code.values()),
         numbers={key: reference.words for key, reference in own_code.items()}
         | plan_rows.rows_of(loaded, team, recipe, threads=facts["threads"])
@@ -190,7 +192,10 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
     """
     spec, size = team.spec, team.size
     if loaded.script is not None:
-        recipe = make_recipe(_sized_for(spec, spec.cluster.shards or size), size=size)
+        # A script names its own batch when it runs; one that divides into the shards stands for it here.
+        batch = {"batch_size": spec.cluster.shards or size, "accumulate": 1}
+        sized = spec.model_copy(update={"train": spec.train.model_copy(update=batch)})
+        recipe = make_recipe(sized, size=size)
         # What the script's own loss needs of all shards is refused when it asks for it, see ``rank.script.in_turn``.
         elastic.check_passes(recipe, size=size, model=loaded.script.path.name, spans_ranks=False)
         _check_script(spec)
@@ -204,22 +209,16 @@ def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:
     if loaded.script is None and mode in ("train", "compare"):
         model = loaded.job.model_class if recipe.shards is not None else None
         elastic.check_passes(recipe, size=size, model=spec.model.name, spans_ranks=bool(model and model.spans_ranks))
-        _check_precision(loaded)
+        if spec.train.precision == "fp64" and not loaded.job.model_class.float64:
+            raise SpecError(
+                f"train.precision: fp64 given, but the loss of {spec.model.name} is computed in float32; use fp32"
+            )
         total_updates(spec, 1)  # The result is not used: this raises if the spec sets no length.
     # A mesh is checked before the backend's own rules, whose messages take for granted that its groups exist.
     meshes.check_backend(spec, takes_meshes=team.backend.takes_meshes)
     meshes.check_hosts(recipe, [host.slots for host in team.hosts])
     team.backend.check(recipe, size=size, on_cpu=team.devices.on_cpu)
     return recipe
-
-
-def _check_precision(loaded: Loaded) -> None:
-    """Refuse to train a model in float64 whose losses have none."""
-    spec = loaded.spec
-    if spec.train.precision == "fp64" and not loaded.job.model_class.float64:
-        raise SpecError(
-            f"train.precision: fp64 given, but the loss of {spec.model.name} is computed in float32; use fp32"
-        )
 
 
 def _check_script(spec: Spec) -> None:
@@ -238,12 +237,6 @@ def _check_script(spec: Spec) -> None:
         )
     if spec.train.prune is not None:
         raise SpecError("train.prune: given for a script, whose own loop decides the updates; leave it out")
-
-
-def _sized_for(spec: Spec, shards: int) -> Spec:
-    """Return the spec with a batch that divides into ``shards``: a script names its own batch when it runs."""
-    train = spec.train.model_copy(update={"batch_size": shards, "accumulate": 1})
-    return spec.model_copy(update={"train": train})
 
 
 WRITTEN_OUT = 8

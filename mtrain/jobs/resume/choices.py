@@ -59,11 +59,11 @@ class Chosen:
         return {path: value_at(self.values, path) for path in self.paths if path not in NOT_TAKEN}
 
 
-def describe(loaded: "Loaded", *, framework: str) -> dict[str, Any]:
-    """Return the choices of a job for the file ``CHOSEN`` of its run folder, which ``read`` reads back."""
-    from mtrain.jobs.run.own_code import files_of, own_code_of
+def describe(loaded: "Loaded", files: Iterable[str]) -> dict[str, Any]:
+    """Return the choices of a job for the file ``CHOSEN`` of its run folder, which ``read`` reads back.
 
-    files = files_of(loaded, own_code_of(loaded, framework=framework)).values()
+    ``files``: those of the user's own code.
+    """
     return {
         "paths": list(chosen_paths(loaded)),
         "files": {file: digest for file in files if (digest := digest_of(Path(file))) is not None},

@@ -34,13 +34,14 @@ def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
     run = RunFolder(plan.run_dir, plan.log_dir)
     texts = {
         **_spec_texts(loaded, run),
-        run.path / runfolder.CHOSEN: json_text(choices.describe(loaded, framework=loaded.job.backend.framework)),
+        run.path / runfolder.CHOSEN: json_text(choices.describe(loaded, plan.files.values())),
         run.path / "plan.txt": plan.text(),
         run.path / "plan.json": json_text(plan.as_json()),
     }
     # Rank 0 puts pending files (``spec.next.yml`` ...) in the place of the run's own once the checkpoint is restored, so a
     # job that is refused before changes nothing.
-    place = runfolder.pending if resumes(plan) else Path
+    is_resumed = plan.resume is not None and run.checkpoints in plan.resume.parents and run.spec_yml.exists()
+    place = runfolder.pending if is_resumed else Path
     texts = {place(path): text for path, text in texts.items()}
     runfolder.keep_private()
     run.make()
@@ -56,12 +57,6 @@ def write_spec(loaded: "Loaded", folder: Path) -> None:
         UsageError: the folder cannot be written to.
     """
     _write(_spec_texts(loaded, RunFolder(folder)), folder)
-
-
-def resumes(plan: Plan) -> bool:
-    """Return whether the job continues in the folder of the run that wrote its checkpoint."""
-    run = RunFolder(plan.run_dir)
-    return plan.resume is not None and run.checkpoints in plan.resume.parents and run.spec_yml.exists()
 
 
 def _write(texts: Mapping[Path, str], folder: Path) -> None:

@@ -68,15 +68,17 @@ class Hosts(Protocol):
     def change(self, outcome: Outcome) -> str:
         """Return why the job goes on with other hosts after this attempt, in words; "": it does not.
 
-        Such a restart is not one of those that ``cluster.max_restarts`` allows.
+        Such a restart is not one of those that ``cluster.max_restarts`` allows. By default, the hosts of a job do not change.
         """
+        return ""
 
     def restore(self, plan: Plan, outcome: Outcome) -> None:
-        """Make the hosts ready for another attempt; return early once somebody asks for the end of the job.
+        """Make the hosts ready for another attempt; return early once somebody asks for the end of the job. By default, they are.
 
         Raises:
             LaunchError: hosts that were lost did not come back.
         """
+        del plan, outcome
 
     def next_plan(self, plan: Plan, checkpoint: Path | None) -> Plan:
         """Return the plan of the next attempt, from a checkpoint; None: from the beginning."""
